@@ -1,4 +1,4 @@
-"""A hospital's limits on a lead's training script: `room` and `border` in the hospital's medsilo.yaml."""
+"""Define a hospital's limits on a lead's training script: `room` and `border` in the hospital's medsilo.yaml."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,7 +10,7 @@ from medsilo.core.section import Section
 Airlock = Literal["off", "wanted", "required"]
 MiB = 1 << 20
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
-# Prefixes of environment variables that can make a program load code, or that the isolated process itself sets
+# Prefixes of environment variables that can make a program load code, or that the isolated process sets.
 LOADERS = ("LD_", "PYTHON", "MEDSILO_", "PATH", "HOME", "TMPDIR")
 
 
