@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 class VolumeFolder(FolderTask):
     """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels are masks or classes.
 
-    Subclasses may override `listing_of`, which lists cases, `scan_of`, which reads images, and `mask_reader`, which
-    reads masks. Every volume is reoriented to LPS.
+    Subclasses may override the method `listing_of`, which lists cases, `scan_of`, which reads images, and
+    `mask_reader`, which reads masks. Every volume is reoriented to LPS.
 
-    If `target_spacing` is given, volumes are resampled to this spacing, and a segmentation trains on patches with the
+    If `target_spacing` is given, volumes are resampled to this spacing, and a segmentation trains on patches of the
     size `size`. If `target_spacing` is not given, volumes are resized to `size`.
 
     If `dimensions` is 2, every slice is a case, and lists with one number for each axis are in the order x, y. All
@@ -75,7 +75,6 @@ class VolumeFolder(FolderTask):
 
     @property
     def channels(self) -> int:
-        """Number of channels of a volume."""
         return len(self.modalities)
 
     @property
@@ -97,7 +96,7 @@ class VolumeFolder(FolderTask):
         return image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the images in a folder. If the site names the channels, they are put into the plan's order."""
+        """List the images in a folder, with their channels in the plan's order if the site names the channels."""
         if not isinstance(source.images, dict):
             return super().listing_of(source, folder)
         own = source.images
@@ -121,8 +120,8 @@ class VolumeFolder(FolderTask):
         return self.modalities
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the MONAI bundle configuration that reorients and resamples volumes. If slices are the cases, the axis
-        across slices is last.
+        """Return the MONAI bundle configuration that reorients and resamples volumes, with the axis across slices last
+        if slices are the cases.
         """
         turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
         rest = [] if self.axes == 3 else [0]
@@ -140,8 +139,8 @@ class VolumeFolder(FolderTask):
 
 
 class NiftiFolder(VolumeFolder):
-    """A task whose cases are volumes in NIfTI, MHA or NRRD files, or in folders that each contain one DICOM series. A
-    mask is a file with the same grid as its image.
+    """A task whose cases are volumes in NIfTI, MHA or NRRD files, or in folders that each contain one DICOM series, and
+    whose masks are files with the grid of their image.
     """
 
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"
