@@ -27,9 +27,9 @@ NEVER = -1e4  # output of the discriminant for a hospital that sent no sums of f
 class FeatureSums(nn.Module):
     """The sums of features over one hospital's cases, which this hospital sends.
 
-    The tensor `present` [sites] is 1 in the hospital's row, the tensor `means` [sites, features] contains the
-    hospital's mean features in the same row, and all other rows are 0. The tensor `products` [features, features]
-    contains the mean product of each two features.
+    The tensor `present` [sites] is 1 in the hospital's row and 0 in all other rows. The tensor `means` [sites,
+    features] contains the hospital's mean features in the hospital's row, and 0 in all other rows. The tensor
+    `products` [features, features] contains the mean product of each two features.
 
     The tensors have double precision, because the function `discriminant` subtracts large values that are nearly equal.
     """

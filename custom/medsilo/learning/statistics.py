@@ -33,8 +33,8 @@ class ChannelMoments:
 
     def add(self, values: Tensor) -> None:
         """The sums are of differences between a sample and a centre near the mean, so that single precision suffices.
-        The first centre is the mean of the first portion of samples, and after 2, 4, 8, ... portions the centre moves
-        to the mean of all samples so far.
+        The first centre is the mean of the first portion of samples. After 2, 4, 8, ... portions, the centre moves to
+        the mean of all samples so far.
 
         Args:
             values: [batch, channels, ...], or [batch, ..., channels] if `channels_last` is true.

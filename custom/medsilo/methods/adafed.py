@@ -205,8 +205,8 @@ class AdaFed(StatisticsMixture):
     """AdaFed in which each site measures its feature statistics with a pre-trained network f, and the mixing weights W
     follow from the statistics.
 
-    In phase "measure", which is one round without training, the server sends f to the sites, and each site returns the
-    statistics of the inputs of f's batch norm layers. In phase "train", site i receives ψ_i ← Σ_j w_ij ψ_j.
+    In phase "measure", which is one round without training, the server sends the network f to the sites. Each site then
+    returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"

@@ -276,8 +276,7 @@ class FedSM(ModelsAndSelector):
     """FedSM trains a global model, personal models that SoftPull mixes, and a selector together (Alg. 1).
 
     At the end, all networks are combined to one super model (Alg. 2). If the selector is confident that an image
-    resembles the images of a hospital, the personal model of this hospital predicts, and otherwise the global model
-    predicts.
+    resembles the images of a hospital, the hospital's personal model predicts, and otherwise the global model.
     """
 
     title = "FedSM"

@@ -95,7 +95,7 @@ def fold(
     """Update the mean m ← m + a (θ - m) for each site, where a is this site's fraction of the weights added so far.
 
     If `origin` is given, θ is the site's difference from `origin`. Each update uses the mean's data type, which has at
-    least single precision; double precision would hardly improve the mean, because the mean is rounded at the end. The
+    least single precision. Double precision would hardly improve the mean, because the mean is rounded at the end. The
     function adds all sites to one block of the mean before the next block, so that the block stays in the processor's
     cache.
     """

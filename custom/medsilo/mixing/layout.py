@@ -10,8 +10,8 @@ Tensors = Mapping[str, Tensor]
 # One number for all averaged tensors, or a number or a tensor of the same shape for the name of each averaged tensor.
 Numbers = float | Mapping[str, float | Tensor]
 
-# Number of values in a block, which fits into a processor's cache in double precision and is large enough to hide the
-# time of calling torch.
+# Number of values in a block: few enough for a processor's cache in double precision, and enough to hide the time of
+# calling torch.
 BLOCK = 1 << 18
 # number of columns that are read at once of every site, which is smaller for more sites
 WIDEST, NARROWEST = 16 << 10, 4 << 10

@@ -9,7 +9,7 @@ An aggregator exists as long as the study, and each round makes these calls:
 
 The aggregated tensors do not depend on the order of arrival, even in the last bit, because sums run over the sites in
 sorted order. Running sums have at least single precision. Integers and booleans are never averaged: a mean takes them
-from the first site in sorted order, and a personal model keeps its integers and booleans.
+from the first site in sorted order, and a personal model keeps them.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
 tensors. An aggregator does not change received or returned tensors either, and is not safe for calls from several

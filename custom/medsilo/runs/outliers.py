@@ -11,7 +11,7 @@ A site's update is an outlier in a round in each of these three cases:
 
 The tests of an update's length and weight need at least two other sites. The other sites agree if the mean cosine over
 pairs of their updates is above AGREE + DOUBT / pairs, because few pairs give an uncertain mean. A site is an outlier if
-its updates are outliers in at least FEWEST rounds, and in more than the fraction OFTEN of the site's rounds.
+its updates are outliers in at least FEWEST rounds, and in more than the fraction OFTEN of its rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +22,8 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# A function that returns the cosine, length or weight that makes a site's update an outlier in a round, or None if the
-# update is no outlier.
+# A function that returns the cosine, length or weight that makes a site's update an outlier in a round, or None for
+# other updates.
 Sign = Callable[[Round, str, str], float | None]
 
 

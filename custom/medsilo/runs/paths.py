@@ -57,7 +57,6 @@ SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
 # Names of a lead's request to a running job, and of its parameter.
-# names of the request for a study's progress, and of its parameter, a round after which rounds are sent
 PROGRESS, AFTER = "medsilo.progress", "after"
 CANCELS = "cancels"  # name of the request that announces a cancellation
 OUTCOME = "outcome"  # key of a failed job's metadata with the reason

@@ -1,7 +1,7 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code uses this module to format scores, so that a rounded score is always shown as a range, and a score has only as
-many digits as its number of cases justifies.
+All code uses this module to format scores. So a rounded score is always shown as a range, and a score has only as many
+digits as its number of cases justifies.
 """
 
 import math

@@ -64,8 +64,8 @@ class Amplitude(Section):
 class Perturbation(Section):
     """Weight perturbation, δ of HarmoFL's Eqs. 6 and 7.
 
-    A perturbed training step makes two passes over a batch: the first pass finds nearby weights where the loss is
-    higher, and the second pass computes the gradient at these weights.
+    The first of two passes over a batch finds nearby weights where the loss is higher, and the second pass computes the
+    gradient at these weights.
     """
 
     alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")

@@ -101,8 +101,8 @@ class Average:
 class Group:
     """Tensors that sites and the server exchange together, and that the server aggregates in the same way.
 
-    The server aggregates a phase's groups in the order in which the phase lists them, so a group's function `mix` may
-    use the aggregators of earlier groups, which are in `server.mixers`.
+    The server aggregates the groups of a phase in their order, so a group's function `mix` may use the aggregators of
+    earlier groups in `server.mixers`.
 
     >>> import torch
     >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")

@@ -2,7 +2,7 @@
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
 line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
-its entry is on disk, so a process that dies before the answer leaves has charged too much, never too little.
+its entry is on disk, so a process that dies in between has charged too much, never too little.
 
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
 the new key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder,
@@ -351,8 +351,8 @@ class Ledger:
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
         """Raise Refused if the ledger does not continue from a head that was sent to a server earlier.
 
-        The method ignores a head of another ledger, a head that an unknown key signed, and a head that is older than
-        the engineer's last acceptance of the ledger.
+        The method ignores a head of another ledger, a head that an unknown key signed, and a head before the engineer's
+        last acceptance of the ledger.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)

@@ -143,8 +143,8 @@ class QueryBudget:
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Record the patients of each part of the data, and return the parts whose scores must not leave the hospital.
 
-        Two groups of patients with disclosed scores must be equal or differ in at least `least` patients, because a
-        difference between their scores would otherwise disclose scores of few patients.
+        Two groups of patients with disclosed scores must be equal or differ in at least `least` patients. Otherwise,
+        the difference between two disclosed scores would disclose scores of few patients.
 
         Args:
             parts: the patient of each case, by part of the data (training, validation or test)
@@ -168,8 +168,8 @@ class QueryBudget:
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the numbers to disclose about a group of patients.
 
-        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned, so
-        that differences between disclosed numbers cannot isolate few patients.
+        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned. So
+        differences between disclosed numbers cannot isolate few patients.
 
         The caller must disclose no other number about this group of patients.
 
@@ -353,8 +353,8 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return the identifier of a data set: a hash of the lineage that all of its versions share, or of its folder, or
-    of the task.
+    """Return the identifier of a data set: a hash of the lineage that its versions share, or of its folder, or of the
+    task.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]

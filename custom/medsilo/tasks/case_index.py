@@ -291,8 +291,8 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
     """Map names of cases to the files that match a pattern.
 
-    The name of a case consists of the strings that the stars of the pattern match, so an image and its label have the
-    same name.
+    The strings that the stars of a pattern match make up the name of a case, so an image and its label have the same
+    name.
 
     A pattern that ends with a slash matches folders, of which each contains one DICOM series.
     """

@@ -13,7 +13,7 @@ Counts = dict[str, list[float]]  # maps names to the counts of one site, or to c
 Figures = dict[str, float | None]  # maps names to metrics of a whole test set, where None means undefined
 
 BY_PATIENT = "_by_patient"
-WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class
+WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class, by default with the weight 1
 # Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities in each bin.
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
 BROAD = 10  # number of bins in coarse histograms, which protect patients

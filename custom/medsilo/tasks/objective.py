@@ -157,8 +157,8 @@ def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[st
 def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
     """Return a weight for the score of each site, so that all structures count equally in the weighted mean.
 
-    The weighted mean of the sites' scores selects the best round, because each site sends only one score, the mean over
-    the structures that it annotated.
+    The weighted mean of the sites' scores selects the best round. Each site sends only one score, the mean over the
+    structures that the site annotated.
     """
     judged = judged_by(goal, absent)
     each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}

@@ -227,8 +227,8 @@ class DataSource(Section):
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
         """Return the labels that too few patients have, and that the site did not declare.
 
-        Cases with a rare label are left out, because the results of two plans, with and without this label, would
-        disclose that a patient has it.
+        Cases with a rare label are left out, because the test results of plans with and without this label would
+        disclose its patients.
 
         Args:
             patients: For each label, the patients who have the label.

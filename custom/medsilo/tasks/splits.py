@@ -203,8 +203,8 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     """Distribute samples to sites, where each class has proportions sampled from Dirichlet(alpha) (Yurochkin et al.
     2019).
 
-    If a site has fewer than `minimum` samples, the proportions are sampled again. If all attempts fail, the attempt
-    with the fewest missing samples is used, and random samples are moved from the largest sites to the smallest sites.
+    If a site has fewer than `minimum` samples, the proportions are sampled again. If all attempts fail, random samples
+    of the best attempt are moved from the largest sites to the smallest sites.
 
     A smaller alpha gives fewer classes at each site, and greater differences between the sizes of sites.
 

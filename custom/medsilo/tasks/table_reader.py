@@ -240,7 +240,7 @@ def _in_columns(path: Path) -> Read:
 
 
 def frame_of(path: Path) -> Any:
-    """Read a Stata, SAS or Excel file as a pandas data frame, in which a missing value is None."""
+    """Read a Stata, SAS or Excel file as a pandas data frame, in which missing values are None."""
     try:
         import pandas
 

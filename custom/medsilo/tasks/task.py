@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class Fold(Section):
-    """A cross-validation fold: a site's patients are divided into `of` groups of equal size, group `number` is tested,
-    and the next group is used for validation.
+    """A cross-validation fold, which divides a site's patients into `of` groups of equal size. Group `number` is
+    tested, and the next group is used for validation.
     """
 
     number: int = Field(ge=1, le=100, description="number of the part that is tested")

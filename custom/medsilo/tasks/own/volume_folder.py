@@ -139,8 +139,8 @@ class VolumeFolder(FolderTask):
 
 
 class NiftiFolder(VolumeFolder):
-    """A task whose cases are volumes in NIfTI, MHA or NRRD files, or in folders that each contain one DICOM series, and
-    whose masks are files with the grid of their image.
+    """A task whose cases are volumes in NIfTI, MHA or NRRD files, or in folders that each contain one DICOM series. A
+    mask is a file with the same grid as its image.
     """
 
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"

@@ -30,9 +30,7 @@ EVEN = 1000.0  # parameter of a Dirichlet distribution whose samples are almost 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A type of sensor, with a gain and an offset for each channel, noise, and a relative clock rate, where a negative
-    gain inverts the channel.
-    """
+    """A type of sensor, with a gain and an offset for each channel, where a negative gain inverts the channel."""
 
     gains: tuple[float, ...]
     offsets: tuple[float, ...]
