@@ -235,8 +235,8 @@ class Plan(Section):
 
     @property
     def has_threshold(self) -> bool:
-        """Return True if hospitals choose a threshold on validation cases, which they do not under a privacy promise
-        because each disclosed number costs privacy.
+        """Return True if hospitals choose a threshold on validation cases. Under a privacy promise, hospitals choose no
+        threshold, because each disclosed number costs privacy.
         """
         return self.task.goal.decides and self.privacy is None
 
@@ -262,7 +262,6 @@ class Plan(Section):
 
     @property
     def sealed(self) -> bool:
-        """Return True if hospitals mask their updates."""
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:

@@ -68,7 +68,7 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self._wrong: Tensor | None = None  # sum of the results of `_not_numbers` over one epoch's batches on a GPU
+        self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
         """The buffers `batches` and `frozen` stay on the CPU when the layer moves to a GPU, because reading a GPU's
@@ -81,7 +81,6 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images of the shape [B, *shape] to the same shape and data type."""
         self._check(images)
         learns = self.training and not self.frozen
         if not learns and not self.frozen and not self.batches:
@@ -107,8 +106,8 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
-        """Set the average amplitude A to the mean of the results of the method `amplitudes` over images. Privacy noise
-        may make values of this mean negative, and they become 0.
+        """Set the average amplitude A to a mean over images. Negative values, which privacy noise may cause, become
+        0.
         """
         self.amplitude.zero_()
         self.used.copy_((mean.clamp(min=0) * math.prod(self.size)).view(self.used.shape))
@@ -147,13 +146,13 @@ class AmplitudeNorm(nn.Module):
         self.used.copy_(kept)
 
     def _together(self, images: Tensor) -> int:
-        """Return the number of images whose spectra fit into a CPU's cache, so that this number can be transformed at
-        once.
-        """
+        """Return the number of images to transform at once, so that their spectra fit into a CPU's cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
-        """Apply HarmoFL's Eq. 4 to a spectrum F in place, where F / |F| = exp(j P) saves the computation of angles."""
+        """Apply HarmoFL's Eq. 4 to a spectrum F in place, with F / |F| instead of exp(j P), because angles would take
+        longer.
+        """
         for block in self.blocks:
             spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
         return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes)

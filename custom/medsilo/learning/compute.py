@@ -104,7 +104,7 @@ class Compute:
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-KNOWN = "known_marks"  # attribute of a tensor of labels on a GPU; its value is the marks of the cases
+KNOWN = "known_marks"  # name of the attribute for the cases' marks of a tensor of labels on a GPU
 BYTE = 8
 
 

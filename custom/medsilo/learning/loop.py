@@ -57,7 +57,7 @@ def batches(
 
 
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
-    """Yield batches on the site's device, where a GPU augments whole batches.
+    """Yield batches on the site's device, which augments whole batches if it is a GPU.
 
     Args:
         places: The indices of the cases in each batch.

@@ -56,9 +56,8 @@ def told_apart(
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
     """Yield the outputs and targets of each group of cases that have the same annotated labels.
 
-    For each group of cases, the function yields the outputs of the annotated labels [cases, labels, ...] at each
-    resolution, the targets, and the list of annotated labels. The targets of a group are indices into the list of
-    annotated labels.
+    The outputs have the shape [cases, labels, ...] at each resolution, and the targets are indices into the yielded
+    list of annotated labels.
 
     The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. The
     softmax of z_0' gives background p_0' = p_0 + Σ p_u, and does not change the other probabilities.

@@ -66,7 +66,6 @@ class PoissonSample:
 
 
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
-    """Load batches on the site's device; a data set in memory is indexed only once per batch."""
     if isinstance(dataset, TensorDataset):
         cases: Any = ForCard(dataset) if compute.on_card else dataset
         return (compute.moved(*cases[own]) for own in batches)

@@ -61,7 +61,6 @@ class ChannelMoments:
             self._move()
 
     def _move(self) -> None:
-        """Use the mean of all samples so far as the new centre of the sums."""
         centre = self.mean.to(self.centre.dtype)
         step = centre.double() - self.centre.double()
         self.squares += step * (self.count * step - 2 * self.sums)

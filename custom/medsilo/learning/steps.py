@@ -114,7 +114,6 @@ class GradientSum:
         self.total = [torch.zeros_like(parameter) for parameter in _weights(optimizer)]
 
     def collect(self, optimizer: Optimizer, closure: Closure) -> Tensor:
-        """Add the gradients of one batch to the sum without changing a weight."""
         loss = closure()
         for total, parameter in zip(self.total, _weights(optimizer), strict=True):
             total.add_(cast(Tensor, parameter.grad))

@@ -74,7 +74,7 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
     """Return the mixing weights of AdaFed's control: λ for the own site and equal weights for all others.
 
     Args:
-        self_weight: λ; None for 1/N for every site
+        self_weight: λ, or None for the weight 1/N for every site
     """
     if sites == 1 or self_weight is None:
         return torch.full((sites, sites), 1 / sites, dtype=torch.float64)

@@ -86,7 +86,7 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
 
 
 def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
-    """Extend a training step: before the first batch, the mixing share α is updated.
+    """Extend a training step by one update of the mixing share α before the first batch.
 
     The update is α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
     """

@@ -63,7 +63,6 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor
         z: features of the trained model
         near: features of the global model
         far: features of the site's previous model
-        temperature: τ
     """
     kind = torch.promote_types(z.dtype, torch.float32)
     closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))

@@ -14,8 +14,7 @@ from medsilo.mixing.mixers import UniformMean
 class LastSums(UniformMean):
     """The mean of the last feature sums of all hospitals that have ever sent feature sums.
 
-    The last feature sums of a hospital stay valid, because frozen layers compute the features. The class `FeatureSums`
-    in learning/discriminant.py computes each hospital's feature sums.
+    The last feature sums of a hospital stay valid, because frozen layers compute the features.
     """
 
     def __init__(self) -> None:

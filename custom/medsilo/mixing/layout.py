@@ -39,7 +39,7 @@ class Block:
         self.size = sum(self.sizes)
 
     def of(self, tensors: Tensors) -> list[Tensor]:
-        """Return the block's tensors; of a long tensor, a view of the block's range."""
+        """Return the block's tensors, where a long tensor is a view of only the block's values."""
         return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.pieces]
 
     def flat(self, tensors: Tensors) -> list[Tensor]:

@@ -80,7 +80,7 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Close the round and aggregate the answers, which the method `current` then returns."""
+        """Close the round, and aggregate the answers to the tensors that the method `current` returns."""
         if self._answered:
             self._merge()
         self._answered = set()
@@ -95,7 +95,6 @@ class Aggregator(ABC):
     # -- between rounds -----------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """Return tensors by key, and JSON values, to save between two rounds."""
         tensors, facts = self._save()
         return tensors, {"sites": list(self._sites), **facts}
 
@@ -135,7 +134,7 @@ class Aggregator(ABC):
         """Restore the result of `_save`."""
 
     def _settle(self) -> None:  # noqa: B027
-        """Process the answers that the last site's answer made ready to add."""
+        """Add the answers that no longer wait for another site's answer."""
 
 
 # -- one model for all ------------------------------------------------------------------------------------------------

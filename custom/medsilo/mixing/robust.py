@@ -40,8 +40,6 @@ def _rule_named(values: Any) -> Any:
 
 
 class AggregationSettings(Feature):
-    """The server's defence against hospitals that send wrong or harmful tensors."""
-
     robust: Annotated[SerializeAsAny[RobustRule] | None, BeforeValidator(_rule_named)] = Field(
         None,
         description="a rule that replaces every mean over hospitals, so that a few dishonest hospitals can't bend "

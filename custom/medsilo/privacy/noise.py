@@ -53,7 +53,6 @@ class NoiseSource:
 
     # ------------------------------------------------------------------ uniform
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Return unsigned integers of 64 random bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
     def uniform(self, count: int) -> Floats:

@@ -19,7 +19,7 @@ DAY = 86_400.0
 OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
-# Every folder of a run or comparison contains at least one of these files or folders.
+# Names of files and folders, of which every folder of a run or comparison contains at least one.
 OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
 DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, and number of entries
 # temporary names of files that `write_text` or 'medsilo predict' has not finished
@@ -32,7 +32,7 @@ class Old:
     bytes: int
     why: str
     days: float  # days since the last change of the file or folder
-    stays: str = ""  # name of the only file in the folder that must not be deleted
+    stays: str = ""  # name of the one file that stays when the folder is deleted
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":

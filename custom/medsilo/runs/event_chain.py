@@ -36,7 +36,7 @@ class _Head(Section):
 @dataclass(frozen=True)
 class _Line:
     text: bytes
-    newest: bool  # True if the line is in the current log file, and False if it is in a rotated file
+    newest: bool  # whether the line is in the current log file
 
     @property
     def hash(self) -> str:

@@ -83,7 +83,7 @@ class Event:
 
 
 class _Party(Section):
-    """Recent rejections of one party, of which repeated rejections are only counted."""
+    """One party's recent rejections, of which repeated rejections are only counted."""
 
     kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last log line, by kind of rejection
     more: int = Field(0, ge=0)  # number of rejections that are not logged yet
@@ -100,13 +100,13 @@ class _Repeated(Section):
 
     @classmethod
     def read(cls, kit: Path) -> "_Repeated":
-        """Read the counts in a kit, where a damaged file counts as empty."""
+        """Read a kit's counts of repeated rejections, where a damaged file counts as empty."""
         with suppress(OSError, ValueError, ValidationError):
             return cls.model_validate_json(read_bounded(kit / REPEATED, LARGEST_COUNTS))
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return the events that report repeated rejections now, and the counts that are reported later."""
+        """Return events that report the due counts of rejections, and the counts that are not due yet."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:
@@ -119,9 +119,7 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Count a rejection, and return True if the rejection gets its own line in the log, together with the new
-        counts.
-        """
+        """Count a rejection, and return whether the rejection gets a line in the log, and the new counts."""
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())

@@ -1,5 +1,5 @@
-"""Group problems from a kit's events and from monitoring into incidents, about whose beginning and end people get a
-message.
+"""Group problems from a kit's events and from monitoring into incidents. People get a message when an incident begins,
+and when its problems end.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Define the messages between the server and sites: named groups of tensors, and typed models of all other values.
 
-No sender is trusted: a typed model validates every message before use, or rejects the message for a reason of one line.
+No sender is trusted: a typed model validates every message before use, or rejects the message with a one-line reason.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 MOST_CASES = 10_000_000  # limit on cases of one site
 MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
-MOST_VALUES, DEEPEST = 10_000, 12  # limits on the number and the nesting of an answer's values, without counts
+MOST_VALUES, DEEPEST = 10_000, 12  # limits on the number and nesting of an answer's values, except counts
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
 End = Literal["join", "deliver", "test"]

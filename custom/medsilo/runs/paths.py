@@ -41,10 +41,10 @@ DIARY = "log.jsonl"
 PICTURES = "pictures"
 EMBEDDINGS = "embeddings-{}.safetensors"
 
-# Name of the folder of a hospital's records, in the folder of all studies. A study's name cannot begin with an
+# Name of a hospital's folder of records, which no study can have, because a study's name cannot begin with an
 # underscore.
 HOSPITAL = "_hospital"
-# name of the folder of files from the server, such as initial weights, in a hospital's folder of all studies
+# name of a hospital's folder of files that the server sent, such as initial weights
 MODELS = "_models"
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
@@ -56,9 +56,9 @@ LOCKS = ".locks"
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
-# Names of a lead's request to a running job, and of its parameter.
+# Names of a lead's request to a running job, and of two parameters of this request.
 PROGRESS, AFTER = "medsilo.progress", "after"
-CANCELS = "cancels"  # name of the request that announces a cancellation
+CANCELS = "cancels"  # name of the parameter that announces a cancellation, with the person who cancels
 OUTCOME = "outcome"  # key of a failed job's metadata with the reason
 GOES_ON = "goes_on"  # key of a failed job's metadata with the time and number of the next automatic restart
 

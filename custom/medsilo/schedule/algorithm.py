@@ -23,7 +23,7 @@ from medsilo.tasks.task import Task
 if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
-# value of a key if the plan omits the section of the key
+# Stands for the value of a key whose section the plan omits.
 MISSING = object()
 
 

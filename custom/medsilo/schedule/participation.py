@@ -16,8 +16,8 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-    # For these default values, the server measures time limits. The default can't be null, because the hashes of plans
-    # would change.
+    # With these default values, the server measures the time limits. A default of null would change the hashes of
+    # plans.
 }
 
 

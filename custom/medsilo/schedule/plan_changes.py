@@ -62,7 +62,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         for number in OWN_NUMBERS:  # the values of these keys belong to the previous optimizer
             place.pop(number, None)
         place.update(USUAL[value])
-    # A minimum number of sites is meant for plans that name no hospitals.
+    # Only plans that name no hospitals need a minimum number of sites.
     if key == NAMES and value and not place.get(last):
         place.pop("minimum", None)
     if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:

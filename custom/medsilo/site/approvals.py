@@ -78,8 +78,6 @@ class ApprovalLimits(Section):
 
 
 class ApprovedPackage(Section):
-    """The version and the hash of a package that a plan uses, as of the time of the approval."""
-
     version: Text
     hash: Text
 
@@ -331,7 +329,7 @@ class Approvals:
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the last approved code to compare a plan's code with, and the decision that approved it.
+        """Return the last approved code, for a comparison with a plan's code, and the decision that approved it.
 
         Approved code of the same plan is preferred, then code of the same lead or study title, then any code. The
         method returns None if no approved code is stored.
@@ -353,7 +351,6 @@ class Approvals:
 
 
 def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the title, purpose and contact of a study as pairs of name and text."""
     said = ((name, plain(study.get(name) or "")) for name in ("title", "purpose", "contact"))
     return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
 

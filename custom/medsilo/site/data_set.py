@@ -48,8 +48,6 @@ PartName = Literal["train", "validation", "test"]
 
 
 class Patients(Section):
-    """The number of patients, and the way in which the data identify the patient of each case."""
-
     known: bool = Field(description="whether the data name the patient of each case")
     by: str = Field(
         max_length=400,
@@ -403,8 +401,6 @@ def check_unchanged(folder: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the acceptance
 class Acceptance(Section):
-    """A person's confirmation that the description of a data set is right."""
-
     identity: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     by: Annotated[str, Field(min_length=1, max_length=200)]
     at: Count

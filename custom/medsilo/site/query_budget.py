@@ -331,7 +331,7 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Return keyed hashes of the patients, once with their numbers of cases and once alone, which disclose no names."""
+    """Return keyed hashes of (patient, number of cases) and of the patient alone, which disclose no names."""
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
         frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
