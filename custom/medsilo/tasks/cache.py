@@ -78,9 +78,7 @@ class PreparedEntry:
 
 
 class StoredCase:
-    """One case of a tensor [cases, ...] in a file, from which slices of the case are read only when they are
-    indexed.
-    """
+    """One case of a tensor [cases, ...] in a file, from which only indexed slices are read."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -153,9 +151,8 @@ class Cache:
         return HeldEntry(entry, facts, None, path, self.make, self.mark)
 
     def _key(self, entry: Entry) -> str:
-        """Return the cache key of an image or recording.
-
-        The cache key depends on the files of the image or recording, and on the task's settings and code.
+        """Return a cache key that depends on the files of an image or recording, and on the task's settings and
+        code.
         """
         images = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
         try:

@@ -76,7 +76,6 @@ class Objective(ABC):
         raise TypeError(f"{type(self).__name__} has no answers in words")
 
     def name_of(self, name: str, structure: str) -> str:
-        """Return the name of a measure of one structure."""
         return f"{name}_{structure}" if len(self.structures) > 1 else name
 
     # ------------------------------------------------------------------ the test

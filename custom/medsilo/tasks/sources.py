@@ -37,7 +37,8 @@ Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
 # Assigns all patients to parts, given the parts of known patients.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
-# The arguments are the patients, the function that assigns parts, and True if new parts may be recorded.
+# Returns each patient's part, given the patients, the function that assigns parts, and True if new parts may be
+# recorded.
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 

@@ -65,7 +65,7 @@ class Survival(Objective):
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return a number for each selected case, so that the mean of these numbers is the concordance index.
 
-        The number of a case depends on all pairs that contain the case.
+        The number that is returned for a case depends on all pairs that contain the case.
         """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))

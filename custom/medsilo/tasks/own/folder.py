@@ -40,7 +40,7 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 
 
 class FolderTask(OwnFolder):
-    """The base class of tasks whose cases are images, and whose files each site's settings describe.
+    """The base class of tasks whose cases are images in files that each site's settings describe.
 
     Lists with one number for each axis are in the order x, y (and z). Images are resized to `size`, or keep their
     sizes.
@@ -172,7 +172,6 @@ class FolderTask(OwnFolder):
         return image_patches.patch(case, self.size[::-1], self.foreground, seed)
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
-        """Augment a batch in place, and return the batch."""
         from medsilo.tasks.own.augmentation import augmented
 
         return augmented(batch, self.augmentation, self.segments, seeds)

@@ -25,9 +25,7 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class OwnData(Task):
-    """The base class of tasks whose data a site's settings describe, which may also determine the split into training,
-    validation and test.
-    """
+    """The base class of tasks whose data and split are described by each site's settings."""
 
     split_by_site: ClassVar[bool] = True
     by_patient: ClassVar[bool] = True

@@ -75,8 +75,6 @@ def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, Pa
 
 
 class Listed(Protocol):
-    """The attributes that the two lists of cases, `CaseIndex` and `TableRows`, have in common."""
-
     problems: list[Problem]
     patients_named: bool
     identifiers: dict[str, int]

@@ -192,7 +192,8 @@ def develop(
 ) -> np.ndarray:
     """Apply a site's appearance, and return RGB patches [cases, 3, size, size] with values from 0 to 1.
 
-    The staining follows the Beer-Lambert law, and is followed by contrast, illumination, blur and noise of the camera.
+    The staining follows the Beer-Lambert law. Contrast, illumination, blur and noise of the camera are applied after
+    the staining.
     """
     size = tissue.shape[-1]
     strength = per_case(staining, 2)

@@ -32,7 +32,9 @@ DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The appearance of a site's images, and the number of its patients, divided by the number at the smallest site."""
+    """The appearance of a site's images, and the ratio of the site's number of patients to the smallest site's
+    number.
+    """
 
     patients: float
     brightness: float
