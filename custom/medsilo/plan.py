@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # defined by an optional package
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
 LONGEST_LINE = 300  # limit on the bytes of a line in the lead's description
-MEASURED_LINE = 4000  # value of `slowest` that means "as measured"
+MEASURED_LINE = 4000  # default speed, with which the speed of the slowest line is measured
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
@@ -87,7 +87,9 @@ class TransportSettings(Feature):
 
 
 class SecureAggregationSettings(Feature):
-    """A plan's `secure_aggregation`, with which hospitals mask their updates, so that the server reads only sums."""
+    """A plan's settings of secure aggregation, by which hospitals mask their updates, so that the server reads only
+    sums.
+    """
 
     mode: Literal["none", "pairwise"] = Field(
         "none",
@@ -362,7 +364,7 @@ class Plan(Section):
 
 
 def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a mapping with their values, where keys are written as after the option `--set`."""
+    """Yield the keys and values of a nested mapping, where a dotted key joins the keys of nested mappings."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from keys_of(inner, f"{where}.{key}" if where else str(key))
@@ -417,7 +419,7 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
 
 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
-    """Check a plan that is given as nested dicts, after applying `a.b=value` changes.
+    """Apply changes to a plan that is given as nested dicts, and check the plan.
 
     Args:
         here: True if all hospitals are simulated on this machine, so that hospitals without names get names before the

@@ -43,7 +43,7 @@ class PluginTable(Mapping[str, Any]):
     """A table of objects by name, of which each is imported on first use, so that listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
-        """Create a table of the objects of a group of entry points and of `builtin`.
+        """Create a table of medsilo's own objects and of a group of entry points.
 
         Args:
             base: the base class of all objects, as "module:Class"
@@ -195,7 +195,7 @@ class Registry(PluginTable):
         return next((known for known in self if known.lower() == name.lower()), None)
 
     def read(self, values: Any) -> Any:
-        """Return the section of the class that the key `name` selects, or raise pydantic's validation error."""
+        """Return the plan's section as an object of the named class, or raise pydantic's validation error."""
         from pydantic_core import PydanticCustomError
 
         from medsilo.core.section import Section
@@ -245,7 +245,7 @@ def _installed(path: tuple[str, ...]) -> Any:
 def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
     """Return the entry points of a group, by name and package, where all packages of medsilo count as one package.
 
-    The argument `path` is Python's `sys.path`, so that the entry points are read again when `sys.path` changes.
+    The entry points are cached, and read again when Python's module search path changes.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
     name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
@@ -323,7 +323,7 @@ NETWORKS = Registry(
 # Layers that a plan names, in contrast to the permanent layers of federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
-# Protocols of secure aggregation, by the value of `secure_aggregation.mode`.
+# Protocols of secure aggregation, by their names in plans.
 AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.sealing:SecureAggregation", {})
 
 # tables by section of the plan
@@ -331,7 +331,7 @@ TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network"
 
 
 def table_of(key: str) -> Registry:
-    """Return the table for the name in a plan's section, where the key `layers.0` is the first layer."""
+    """Return the table for the name in a plan's section."""
     section = key.partition(".")[0]
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 

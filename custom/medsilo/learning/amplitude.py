@@ -19,9 +19,9 @@ CACHED = 1 << 20  # number of pixels whose spectra fit into a CPU's cache
 class AmplitudeNorm(nn.Module):
     """HarmoFL's Ψ (Eqs. 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average amplitude.
 
-    In training, each batch updates A and is then normalised with A. After a call of the method `freeze`, batches no
-    longer update A. Evaluation never updates A. In evaluation before the first training batch, the layer returns images
-    unchanged. The layer passes no gradient to its input, and does not change its input in place.
+    In training, each batch updates A and is then normalised with A. After A is frozen, batches no longer update A.
+    Evaluation never updates A. In evaluation before the first training batch, the layer returns images unchanged. The
+    layer passes no gradient to its input, and does not change its input in place.
 
     Args:
         shape: (C, H, W) or (C, D, H, W). All images must have this shape.
@@ -71,8 +71,8 @@ class AmplitudeNorm(nn.Module):
         self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """The buffers `batches` and `frozen` stay on the CPU when the layer moves to a GPU, because reading a GPU's
-        memory takes time.
+        """The number of batches and the frozen state always stay on the CPU, because reading a GPU's memory takes
+        time.
         """
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
@@ -131,7 +131,7 @@ class AmplitudeNorm(nn.Module):
 
     @property
     def used(self) -> Tensor:
-        """Each channel's average amplitude A, at frequency 0 if `band` is 0.0 and at all frequencies otherwise."""
+        """Each channel's average amplitude A at the frequencies that normalisation uses."""
         return self._used_of(self.amplitude)
 
     def _used_of(self, amplitudes: Tensor) -> Tensor:

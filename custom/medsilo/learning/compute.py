@@ -134,7 +134,7 @@ def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases, with the marks that the function `know_marks` attached."""
+    """Return the labels of some cases, with the attached marks of structures without annotations."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

@@ -31,7 +31,7 @@ class FeatureSums(nn.Module):
     features] contains the hospital's mean features in the hospital's row, and 0 in all other rows. The tensor
     `products` [features, features] contains the mean product of each two features.
 
-    The tensors have double precision, because the function `discriminant` subtracts large values that are nearly equal.
+    The sums have double precision, because the discriminant subtracts large values that are nearly equal.
     """
 
     present: Tensor
@@ -103,7 +103,7 @@ def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tens
 
 
 def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused if tensors are neither one hospital's `FeatureSums` nor a mean over hospitals."""
+    """Raise Refused if tensors are neither one hospital's sums of features nor a mean of such sums over hospitals."""
     present, means = tensors["present"], tensors["means"]
     if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
         raise Refused("sums/present does not name one hospital")

@@ -15,7 +15,8 @@ Draw = Callable[[Case, int], Case]  # (case, seed) -> augmented case
 
 @dataclass(frozen=True)
 class DrawBatch:
-    """Augments a batch: first each case by `piece`, and then the whole batch on the device by `change`.
+    """Augments first each case, by the function `piece`, and then the whole batch on the device, by the function
+    `change`.
 
     The function `change` receives one seed per case, and may modify the batch in place. The augmentation of a case must
     not depend on the other cases of its batch.
@@ -29,7 +30,7 @@ class DrawnCases(Dataset):
     """The augmented training cases of one epoch, where each case has a seed, so that the number of workers changes no
     result.
 
-    A seed is derived from the index of its case, or from the name of its case if `names` are given. Seeds that are
+    A seed is derived from the index of its case, or from the name of its case if cases have names. Seeds that are
     derived from names do not change when a case is added or removed.
     """
 
@@ -67,7 +68,7 @@ class DrawnCases(Dataset):
 class ChangedBatches(Dataset):
     """A data set of augmented batches, where the index of a batch is the list of its cases' indices.
 
-    If `later` is true, a batch includes the seeds of its cases, and the caller must apply the function `change`.
+    A batch may include the seeds of its cases, so that the caller can augment the batch on the device.
     """
 
     def __init__(self, drawn: DrawnCases, later: bool) -> None:

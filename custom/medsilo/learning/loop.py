@@ -40,7 +40,7 @@ class Watch:
 def batches(
     dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of a data set on the site's device, in order or shuffled by the generator `shuffle`.
+    """Yield the batches of a data set on the site's device, in order or shuffled by a random generator.
 
     Args:
         whole: Whether to keep a last shuffled batch that has only one case, although batch norm can't train on it.
@@ -107,9 +107,7 @@ def steps_in(cases: int, batch_size: int) -> int:
 def passed_through(
     layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The method `end_pass` raises the errors that an input layer found on a GPU during the epoch, so that no batch
-    waits for the GPU.
-    """
+    """Errors of an input layer on a GPU are raised only at the end of the epoch, so that no batch waits for the GPU."""
     layer.train(learns)
     for inputs, targets in data:
         yield layer(inputs), targets

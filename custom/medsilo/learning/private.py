@@ -39,7 +39,7 @@ class PoissonSample:
     def __init__(
         self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
-        """Group the cases by unit, which is a patient, or a case if `units` is None.
+        """Group the cases by unit, which is a patient, or a single case if the cases have no units.
 
         Args:
             size: The public number of all units. None: the number of cases.
@@ -92,8 +92,8 @@ class PrivateSteps:
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
-    releasing: float = math.inf  # noise multiplier in `noisy_mean`
-    clip: float = 1.0  # largest norm of a unit's vector in `noisy_mean`
+    releasing: float = math.inf  # noise multiplier of noisy means
+    clip: float = 1.0  # largest norm of a unit's vector in noisy means
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
         model.train()
@@ -200,13 +200,13 @@ def gradients_of_cases(
 class ClippedSum:
     """Clips the gradient of each unit, and sums the clipped gradients.
 
-    The cases of one patient may be divided between consecutive calls of the method `add`.
+    The cases of one patient may be divided between consecutive batches.
     """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        # The last unit and the sum of its gradients; the next call of `add` may add further cases of this unit.
+        # The last unit and the sum of its gradients, because the next batch may contain further cases of this unit.
         self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
@@ -224,7 +224,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """Clip and add the gradient of the last unit; call this method once, after all calls of the method `add`."""
+        """Clip and add the gradient of the last unit, once after all batches."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None

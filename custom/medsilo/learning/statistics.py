@@ -14,8 +14,7 @@ from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 Statistics = list[tuple[Tensor, Tensor]]  # for each layer: (mean [channels], population variance [channels])
 Layers = Literal["all", "last"]
 
-# Maps an argument `layers` to the function that returns the layers, and to the name of these layers in an error
-# message.
+# For each choice of layers to measure, the function that returns these layers, and their name in an error message.
 MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {
     "all": (local_norms, "norm"),
     "last": (head_layers, "linear or convolution layer to measure the features before"),
@@ -177,7 +176,7 @@ def moments_of_cases(
 
 
 def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
-    """Convert the mean of the tensors of `moments_of_cases` over all cases to means and variances of channels.
+    """Convert means and mean squares, averaged over all cases, to means and variances of channels.
 
     Privacy noise may cause negative variances, which become 0.
     """
@@ -194,7 +193,7 @@ def running_statistics(model: nn.Module) -> Statistics:
 
 
 class StatisticsHolder(nn.Module):
-    """Contains the feature statistics of a site, where `samples` is 0 until statistics are stored.
+    """Contains the feature statistics of a site, and the number of samples, which is 0 until statistics are stored.
 
     All statistics have double precision, which the plan's transport.precision does not round, because AdaFed's weights
     W depend on small differences between statistics.

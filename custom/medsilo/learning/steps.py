@@ -1,6 +1,6 @@
 """Define helpers for methods that correct gradients, sum gradients, or call a network with other weights.
 
-The class `Moments` makes Adam's moments available as tensors that sites and the server can exchange.
+One helper makes Adam's moments available as tensors that sites and the server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -73,8 +73,7 @@ class FedAdagrad(ServerStep):
     """The server takes a step of Adagrad along the sites' mean change D = Σ p_k w_k - w.
 
     FedAdagrad's update is m ← β m + (1 - β) D, v ← v + D², and w ← w + η m / (√v + τ). By default, the mean change D
-    weights hospitals by their number of cases. In the paper, all hospitals have the same weight, as with `weighting:
-    uniform`.
+    weights hospitals by their number of cases. In the paper, all hospitals have the same weight.
     """
 
     title = "FedAdagrad"

@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022.
 
-HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps, and `schedule/additions.py`
-lets other methods use each of both.
+HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. Other methods can use the
+amplitude spectrum or the perturbed steps, too (schedule/additions.py).
 """
 
 from typing import Literal
@@ -20,7 +20,7 @@ from medsilo.schedule.weighting import Weighting
 class HarmoFL(Averaging):
     """HarmoFL gives all images a common amplitude spectrum, and perturbs the weights to find flat minima.
 
-    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Eq. 1). Without `amplitude` and `perturbation`, HarmoFL equals
+    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Eq. 1). Without amplitude spectrum and perturbation, HarmoFL equals
     FedAvg.
     """
 

@@ -68,8 +68,8 @@ class PFedMe(SharedAndOwn):
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """Return a training step that takes K steps of θ on one batch, and then updates w ← w − ηλ (w − θ).
 
-    The inner step must run within `pull_towards(θ, w, λ)`, so that θ minimises f(θ) + λ/2 ‖θ − w‖². One additional pass
-    measures the running statistics of w.
+    The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². One additional pass measures
+    the running statistics of w.
 
     Args:
         inner: the training step of θ

@@ -68,7 +68,7 @@ class Contributions:
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
         """Yield each block of all rows' columns, as a tensor [1 + sites, width] in double precision. Row 0 contains the
-        values of `origin`, or zeros, and each further row contains a site's difference from row 0.
+        last model, or zeros, and each further row contains a site's difference from row 0.
         """
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]
@@ -94,10 +94,10 @@ def fold(
 ) -> None:
     """Update the mean m ← m + a (θ - m) for each site, where a is this site's fraction of the weights added so far.
 
-    If `origin` is given, θ is the site's difference from `origin`. Each update uses the mean's data type, which has at
-    least single precision. Double precision would hardly improve the mean, because the mean is rounded at the end. The
-    function adds all sites to one block of the mean before the next block, so that the block stays in the processor's
-    cache.
+    If the last model is given, θ is the site's difference from the last model. Each update uses the mean's data type,
+    which has at least single precision. Double precision would hardly improve the mean, because the mean is rounded at
+    the end. The function adds all sites to one block of the mean before the next block, so that the block stays in the
+    processor's cache.
     """
     for section in layout.sections:
         as_sent = origin is None and section.dtype == section.kept

@@ -27,8 +27,8 @@ class Shield:
     def combined(
         self, rows: Contributions, weights: Mapping[str, float], layout: Layout, origin: Tensors | None
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the difference between the next model and the model `origin` that the sites received. Also return the
-        weight of each site, if the rule gives a site one weight for all elements.
+        """Return the difference between the next model and the model that the sites received. Also return the weight of
+        each site, if the rule gives a site one weight for all elements.
         """
         ways, alike, sites, counts = layout.rooms(), self._shares(weights), sorted(weights), dict[str, float]()
         for part in self._parts(layout, next(rows.each(sites))):

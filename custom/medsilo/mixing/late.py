@@ -33,7 +33,8 @@ class StalenessWeightedMean(WeightedMean):
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
-        self.memory: dict[str, dict[str, float]] = {}  # values that `late` keeps from round to round, by site
+        # values that the weights' function stores from round to round, by site
+        self.memory: dict[str, dict[str, float]] = {}
 
     @property
     def sealed(self) -> Form:
@@ -74,8 +75,8 @@ class StalenessWeightedMean(WeightedMean):
 
     def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
         """Return the inner products [1 + K, 1 + K] between the model before the round and the K sites' differences from
-        this model. The sites are in sorted order. Each matrix is the sum of the products over all tensors for which
-        `part` returns the same name.
+        this model. The sites are in sorted order. Each returned matrix sums the products over all tensors of one part
+        of the model.
         """
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None

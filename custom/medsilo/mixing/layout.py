@@ -52,7 +52,7 @@ class Block:
         torch._foreach_copy_(self.flat(tensors), numbers.split(self.sizes))
 
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
-        """Subtract the block's values of `tensors` from the tensor `of`, which may have a wider data type."""
+        """Subtract the block's values from a tensor that may have a wider data type."""
         torch._foreach_sub_(of.split(self.sizes), self.flat(tensors))
 
 
@@ -71,9 +71,7 @@ class TypeSection:
         self.widest = max((block.size for block in self.blocks), default=0)
 
     def cut(self, width: int) -> list[Block]:
-        """Cut the section into blocks of at most `width` values, where neighbouring small tensors share a block and
-        long tensors are divided.
-        """
+        """Cut the section into blocks, where neighbouring small tensors share a block and long tensors are divided."""
         blocks: list[list[Piece]] = []
         room = 0
         for name in self.names:
@@ -114,7 +112,8 @@ class Layout:
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
         """Convert averaged tensors to their original data types, and add the tensors that are not averaged.
 
-        The method removes all tensors from `wide`, and does not copy a tensor that already has its original data type.
+        A tensor that already has its original data type is not copied, and all given tensors are removed from their
+        mapping.
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}

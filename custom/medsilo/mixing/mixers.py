@@ -80,7 +80,7 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Close the round, and aggregate the answers to the tensors that the method `current` returns."""
+        """Close the round, and aggregate the answers."""
         if self._answered:
             self._merge()
         self._answered = set()
@@ -145,8 +145,8 @@ class WeightedMean(Aggregator):
 
     The aggregator stores the last mean and, while a round is open, the mean of the answers so far. For any number of
     sites, the stored tensors have the size of two answers (of four answers in half precision). The answers are added in
-    the sorted order of sites, so an answer may wait for the answers of other sites. Until the round closes, the method
-    `current` returns the last mean, also for a site that has answered.
+    the sorted order of sites, so an answer may wait for the answers of other sites. Until the round closes, every site
+    receives the last mean, also a site that has answered.
 
     Args:
         rate: η_g, the size of the server's step θ ← θ + η_g (mean - θ), which running statistics do not use; 1 gives
@@ -317,8 +317,7 @@ class Identity(Aggregator):
     """Every site has its own model, θ_i ← θ_i, without a copy.
 
     A site that does not answer keeps its model. Memory holds one model per site, and a second model for the site whose
-    answer is arriving. After a site has answered in the open round, the method `current` raises an error for this site
-    until the round closes.
+    answer is arriving. After a site has answered, its model is not available until the round closes.
     """
 
     def __init__(self) -> None:

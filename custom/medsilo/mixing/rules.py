@@ -140,7 +140,7 @@ NAMED_RULE: TypeAdapter[RobustRule] = TypeAdapter(
 def capped(weights: Tensor, cap: float) -> Tensor:
     """Normalise the weights and cap each weight; the excess goes to the other sites in proportion to their weights.
 
-    All sites get equal weights if weights of at most `cap` can't add up to 1.
+    All sites get equal weights if capped weights can't add up to 1.
     """
     count = len(weights)
     if cap * count <= 1:

@@ -1,8 +1,7 @@
 """Server optimizers, which take a step from the last model in the direction of the mean of the sites' models.
 
-While a round is open, memory holds the mean and about two answers, as in `WeightedMean`; the optimizer's moments are on
-disk. Use server optimizers for trained weights only, because a step of Adam may make the variance in running statistics
-negative.
+While a round is open, memory holds the mean and about two answers, and the optimizer's moments are on disk. Use server
+optimizers for trained weights only, because a step of Adam may make the variance in running statistics negative.
 """
 
 import math
@@ -58,9 +57,7 @@ class FedNova(WeightedMean):
         return MeanForm(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the means of the tensors of `steps_of`, as if one site had sent the model θ + τ_eff times the mean
-        step.
-        """
+        """Take the means of the sites' steps, as if one site had sent the model θ + τ_eff times the mean step."""
         effective, given = reach_of(tensors), self._given or {}
         moved = {
             name: (given[name].double() + effective * step.double()).to(step.dtype)

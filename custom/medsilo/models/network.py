@@ -83,9 +83,7 @@ class Network(Feature):
 
     @staticmethod
     def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
-        """Return a list of the norm layer, or an empty list if `norm` is neither "batch", "batch-statistics" nor
-        "group".
-        """
+        """Return a list of the norm layer, or an empty list for no norm."""
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
         if norm == "batch-statistics":  # as in HarmoFL's released code
@@ -93,7 +91,7 @@ class Network(Feature):
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
-        """Move the module that the method `build` returned to a site's device."""
+        """Move the built module to a site's device."""
         return module.to(compute.device)
 
     @property
@@ -104,7 +102,7 @@ class Network(Feature):
         return {}
 
     def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rename the tensors of a file to the names in the module that the method `build` returns."""
+        """Rename the tensors of a file to the names in the built module."""
         return given
 
     @property
@@ -125,7 +123,7 @@ class Network(Feature):
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Convert the module that the method `build` returned to the network `plain`, with the same outputs."""
+        """Convert the built module to the network that remains after training, with the same outputs."""
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:

@@ -46,8 +46,8 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise multiplier, to a thousandth, that limits the cost of all training steps and `beside` to ε
-    at the given δ.
+    """Return the least noise multiplier, to a thousandth, that limits the cost of all training steps and further
+    charges to ε at δ.
 
     The noise multiplier is relative to the L2 sensitivity to one unit. At rate 1, a training step is a release over all
     units. Raises MedsiloError if no noise is sufficient.
@@ -63,8 +63,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 
 
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
-    """Return the least scale of geometric noise, to a thousandth, that limits the cost of `count` releases to ε at the
-    given δ.
+    """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
 
     The scale is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
     """

@@ -22,7 +22,7 @@ LEFT = "a run that did not end and was left"
 # Names of files and folders, of which every folder of a run or comparison contains at least one.
 OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
 DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, and number of entries
-# temporary names of files that `write_text` or 'medsilo predict' has not finished
+# temporary names of unfinished files
 HALF_WRITTEN = (".*.part", ".part-*")
 
 
@@ -54,10 +54,10 @@ class Old:
 
 
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
-    """Return incomplete files, and saved states of ended studies, that are at least `days` old.
+    """Return old incomplete files, and old saved states of ended studies.
 
-    Models, scores and reports are never returned. Files of an unfinished run are returned only if the run's folder was
-    unchanged for `unfinished` days.
+    Models, scores and reports are never returned. Files of an unfinished run are returned only if the run's folder has
+    not changed for a longer time.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))

@@ -68,7 +68,7 @@ class EventChain:
         return f"events.log is whole; its lines up to {moment(head.time)} are signed" if head else ""
 
     def sign(self, accept: bool = False) -> None:
-        """Sign the log. Raises MedsiloError if signed lines were changed, unless `accept` is true."""
+        """Sign the log. Raises MedsiloError if signed lines were changed, unless the caller accepts the changes."""
         with alone(self.kit):
             lines = _lines(self.kit)
             if not (accept or self._begins):

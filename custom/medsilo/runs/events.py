@@ -39,7 +39,7 @@ OFTEN = 60.0  # seconds until a party's number of repeated rejections is logged;
 MOST_KINDS, MOST_PARTIES = 20, 50
 OTHERS = "others"  # name under which all parties above the limit are counted
 LARGEST_COUNTS = 1 << 20  # limit on the bytes of the file of counts
-START = "0" * 64  # replaces the hash of a previous line in the first line
+START = "0" * 64  # stands for the previous line's hash in the first line
 What = Literal[
     "started",
     "joined",
@@ -119,7 +119,7 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Count a rejection, and return whether the rejection gets a line in the log, and the new counts."""
+        """Count a rejection, and return True if the rejection gets a line in the log, together with the new counts."""
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())

@@ -23,7 +23,7 @@ NAMED, LINES = 10, 20  # limits on the parties in a line, and on the lines in a 
 
 @dataclass(frozen=True)
 class News:
-    """The beginning of a problem (key in `begins`), the end of a problem (key in `ends`), or another event."""
+    """The beginning of a problem, the end of a problem, or another event."""
 
     text: str
     at: float  # seconds since 1970
@@ -55,7 +55,7 @@ class Incident:
     beside: list[News] = field(default_factory=list)  # other events that are not reported yet
     began: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())
-    ended: float | None = None  # monotonic time at which the first problem in `over` ended
+    ended: float | None = None  # monotonic time at which the first of the ended problems ended
 
 
 @dataclass

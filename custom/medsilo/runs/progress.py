@@ -40,7 +40,7 @@ class Moment:
 
     turns: "Turns | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
-    age: float = 0.0  # seconds since `turns` was read
+    age: float = 0.0  # seconds since the state of the requests was read
     away: Mapping[str, str] = field(default_factory=dict)  # maps a site to the reason why it can't answer
 
     @classmethod

@@ -103,7 +103,7 @@ class SubgroupResult(RecordPart):
 
 
 class SiteResult(RecordPart):
-    """One site's contributions and results in the whole run, where missing values are None and never 0."""
+    """One site's contributions and results in the whole run, where None marks a missing value."""
 
     cases: dict[str, Count | None] | None = Field(
         None,

@@ -103,7 +103,7 @@ def digits_of(n: int | None) -> int:
 
 
 def number_text(value: float | None, n: int | None = None) -> str:
-    """Format a score of `n` cases, where a missing score is a dash."""
+    """Format a score with the digits that its number of cases justifies, and a missing score as a dash."""
     return MISSING if value is None else f"{value:.{digits_of(n)}f}"
 
 

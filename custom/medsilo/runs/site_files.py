@@ -49,7 +49,7 @@ class Provenance(RecordPart):
 
     @property
     def code(self) -> dict[str, dict[str, Any]]:
-        """The version and hash of each package, in the format of the key `code` of a plan."""
+        """The version and hash of each package, in the format of a plan."""
         return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Amplitude(Section):
 class Perturbation(Section):
     """Weight perturbation, δ of HarmoFL's Eqs. 6 and 7.
 
-    The first of two passes over a batch finds nearby weights where the loss is higher, and the second pass computes the
+    The first of two passes over a batch finds nearby weights with a higher loss, and the second pass computes the
     gradient at these weights.
     """
 

@@ -31,11 +31,11 @@ class Algorithm(Section):
     """A federated method, as a section of the plan.
 
     A method object contains settings only, because the method's state is in the sites' networks and the server's
-    aggregators. A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its settings.
+    aggregators. A subclass declares its name, title, paper and settings.
 
-    The method `groups` returns the exchanged tensors and their aggregation, and the method `train_round` trains at a
-    site. A method whose rounds differ overrides `phases`. The method `networks` returns a site's networks, and
-    `personal` or `outcome` determines the final models.
+    Subclasses override `groups` (the exchanged tensors and their aggregation), `train_round` (training at a site) and
+    `networks` (a site's networks). Subclasses whose rounds differ override `phases`. The final models follow from
+    `personal` or `outcome`.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -88,9 +88,7 @@ class Algorithm(Section):
 
     # The definition of a method
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """Return the phases of a study in order: by default one phase, in which sites exchange `groups` and call
-        `train_round`.
-        """
+        """Return the phases of a study in order, by default a single phase of training rounds."""
         return [Phase("train", rounds, self.groups(), self.train_round)]
 
     def groups(self) -> tuple[Group, ...]:
@@ -102,9 +100,7 @@ class Algorithm(Section):
 
     @property
     def outcome(self) -> Outcome:
-        """The kind of final models: by default one model for all hospitals, or one model for each hospital if
-        `personal` is true.
-        """
+        """The kind of final models: one model for all hospitals, or a personal model for each hospital."""
         return OwnModels() if self.personal else OneModel()
 
     def networks(self, build: ModelFactory) -> Modules:

@@ -9,8 +9,8 @@ from medsilo.core.section import Feature
 class Layer(Feature):
     """A section of the plan that changes the messages between the server and the sites.
 
-    A layer object contains settings only, because the server and all sites use the same object. The objects that the
-    methods `site` and `server` return contain the state of the layer.
+    A layer object contains settings only, because the server and all sites use the same object. The state of a layer is
+    in the wrapped site and in the wrapped channel.
 
     >>> class Silent(Layer):
     ...     name: str = "silent"

@@ -31,10 +31,10 @@ class ServerEnd:
 class Outcome:
     """The outcome of a study: the final models, their delivery to the sites, and facts for the server's summary.
 
-    The attribute `personal` is true if each site ends with a personal model, and selects the best round of this model.
-    The attribute `common` is the name of the network that all sites share and that the lead receives. The attribute
-    `for_others` is true if evaluation sites can use the final model. The attribute `one_network` is false if the final
-    model is an ensemble of networks.
+    With `personal`, each site ends with a personal model, and selects the best round of this model. The name in
+    `common` is the network that all sites share and that the lead receives. The attribute `for_others` is true if
+    evaluation sites can use the final model. The attribute `one_network` is false if the final model is an ensemble of
+    networks.
 
     >>> from medsilo.registry import METHODS
     >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]
@@ -64,7 +64,7 @@ class Outcome:
         return {}
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> BaseModel | None:
-        """Return a site's facts about the outcome after their validation, or raise Refused for invalid facts.
+        """Validate a site's facts about the outcome, or raise Refused for invalid facts.
 
         Args:
             part: "validation" if the site answers the delivery of the final tensors, and "test" if the site answers the

@@ -101,8 +101,8 @@ class Average:
 class Group:
     """Tensors that sites and the server exchange together, and that the server aggregates in the same way.
 
-    The server aggregates the groups of a phase in their order, so a group's function `mix` may use the aggregators of
-    earlier groups in `server.mixers`.
+    The server aggregates the groups of a phase in their order, so a group's aggregator may use the aggregators of
+    earlier groups.
 
     >>> import torch
     >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")
@@ -121,24 +121,25 @@ class Group:
     title: str = ""  # the group's title in tables of the tensors that a site sends, by default the group's name
     # Name of the group that the server sends instead to a site for which the server has no personal values.
     fallback_group: str | None = None
-    # Computes a personal group at the site under secure aggregation, because the server then knows no single site's
-    # tensors. The second argument is the site's index among the training sites, or None at an evaluation site.
+    # A function that computes a personal group at the site under secure aggregation, because the server then knows no
+    # single site's tensors. The function's second argument is the site's index among the training sites, or None at an
+    # evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
     undefended: str = ""  # why no robust aggregation can replace the group's mean, and which other method can
-    # Returns the smallest and the largest valid value of each of the group's tensors, by the tensor's name. The
-    # networks in the first argument are on PyTorch's meta device.
+    # A function that returns the smallest and the largest valid value of each of the group's tensors, by the tensor's
+    # name. The function's first argument contains networks on PyTorch's meta device.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
     # Raises Refused for impossible values that have the right shape, type and range.
     check: Callable[[Tensors], object] = lambda tensors: None
-    # Called at a site after the site received a phase's groups. The second argument is False if the server omitted this
-    # group. The function may raise Refused.
+    # A function that a site calls after the site received a phase's groups. The function's second argument is False if
+    # the server omitted this group. The function may raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # Returns facts about the sites for the summary.
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
     # Returns further lines about the group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # set if the tensors are an average over a site's training images
-    # Whether secure aggregation clips the group's values to `ranges`, and not to the plan's smaller bound.
+    # Whether secure aggregation clips the group's values to their valid ranges, and not to the plan's smaller bound.
     unclipped: bool = False
 
     def given_only(self) -> Self:
@@ -165,8 +166,8 @@ def places_of(tensors: Iterable[Tensor]) -> set[int]:
     return {tensor.data_ptr() for tensor in tensors}
 
 
-# Returns the only site that trains in a round. The arguments are the round's number, the sorted training sites, and the
-# plan's seed.
+# A function that returns the only site that trains in a round, given the round's number, the sorted training sites, and
+# the plan's seed.
 Turn = Callable[[int, Sequence[str], int], str]
 
 
@@ -187,8 +188,8 @@ class Phase:
     # Set if only one site trains in each round and sends tensors, while all other sites only validate the received
     # tensors.
     turn: Turn | None = None
-    # Called at the server before the phase, but not again in a resumed study. This function may change initial weights
-    # that the server has not sent yet, and returns facts for the summary.
+    # A function that the server calls before the phase, but not again in a resumed study. This function may change
+    # initial weights that the server has not sent yet, and returns facts for the summary.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True
     # Number of noisy means over cases that a site sends in each round under differential privacy.
@@ -214,7 +215,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Segment:
-    """A phase, its index `place` in the schedule, and its first and last round."""
+    """A phase of the schedule, with its index, its first round and its last round."""
 
     place: int
     first: int

@@ -1,4 +1,4 @@
-"""Change a plan by the option `--set key.subkey=value`, and name the hospitals of a simulation."""
+"""Change a plan's values from the command line, and name the hospitals of a simulation."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# The usual values of each optimizer, which replace the plan's values if the option `--set` chooses another optimizer.
+# The usual values of each optimizer, which replace the plan's values if a change chooses another optimizer.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
@@ -71,7 +71,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
 
 
 def _learn_slices(values: dict[str, Any]) -> None:
-    """Change a plan that trains on volumes into a plan that trains on slices, as `init --slices` does."""
+    """Change a plan that trains on volumes into a plan that trains on slices."""
     task, network = values["task"], values.get("network")
     task.update({key: task[key][:2] for key in ("size", "target_spacing") if isinstance(task.get(key), list)})
     if isinstance(network, dict) and "dimensions" in network:

@@ -36,9 +36,9 @@ def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> di
 
 
 def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
-    """Add the hash of the file with the initial weights to the section `network.from`.
+    """Add the hash of the file of initial weights to the plan's section about initial weights.
 
-    The function returns None if the section `network.from` is absent or already has a hash.
+    The function returns None if the plan names no file of initial weights, or already has its hash.
 
     Args:
         told: The plan's value of `network.from`, which is the file's name or a section.

@@ -2,7 +2,7 @@
 tensors.
 
 A package registers its secure aggregation as an entry point of the group `medsilo.aggregations`. A plan chooses a
-secure aggregation by its name in `secure_aggregation.mode`.
+secure aggregation by its name.
 """
 
 from abc import abstractmethod
@@ -18,7 +18,7 @@ from medsilo.schedule.phase import Phase
 class SecureAggregation(Feature):
     """A protocol by which hospitals mask the tensors that they send.
 
-    The objects that the methods `site` and `server` return contain the protocol's state.
+    The state of the protocol is in the objects at a site and at the server.
     """
 
     name: str
@@ -40,8 +40,8 @@ class SecureAggregation(Feature):
 
     @abstractmethod
     def site(self, place: Any) -> Any:
-        """Return a site's `UpdateCodec` (federation/site_context.py), which masks the tensors that the site sends."""
+        """Return the object that masks the tensors which a site sends (`UpdateCodec` in federation/site_context.py)."""
 
     @abstractmethod
     def server(self, asker: Any, state: Any, kit: Any) -> Any:
-        """Return the server's `RoundAggregation` (medsilo_server/server_state.py), which unmasks sums over sites."""
+        """Return the object that unmasks sums over sites (`RoundAggregation` in medsilo_server/server_state.py)."""

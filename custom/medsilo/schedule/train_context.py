@@ -65,7 +65,7 @@ class TrainContext:
     compute: Compute
     cases: TrainingCases
     random: Generator  # generator of this site's random numbers in this round
-    # Creates the plan's kind of training step, where None means the plain step.
+    # Creates the plan's kind of training step, and is None for the plain step.
     rule: Callable[[nn.Module, Optimizer], Step] | None = None
     # Creates noisy training steps, and is None without differential privacy.
     private: "PrivateSteps | None" = None

@@ -37,10 +37,10 @@ class AcceptedSettings:
     """The accepted settings of a kit. If the settings promise protection of patients, no study runs after a change to
     the settings.
 
-    The record of accepted settings is in the kit and signed with the kit's key. The record is not in the folder
-    `state_dir`, because a changed setting could name another folder. The first check or study writes the record, and a
-    later change needs the engineer's acceptance. If a hospital has a privacy ledger but no record, somebody removed the
-    record, because the record is created before the ledger.
+    The record of accepted settings is in the kit and signed with the kit's key. The record of accepted settings is not
+    in the hospital's state folder, because a changed setting could name another folder. The first check or study
+    records the accepted settings, and a later change needs the engineer's acceptance. If a hospital has a privacy
+    ledger but no record, somebody removed the record, because the record is created before the ledger.
     """
 
     def __init__(self, kit: KitFiles, book: Path | None = None) -> None:

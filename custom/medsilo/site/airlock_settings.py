@@ -1,4 +1,4 @@
-"""Define a hospital's limits on a lead's training script: `room` and `border` in the hospital's medsilo.yaml."""
+"""Define a hospital's limits on a lead's training script."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -15,7 +15,7 @@ LOADERS = ("LD_", "PYTHON", "MEDSILO_", "PATH", "HOME", "TMPDIR")
 
 
 class RoomSettings(Section):
-    """`room` in a hospital's medsilo.yaml: the environment and limits of an isolated training script."""
+    """A hospital's settings for an isolated training script: environment and limits."""
 
     studies: bool = Field(
         False, description="whether medsilo's own studies also read images and train in an isolated process"
@@ -51,7 +51,7 @@ class RoomSettings(Section):
 
 
 class BorderSettings(Section):
-    """`border` in a hospital's medsilo.yaml: limits on a training script's answers."""
+    """A hospital's limits on a training script's answers."""
 
     norm: float | None = Field(
         None,

@@ -2,9 +2,9 @@
 
 One signed file contains all decisions, so any change to the file invalidates all decisions. The file's name depends on
 the key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the approvals that the
-earlier key signed (`KitFiles.earlier_key_for`). The same folder contains the plans that wait for approval, and the code
-of jobs, in files that are named by hash. The signature does not protect against somebody who can read the key. A reset
-of the whole file to an earlier state is not detected.
+earlier key signed. The folder of approvals also contains the plans that wait for approval, and the code of jobs, in
+files that are named by hash. The signature does not protect against somebody who can read the key. A reset of the whole
+file to an earlier state is not detected.
 """
 
 import hashlib
@@ -312,8 +312,8 @@ class Approvals:
                 drop_code(self.folder / CODE, {*approved[-MOST_KEPT:], *(one.job_code for one in self.asked())})
 
     def asked(self, beginning: str = "") -> list[AskingPlan]:
-        """Return the stored plans whose hash has this beginning, the latest plan first, without files that have an
-        invalid signature.
+        """Return the stored plans whose hash has this beginning, the latest plan first. Plans with an invalid signature
+        are left out.
         """
         found = []
         for path in (self.folder / ASKED).glob("*.json"):

@@ -1,8 +1,8 @@
 """Define a hospital's data set: a description of how to read the data, and of the facts that are disclosed.
 
-The file `data.yaml` is the description for people. The file `inventory.csv` lists the files of the data, and
-`data.yaml` contains its digest, so that later changes to the data are detected. The file `accepted.json` contains a
-person's acceptance of `data.yaml`.
+The description for people is in data.yaml, and a person's acceptance of the description is in accepted.json. An
+inventory, inventory.csv, lists the files of the data. The description contains the inventory's digest, so that later
+changes to the data are detected.
 """
 
 import csv
@@ -74,7 +74,7 @@ class Inventory(Section):
 
 
 class DataSet(Section):
-    """The content of `data.yaml`, which a person reads and accepts."""
+    """The description of a data set, which a person reads and accepts."""
 
     FILE: ClassVar[str] = "data.yaml"
 
@@ -221,7 +221,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
-    """Add the reasons to the text of data.yaml, as comments above keys of the section `reading`."""
+    """Add reasons to the text of data.yaml, as comments above the settings for reading the data."""
     lines, section = list[str](), ""
     for line in text.splitlines():
         key = line.partition(":")[0]
@@ -292,7 +292,7 @@ def scan(
 ) -> list[KnownFile]:
     """Hash files, and return the hashes in the order of the file names.
 
-    A file whose modification time and size are the same as in `known` is not read again.
+    A file with a known modification time and size is not read again.
 
     Args:
         progress: a function that is called with the size of each file

@@ -171,7 +171,7 @@ def as_brought(app: Path) -> Path:
 
 
 def has_code(app: Path) -> bool:
-    """Return True if an app has a folder `custom`, because NVFlare then treats the job as a job with code."""
+    """Return True if an app has a folder of custom code, because NVFlare then treats the job as a job with code."""
     return os.path.lexists(app / CUSTOM)
 
 

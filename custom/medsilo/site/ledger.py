@@ -7,8 +7,8 @@ its entry is on disk, so a process that dies in between has charged too much, ne
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
 the new key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder,
 and does not protect against anybody who may write to this folder. The ledger detects changed, removed, added or swapped
-lines, a truncated file, and entries written without the key. Changes by the owner of the key are not detected. If both
-files are reset to an earlier state, the copies of the head in the kit and at servers (`check_heads`) reveal the reset.
+lines, a truncated file, and entries written without the key. Changes by the owner of the key are not detected. If
+ledger and head are reset to an earlier state, the copies of the head in the kit and at servers reveal the reset.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds to wait for another process's lock
-START = "0" * 64  # replaces the hash of a previous line in the first line
+START = "0" * 64  # stands for the previous line's hash in the first line
 KEPT = "ledger-{}.head.json"  # a copy of the head in the kit, one for each data set
 TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
@@ -161,8 +161,8 @@ class Ledger:
             self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Raise Refused if a study with about these charges would exceed the privacy budget. For a study that was
-        admitted earlier, its recorded charges are checked instead.
+        """Raise Refused if a study's estimated charges would exceed the privacy budget. If the study was admitted
+        earlier, its recorded charges are checked instead.
         """
         with self._opened() as standing:
             study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
@@ -194,7 +194,7 @@ class Ledger:
         """Let the present key sign all further entries, because the hospital's engineer has inspected and accepted the
         ledger.
 
-        The method returns True if the earlier key, `old`, also signed the new key.
+        The method returns True if the earlier key also signed the new key.
         """
         with self._folder.alone():
             standing = self._lines_read()
@@ -351,7 +351,7 @@ class Ledger:
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
         """Raise Refused if the ledger does not continue from a head that was sent to a server earlier.
 
-        The method ignores a head of another ledger, a head that an unknown key signed, and a head before the engineer's
+        The method ignores heads of other ledgers, heads that an unknown key signed, and heads before the engineer's
         last acceptance of the ledger.
         """
         standing = self.standing()

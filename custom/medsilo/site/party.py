@@ -23,13 +23,13 @@ FILE_NAME = "medsilo.yaml"
 class PartySettings(Section):
     """The keys of medsilo.yaml that a server and a hospital have in common.
 
-    The file medsilo.yaml is in the folder `local/` of each startup kit, and no job can override the file.
+    The file medsilo.yaml is in the folder local/ of each startup kit, and no job can override the file.
     """
 
     FILE: ClassVar[str] = FILE_NAME
 
     data: Any = None  # this party's data: a folder, or a section that describes the data
-    output: Path | None = None  # folder for results; by default `medsilo/` in the kit
+    output: Path | None = None  # folder for results, by default medsilo/ in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; with a GPU, 2 or more also start processes that read cases

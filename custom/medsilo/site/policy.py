@@ -1,4 +1,4 @@
-"""Read a hospital's NVFlare policy in `local/`: privacy scopes, allowed classes, and the roles that may send code."""
+"""Read a hospital's NVFlare policy: privacy scopes, allowed classes, and the roles that may send code."""
 
 import json
 from dataclasses import dataclass

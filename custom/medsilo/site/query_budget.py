@@ -143,7 +143,7 @@ class QueryBudget:
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Record the patients of each part of the data, and return the parts whose scores must not leave the hospital.
 
-        Two groups of patients with disclosed scores must be equal or differ in at least `least` patients. Otherwise,
+        Two groups of patients with disclosed scores must be equal or differ in a minimum number of patients. Otherwise,
         the difference between two disclosed scores would disclose scores of few patients.
 
         Args:
@@ -168,7 +168,7 @@ class QueryBudget:
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the numbers to disclose about a group of patients.
 
-        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned. So
+        If the group of patients differs from an earlier group in too few patients, the earlier numbers are returned. So
         differences between disclosed numbers cannot isolate few patients.
 
         The caller must disclose no other number about this group of patients.
@@ -282,7 +282,7 @@ class QueryBudget:
     def begin(self, study: str, most: int | None) -> FileLock:
         """Return a lock that counts the study as running while this process lives.
 
-        Raises Refused if `most` other studies are running.
+        Raises Refused if too many other studies are running.
         """
         place = FileLock(self.folder / RUNNING / study, mode=FILE)
         with self._locked.alone():

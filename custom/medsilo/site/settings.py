@@ -34,7 +34,7 @@ ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*
 
 
 class PrivacyRequirements(Section):
-    """`privacy` in a hospital's medsilo.yaml: the differential privacy that the hospital demands for its patients."""
+    """The differential privacy that a hospital demands for its patients."""
 
     epsilon: Epsilon = Field(description="total ε that all studies of the same data may cost")
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
@@ -47,7 +47,7 @@ class PrivacyRequirements(Section):
 
 
 class SiteSettings(PartySettings):
-    """`medsilo.yaml` in the `local/` folder of a hospital's kit."""
+    """A hospital's settings, in medsilo.yaml in the folder local/ of its kit."""
 
     data: DataSource | None = None  # this hospital's data: a folder, or a section that describes the data
     memory_limit: int | None = Field(
@@ -124,7 +124,7 @@ class SiteSettings(PartySettings):
     @field_validator("airlock", mode="before")
     @classmethod
     def _off_in_yaml(cls, airlock: Any) -> Any:
-        return "off" if airlock is False else airlock  # YAML reads the word `off` as false
+        return "off" if airlock is False else airlock  # YAML reads the word off as false
 
     @field_validator("memory_limit")
     @classmethod
@@ -184,7 +184,7 @@ class SiteSettings(PartySettings):
         """True if the settings themselves describe how to read the data, instead of naming an accepted data set."""
         if self.data is None or self.data.data_set is not None:
             return False
-        # The key `cache_folder` alone does not describe how to read the data.
+        # The folder of the cache alone does not describe how to read the data.
         return self.data.model_copy(update={"cache_folder": None}).is_described
 
     def protects(self, synthetic: bool) -> bool:
@@ -265,9 +265,7 @@ class EachSites(SiteSettings):
 
 
 def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
-    """Return the settings of several sites on one machine, where `own` are the settings of sites that are not in
-    `sites`.
-    """
+    """Return the settings of several sites on one machine, and the common settings of all other sites."""
     return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 
 

@@ -32,7 +32,7 @@ class Signature(Section):
     signature: Hexadecimal
     certified: Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})*$")] = Field(
         "", exclude_if=not_
-    )  # certification of the `UseKey` by the kit's key
+    )  # the kit key's certification of the signing key
 
 
 def fingerprint(public: str) -> str:
@@ -118,7 +118,7 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
 def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
     """Read a file that this key signed, or raise MedsiloError if another key signed the file."""
     content, _ = read_signed(path, kind)
-    # The whole file is compared, because the signature does not cover the field `certified`.
+    # The whole file is compared, because the signature does not cover the certification of the key.
     if read_bounded(path, LARGEST) != _written(signed(content, key)):
         raise MedsiloError(f"{path.name} was changed after it was signed, or by another key", str(path))
     return content

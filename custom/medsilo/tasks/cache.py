@@ -98,7 +98,7 @@ Sliced = Tensor | StoredCase
 class Cache:
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # represents the task's settings and code, whose changes make cached cases invalid
+    settings: str  # identifies the task's settings and code, because a change of these makes cached cases invalid
     mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class Entry:
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # train, validation or test, or empty if no table assigns the entry
+    part: str = ""  # the part that a table assigns: train, validation, test, or empty without an assignment
     site: str = ""  # the site to which a simulation's table assigns the entry
 
 
@@ -91,7 +91,7 @@ class CaseIndex:
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Record a problem of the cases in `names`, unless `names` is empty."""
+        """Record a problem of the named cases, unless there are no names."""
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -124,8 +124,8 @@ class CaseIndex:
         """Return the regular files in a folder and all subfolders by relative path, and the problems of unreadable
         folders.
 
-        Hidden files are ignored. If `missing` is true, symbolic links to missing files are returned, so that the caller
-        can report these links.
+        Hidden files are ignored. Symbolic links to missing files are returned on request, so that the caller can report
+        these links.
         """
         found: dict[str, Path] = {}
         links, closed, places = list[str](), list[str](), [(str(folder), "")]
@@ -151,8 +151,8 @@ class CaseIndex:
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
-        """List the cases in a folder as the site's settings describe them. If `masks` is true, labels are paths of
-        masks, and otherwise names of classes.
+        """List the cases in a folder as the site's settings describe them. The labels of cases are either paths of
+        masks, or names of classes.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -201,8 +201,8 @@ class CaseIndex:
     def tell_patients(self, source: DataSource) -> None:
         """Set the patient of each case.
 
-        The regular expression `data.patient` finds the patient in a case's name. Without `data.patient`, each case
-        counts as a separate patient.
+        A regular expression in the site's settings finds the patient in a case's name. Without this regular expression,
+        each case counts as a separate patient.
         """
         if source.patient is None:
             self.patients_named = False
@@ -291,8 +291,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
     """Map names of cases to the files that match a pattern.
 
-    The strings that the stars of a pattern match make up the name of a case, so an image and its label have the same
-    name.
+    The stars of a pattern match the name of a case, so an image and its label have the same name.
 
     A pattern that ends with a slash matches folders, of which each contains one DICOM series.
     """
@@ -434,6 +433,6 @@ def refuse_links(listing: CaseIndex, root: Path) -> None:
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the cases of patients in `data.exclude_patients`, without recording a problem."""
+    """Leave out the cases of excluded patients, without recording a problem."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

@@ -66,7 +66,7 @@ class Classification(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
 
-        The confusion matrix and the histograms are left out if any class has between one and `least` - 1 cases.
+        The confusion matrix and the histograms are left out if any class has too few cases, but not if it has none.
         """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()

@@ -251,7 +251,7 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """For each row of a column, return the element of `found` at the index of the row's string."""
+    """For each row of a column, look up an element by the index of the row's string."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 

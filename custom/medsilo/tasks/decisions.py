@@ -14,7 +14,7 @@ from medsilo.core.errors import Refused
 from medsilo.tasks.measuring import decided, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
 
-# Names of counts that the server derives from the count `chances`.
+# Names of counts that the server derives from the histograms of probabilities.
 PLACED = "placed"  # number of cases in each bin, if the site also disclosed the sums of probabilities
 DECIDED = "decided"  # numbers of true negatives, false positives, false negatives and true positives
 
@@ -24,7 +24,7 @@ class ClassCounts:
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless the counts of a classification can be those of `most` test cases."""
+        """Raise Refused unless the counts of a classification fit the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
             # the histograms of each class contain every case

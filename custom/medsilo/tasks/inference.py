@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # imported only for type checking, because only `medsilo predict` reads images
+if TYPE_CHECKING:  # imported only for type checking, because only predictions read images
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.sources import DataSource
 
@@ -20,7 +20,7 @@ Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_tar
 class InMonai:
     """A task's preprocessing and inference as MONAI bundle configuration.
 
-    The MONAI bundle reads an image under the key "image", then applies `transforms`, which must be invertible.
+    The MONAI bundle reads an image under the key "image", then applies the transforms, which must be invertible.
     """
 
     transforms: list[Words]
@@ -37,7 +37,7 @@ class InMonai:
 def whole_images(
     size: Sequence[int], *, sliced: bool, windows: bool = False, overlap: float = 0.0, classifies: bool = False
 ) -> Words:
-    """Return the configuration of a MONAI inferer whose predictions equal those of `medsilo predict`."""
+    """Return the configuration of a MONAI inferer whose predictions equal medsilo's predictions."""
     how = {"sliced": sliced, "windows": windows, "overlap": overlap, "classifies": classifies}
     return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 
@@ -45,8 +45,8 @@ def whole_images(
 class Inference:
     """Describes how a task's models are applied to new cases.
 
-    The attribute `predictor` names an entry point of the group `medsilo.predictors`. If `predictor` is empty, `medsilo
-    predict` cannot use the task's models.
+    The predictor is the name of an entry point of the group `medsilo.predictors`. Without a predictor, medsilo cannot
+    predict with the task's models.
 
     >>> import numpy, torch
     >>> from medsilo.extend import Scan, Inference

@@ -21,7 +21,7 @@ BINS = 200  # number of bins in fine histograms, from which areas under ROC curv
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """For each measure with at least `least` values, return the sum and the number of the values."""
+    """For each measure with enough values, return the sum and the number of the values."""
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]

@@ -26,7 +26,7 @@ class Objective(ABC):
     (2,)
     """
 
-    metric: str  # name of the metric, which `case_scores` computes; a higher metric is better
+    metric: str  # name of the metric, of which higher values are better
     metric_range: tuple[float, float] = (0.0, 1.0)
     classes: int = 0  # number of labels including the background; 0 if targets are not labels
     outputs: int  # number of network outputs for each case, or for each pixel or voxel of a segmentation
@@ -68,7 +68,7 @@ class Objective(ABC):
         return measures[self.metric][cases]
 
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
-        """Return each case's predictions by the column names of predictions.csv.
+        """Return a mapping for each case, from column names of predictions.csv to predicted values.
 
         Args:
             name: The column name of a regression's predicted value.
@@ -88,14 +88,14 @@ class Objective(ABC):
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return a function that computes measures from outputs and targets.
 
-        The returned function is called with one batch of test cases after another, in the order of `cases`.
+        The returned function is called with one batch of test cases after another, in the order of the data set.
         """
         return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts that a site discloses about its test cases, and that can be added over sites.
 
-        Each count covers at least `least` cases, and only measures that `layout` names are counted.
+        Each count covers a minimum number of cases, and only declared measures are counted.
         """
         counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
@@ -126,7 +126,7 @@ class Objective(ABC):
         return self.range_of(name)
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the largest change of the score over the cases in `data` that one patient can cause.
+        """Return the largest change of a data set's score that one patient can cause.
 
         None means that one patient's influence equals the fraction of cases that belong to this patient.
         """

@@ -20,7 +20,8 @@ DASH = 5
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
     """Convert an image [C, (D,) H, W] to uint8 pixels: three channels to RGB, and otherwise the first channel to grey.
 
-    Of a volume, only the middle slice is converted. The values `low` and `high` become 0 and 255.
+    Of a volume, only the middle slice is converted. Two given values become the darkest grey, 0, and the brightest
+    grey, 255.
     """
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]

@@ -114,7 +114,7 @@ class Scan:
         return mask.values[0]
 
     def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
-        """Raise DataError unless this image and the image `other`, read from `path`, have the same grid."""
+        """Raise DataError unless this image and another image have the same grid."""
         if self.values.shape[1:] != other.values.shape[1:]:
             raise DataError(f"{what} have different sizes; export both on one grid", str(path))
         if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
@@ -130,7 +130,9 @@ class Scan:
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Convert labels [(D,) H, W] on the grid of `values` to a SimpleITK image on the grid of the image file."""
+        """Convert labels [(D,) H, W] on the grid of this scan's values to a SimpleITK image on the grid of the image
+        file.
+        """
         import SimpleITK
 
         order, flips = self.turn

@@ -101,8 +101,8 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        # The loss function `criterion` has three arguments (outputs, labels, annotated structures) if structures may
-        # overlap, and otherwise the first two.
+        # The loss function has three arguments (outputs, labels, annotated structures) if structures may overlap, and
+        # otherwise the first two.
         given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 

@@ -17,7 +17,7 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.shares import Shares, as_tuple
 from medsilo.tasks.subgroups import Subgroups
 
-# Possible keys of `columns` if each row of the table names the files of a case.
+# Possible roles of columns if each row of the table names the files of a case.
 ROLES = ("image", "label", "patient", "part", "site")
 MISSING = (
     *("", "NA", "N/A", "n/a", "n.a.", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.", "n.b.", "S/D", "s/d"),
@@ -68,8 +68,8 @@ class DataSource(Section):
     label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
     # Structures and columns of the plan that this site did not annotate or measure.
     unannotated: Names = ()
-    # The following keys are for the task `table`. For each categorical column of the plan, `levels` maps this site's
-    # levels to the plan's levels.
+    # The following keys are for the task `table`. For each categorical column of the plan, this site's levels are
+    # mapped to the plan's levels.
     levels: dict[str, dict[str, str | int]] = {}
     missing: Names = MISSING  # strings that stand for a missing value
     codes: dict[str, Names] = {}  # for each column of the plan, numbers that stand for a missing value, such as 999
@@ -78,23 +78,23 @@ class DataSource(Section):
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If `outcome` is not empty, a plan cannot predict any other column, and rows
-    # without a value in a column of `outcome` are left out.
+    # Columns that a plan may predict. If a site declares these columns, a plan cannot predict any other column, and
+    # rows without a value in these columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
     required: Names = ()  # columns without whose value a row is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
-    # The following keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
-    # plan's signals to the names of columns in recordings.
+    # The following keys are for the task `series-folder`. Time, label, patient and the plan's signals are mapped to the
+    # names of columns in recordings.
     recording_columns: dict[str, Pattern] = {}
     rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's sampling rate
     # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If a site's
-    # settings contain `shares`, plans cannot change a patient's part.
+    # settings contain these fractions, plans cannot change a patient's part.
     shares: OwnShares | None = None
     folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds, which plans cannot change
     # Subgroups of patients, such as sex, age or scanner, for which test results disclose scores.
     subgroups: Subgroups = {}
-    # file that names patients to leave out, one per line; results do not disclose that `exclude_patients` is set
+    # file that names patients to leave out, one per line; results do not disclose whether there is such a file
     exclude_patients: Path | None = None
     data_set: Path | None = None  # folder of the accepted data set, if a data set contains these settings
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
@@ -171,13 +171,13 @@ class DataSource(Section):
         """Return the folder of a site's data: the subfolder with the site's name, or the data folder without this
         subfolder.
 
-        If `dealt` is true, the plan divides one folder among all sites, so the data folder is returned.
+        If the plan divides one folder among all sites, the data folder is returned.
         """
         own = self.folder / site
         return own if not dealt and own.is_dir() and not own.is_symlink() else self.folder
 
     def table_file(self, folder: Path | None = None) -> Path:
-        """Return the path of the table, which is searched first in `folder` and then in the data folder."""
+        """Return the path of the table, which is searched first in the given folder and then in the data folder."""
         name = self.table or self.TABLE
         path = folder / name if folder and (folder / name).is_file() else self.folder / name
         if not path.is_file():
@@ -279,7 +279,7 @@ class DataSource(Section):
         return self.model_copy(update={"cache_memory": 0})
 
     def for_facts(self, known: dict[str, Any]) -> Self:
-        """Return a copy for a survey only, which stores the facts of prepared entries in `known` and keeps no
+        """Return a copy for a survey only, which stores facts about images or recordings, and keeps no prepared
         images.
         """
         copy = self.once()

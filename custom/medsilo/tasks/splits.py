@@ -128,7 +128,7 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Assign each new patient to the part with the largest deficit, while patients in `known` keep their parts."""
+    """Assign each new patient to the part with the largest deficit, while known patients keep their parts."""
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]
@@ -203,8 +203,8 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     """Distribute samples to sites, where each class has proportions sampled from Dirichlet(alpha) (Yurochkin et al.
     2019).
 
-    If a site has fewer than `minimum` samples, the proportions are sampled again. If all attempts fail, random samples
-    of the best attempt are moved from the largest sites to the smallest sites.
+    If a site has too few samples, the proportions are sampled again. If all attempts fail, random samples of the best
+    attempt are moved from the largest sites to the smallest sites.
 
     A smaller alpha gives fewer classes at each site, and greater differences between the sizes of sites.
 
@@ -248,7 +248,7 @@ def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Genera
 
 
 def fill_up(owners: np.ndarray, sites: int, minimum: int, random: np.random.Generator) -> None:
-    """Move samples from the largest site to the smallest site, in place, until every site has `minimum` samples."""
+    """Move samples from the largest site to the smallest site, in place, until every site has enough samples."""
     sizes = np.bincount(owners, minlength=sites)
     while sizes.min() < minimum:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

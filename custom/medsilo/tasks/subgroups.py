@@ -77,8 +77,7 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 
 
 def members_of(source: "DataSource", folder: Path) -> Members:
-    """Return each patient's level in each subgroup that a data source declares, where tables of subgroups are searched
-    in `folder` first.
+    """Return each patient's level in each subgroup that a data source declares.
 
     A patient's band follows from the first row that contains a number. A patient whose rows have different levels is
     left out of the subgroup.

@@ -24,11 +24,11 @@ Severity = Literal["stops", "left out", "note"]
 class Problem:
     """A problem of a site's data, and the number of affected cases.
 
-    The text `what` describes the problem and its remedy, without private words. The texts `private` name files or
-    patients, and must not leave the hospital.
+    The description names the problem and its remedy, without private words. The private texts name files or patients,
+    and must not leave the hospital.
 
-    The severity is `stops` if training rejects the data, `left out` if training leaves out the affected cases, and
-    `note` if training uses them.
+    The severity is "stops" if training rejects the data, "left out" if training leaves out the affected cases, and
+    "note" if it uses them.
     """
 
     severity: Severity
@@ -53,7 +53,7 @@ def refuse_what_stops(problems: Sequence[Problem]) -> None:
 
 @dataclass(frozen=True)
 class PartFacts:
-    """Counts of a site's training, validation or test part, where `classes` is the number of cases with each class or
+    """Counts of a site's training, validation or test part, including the number of cases with each class or
     structure.
     """
 
@@ -89,7 +89,7 @@ class Survey:
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Create a survey with a single problem, `what`, because the data could not be read."""
+        """Create a survey with a single problem, because the data could not be read."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 

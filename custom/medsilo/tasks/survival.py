@@ -24,8 +24,8 @@ class Survival(Objective):
 
     The network's output is a case's log relative risk, and a target is [time, event].
 
-    The number `event` is 1 if the event occurred at `time`, and 0 if the case was censored, that is, last observed at
-    `time` without an event.
+    In a target, "event" is 1 if the event occurred at the time, and 0 if the case was last observed without an event
+    (censored).
     """
 
     metric = "concordance"

@@ -181,7 +181,7 @@ def _bounded(file: TextIO) -> Iterator[str]:
 
 
 def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a column's name, in any spelling, to the spelling in `names`.
+    """Return a function that maps a column's name, in any spelling, to the spelling in the table.
 
     Upper and lower case are not distinguished, unless two names differ only by case.
 
@@ -240,7 +240,7 @@ def _in_columns(path: Path) -> Read:
 
 
 def frame_of(path: Path) -> Any:
-    """Read a Stata, SAS or Excel file as a pandas data frame, in which missing values are None."""
+    """Read a Stata, SAS or Excel file as a pandas data frame, in which None marks a missing value."""
     try:
         import pandas
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class Fold(Section):
-    """A cross-validation fold, which divides a site's patients into `of` groups of equal size. Group `number` is
-    tested, and the next group is used for validation.
+    """A cross-validation fold: of a site's equally large groups of patients, one is tested, and the next is used for
+    validation.
     """
 
     number: int = Field(ge=1, le=100, description="number of the part that is tested")
@@ -42,8 +42,8 @@ class Fold(Section):
 class Task(Section):
     """A task of the plan. The task reads cases, defines the training objective, and applies models to new cases.
 
-    The attribute `goal` is the objective, and the attribute `use` applies models to new cases. Every subclass declares
-    `name: Literal["..."] = "..."`.
+    The attribute `goal` is the training objective, and the attribute `use` describes how models are applied to new
+    cases. Every subclass declares `name: Literal["..."] = "..."`.
 
     >>> from typing import ClassVar, Self
     >>> from medsilo.extend import Classification, Task
@@ -65,7 +65,7 @@ class Task(Section):
     by_patient: ClassVar[bool] = False
     # True if the plan names labels or outcome columns that a site's data must contain.
     names_outcome: ClassVar[bool] = False
-    split_by_site: ClassVar[bool] = False  # True if the key `data` in a site's settings can determine the site's split
+    split_by_site: ClassVar[bool] = False  # True if a site's settings can determine the site's split
     scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains the model
     most_sites: ClassVar[int | None] = None  # largest number of sites in a study, or None without a limit
 
@@ -210,7 +210,7 @@ class Task(Section):
         """
         return None
 
-    draws: ClassVar[bool] = False  # True if training uses `draw_batches` instead of passes over all cases
+    draws: ClassVar[bool] = False  # True if training uses random batches instead of passes over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return the cases of the next training batches in their order.

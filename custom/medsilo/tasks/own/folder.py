@@ -42,11 +42,11 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 class FolderTask(OwnFolder):
     """The base class of tasks whose cases are images in files that each site's settings describe.
 
-    Lists with one number for each axis are in the order x, y (and z). Images are resized to `size`, or keep their
-    sizes.
+    Lists with one number for each axis are in the order x, y (and z). Images are resized to the plan's size, or keep
+    their sizes.
 
-    If images keep their sizes, a segmentation trains on random patches of the size `size`, and evaluates whole images
-    by sliding windows. A classification crops or pads each image to `size`.
+    If images keep their sizes, a segmentation trains on random patches of the plan's size, and evaluates whole images
+    by sliding windows. A classification crops or pads each image to the plan's size.
     """
 
     kind: Literal["segmentation", "classification"] = Field(
@@ -106,7 +106,7 @@ class FolderTask(OwnFolder):
 
     @property
     def alike(self) -> bool:
-        """True if all images are resized to `size`."""
+        """True if all images are resized to the plan's size."""
         return True
 
     @property
@@ -205,7 +205,7 @@ class FolderTask(OwnFolder):
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the MONAI bundle configuration that reorients and resamples images as `inputs_of` does."""
+        """Return the MONAI bundle configuration that reorients and resamples images as training does."""
 
     # ------------------------------------------------------------------------------------------ from files
     def scan_of(self, files: tuple[Path, ...]) -> "Scan":
@@ -271,7 +271,7 @@ class FolderTask(OwnFolder):
 
 @cache
 def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Objective:
-    """Return the objective: classification into `labels`, or segmentation of structures with the labels 1, 2, ..."""
+    """Return the objective: classification, or segmentation of structures with the labels 1, 2, ..."""
     if kind == "classification":
         return Classification(labels)
     structures = {name: (number,) for number, name in enumerate(labels, 1)}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 class ImageFolder(FolderTask):
     """A task whose cases are flat images in PNG, JPEG or TIFF files, and whose labels are masks or classes.
 
-    Images are resized to `size`. If `resize` is false, images keep their sizes, and a segmentation trains on patches.
+    Images are resized to the plan's size. If the plan does not resize images, a segmentation trains on patches.
     """
 
     title: ClassVar[str] = "A hospital's own flat images: segmentation or classification"

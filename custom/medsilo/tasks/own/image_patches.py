@@ -36,8 +36,8 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     """Crop the same random patch from an image [C, *grid] and from its labels [*grid], and pad images that are smaller
     than the patch.
 
-    With probability `foreground`, the patch is centred on a random voxel of a structure, as nearly as the image's edges
-    allow. Otherwise, the patch has a random position.
+    Some patches are centred on a random voxel of a structure, as nearly as the image's edges allow. All other patches
+    have a random position.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
 def _cut(
     image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
 ) -> Tensor:
-    """Copy a box of an image, and pad a box that is smaller than `size`.
+    """Copy a box of an image, and pad the box where it exceeds the image.
 
     Args:
         starts: The first index of the box along each axis.

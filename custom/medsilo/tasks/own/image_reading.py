@@ -122,9 +122,7 @@ def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
 
 
 def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Record contradictions between masks and the key `data.unannotated`, which names structures without
-    annotations.
-    """
+    """Record masks that contain a structure which the site declares as not annotated."""
     shown = [{label for labels in one.facts.shown for label in labels} for one in every]
     undrawn = set(task.undrawn(source))
     drawn = [one.entry for one, labels in zip(every, shown, strict=True) if labels & undrawn]

@@ -71,7 +71,7 @@ class OwnData(Task):
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:
-        """Return the plan's structures and columns that the site's key `data.unannotated` names."""
+        """Return the plan's structures and columns that the site's settings declare as missing."""
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"

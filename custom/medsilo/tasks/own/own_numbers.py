@@ -79,7 +79,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """For each label of the site, normalised by `cells.level`, return the number of the plan's class."""
+    """Return the number of the plan's class for each normalised label of the site."""
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}

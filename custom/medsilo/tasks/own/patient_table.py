@@ -41,9 +41,7 @@ Kind = Literal["classification", "regression", "survival"]
 
 @cache
 def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
-    """Return the objective: classification into `labels`, regression of values within `limits`, or survival
-    analysis.
-    """
+    """Return the objective: classification, regression or survival analysis."""
     if kind == "classification":
         return Classification(labels, 1 if len(labels) == 2 else None)
     return Regression(limits) if kind == "regression" else Survival()
@@ -198,7 +196,7 @@ class PatientTable(Standardised):
     def rows(self, path: Path, source: "DataSource", outcome: bool = True) -> "TableRows":
         """Read the cases in a table as numbers, and record problems of all other rows.
 
-        If `outcome` is true, outcomes are read, and rows without an outcome are left out.
+        If outcomes are read, too, rows without an outcome are left out.
         """
         from medsilo.tasks.own import table_rows
 

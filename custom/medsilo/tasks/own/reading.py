@@ -278,9 +278,7 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare images or recordings, and add the names of unreadable images or recordings to `wrong`, under the
-    reason.
-    """
+    """Prepare images or recordings, and collect the names of unreadable images or recordings by reason."""
     held = []
     for entry in entries:
         try:

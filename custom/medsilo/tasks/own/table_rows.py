@@ -461,5 +461,5 @@ class _Reading:
 
 
 def read_rows(task: PatientTable, path: Path, source: DataSource, outcome: bool = True) -> TableRows:
-    """Read the cases in a table. If `outcome` is true, outcomes are read, and rows without an outcome are left out."""
+    """Read the cases in a table. If outcomes are read, too, rows without an outcome are left out."""
     return _Reading(task, path, source, outcome).rows()

@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 class VolumeFolder(FolderTask):
     """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels are masks or classes.
 
-    Subclasses may override the method `listing_of`, which lists cases, `scan_of`, which reads images, and
-    `mask_reader`, which reads masks. Every volume is reoriented to LPS.
+    Subclasses may override the methods that list cases, read images and read masks: `listing_of`, `scan_of` and
+    `mask_reader`. Every volume is reoriented to LPS.
 
-    If `target_spacing` is given, volumes are resampled to this spacing, and a segmentation trains on patches of the
-    size `size`. If `target_spacing` is not given, volumes are resized to `size`.
+    If the plan has a target spacing, volumes are resampled to this spacing, and a segmentation trains on patches of the
+    plan's size. Without a target spacing, volumes are resized to the plan's size.
 
-    If `dimensions` is 2, every slice is a case, and lists with one number for each axis are in the order x, y. All
-    slices of a volume are in the same part (training, validation or test).
+    If the plan has two dimensions, every slice is a case, and lists with one number for each axis are in the order x,
+    y. All slices of a volume are in the same part (training, validation or test).
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)

@@ -63,13 +63,12 @@ class SyntheticActivity(Task):
     Each person has the same activity in most windows, and moves with an individual tempo and strength. Each site has at
     least three persons.
 
-    For each main activity, the sites' fractions of persons are sampled from Dirichlet(alpha), and a site has `persons`
-    persons on average.
+    For each main activity, the sites' fractions of persons are sampled from Dirichlet(alpha).
 
     Sites 1, 3, 5, ... have the first type of sensor, and sites 2, 4, 6, ... have the second type. The two types of
     sensors differ in gains, offsets, inverted channels, noise and clock rate.
 
-    The key `shift` determines how sites differ, as in design C of the benchmarks.
+    The plan determines how sites differ, as in design C of the benchmarks.
 
     With the shift "label" (C2), sites differ in the frequency of activities. With the shift "feature" (C4), sites
     differ in sensors, and alpha is ignored. With the shift "both" (C1), sites differ in activities and, independently,

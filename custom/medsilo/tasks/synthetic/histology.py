@@ -38,9 +38,7 @@ SPACING = 16  # number of pixels between neighbouring positions of cells
 
 @dataclass(frozen=True)
 class Appearance:
-    """The appearance of a site's slides, where `light` is the strength of an illumination gradient in the direction
-    `light_angle`.
-    """
+    """The appearance of a site's slides: stains, illumination, blur, noise and texture."""
 
     nucleus_stain: tuple[float, float, float]
     tissue_stain: tuple[float, float, float]
@@ -58,9 +56,7 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Interpolate between two appearances: `share` 0 gives `start`, `share` 1 gives `end`, and a larger `share`
-        extrapolates.
-        """
+        """Interpolate between two appearances, or extrapolate if the share of the second appearance is above 1."""
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
 
@@ -89,7 +85,8 @@ class SyntheticHistology(Task):
     a negative control, because amplitude normalisation lowers the accuracy.
 
     Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
-    texture. The key `shift` scales these differences, and with `shift` 0 all sites have the same appearance.
+    texture. The plan's shift scales the differences in appearance, and with a shift of 0 all sites have the same
+    appearance.
 
     Patients differ in the strength of staining, the size of cells and the number of cells.
     """

@@ -16,9 +16,7 @@ def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int:
-    """Return the index of a site among the study's sorted sites. Raises PlanError if the study has more than `most`
-    sites.
-    """
+    """Return the index of a site among the study's sorted sites. Raises PlanError if the study has too many sites."""
     if site not in sites:
         raise PlanError(f"participation.sites: '{site}' is not among them; add it or start another site")
     if most is not None and len(sites) > most:
@@ -54,5 +52,5 @@ def smooth_noise(shape: tuple[int, ...], sigma: float, random: np.random.Generat
 
 
 def per_case(values: np.ndarray, axes: int) -> np.ndarray:
-    """Reshape an array [cases] to [cases, 1, ..., 1] in float32, with `axes` added axes."""
+    """Reshape an array [cases] to [cases, 1, ..., 1] in float32."""
     return values.astype(np.float32).reshape(-1, *(1,) * axes)

@@ -69,9 +69,9 @@ class SyntheticProstate(Task):
     similarity "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth site. A
     single model is then correct at all sites only if it recognises the site by background and brightness.
 
-    Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times
-    `patients`). The values of each patient's volume are multiplied by an individual factor. Each case is a slice that
-    shows the organ, and the network returns two logits for each pixel.
+    Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times the
+    smallest site's number). The values of each patient's volume are multiplied by an individual factor. Each case is a
+    slice that shows the organ, and the network returns two logits for each pixel.
 
     In design B of the benchmarks, each patient has one slice.
     """
