@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # defined by an optional package
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
 LONGEST_LINE = 300  # limit on the bytes of a line in the lead's description
-MEASURED_LINE = 4000  # default speed, with which the speed of the slowest line is measured
+MEASURED_LINE = 4000  # default value, with which medsilo measures the speed of the slowest line
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
@@ -207,9 +207,7 @@ class Plan(Section):
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state for another process without the schedule, which each process creates again because its
-        functions can't be pickled.
-        """
+        """Return the plan's state for another process, without the schedule, whose functions can't be pickled."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
 
@@ -313,7 +311,7 @@ class Plan(Section):
         return sum(self.validates(rounds) for rounds in range(self.rounds + 1))
 
     def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, including defaults."""
+        """Return every key of the plan with its value, including defaults."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:

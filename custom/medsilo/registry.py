@@ -208,7 +208,7 @@ class Registry(PluginTable):
         if name is None or name not in self:
             told = {"name": values["name"], "remedy": self.remedy(values["name"])}
             raise PydanticCustomError("name_not_known", "{name} is not known", told)
-        text = json.dumps({**values, "name": name}, default=str)  # as strict JSON, in the same way as the plan is read
+        text = json.dumps({**values, "name": name}, default=str)  # validated as strict JSON, as all plans are
         return self[name].model_validate_json(text, strict=True)
 
     def named_in(self, section: Any) -> str:

@@ -17,16 +17,17 @@ CACHED = 1 << 20  # number of pixels whose spectra fit into a CPU's cache
 
 
 class AmplitudeNorm(nn.Module):
-    """HarmoFL's Ψ (Eqs. 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average amplitude.
+    """HarmoFL's Ψ (Equations 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average
+    amplitude.
 
-    In training, each batch updates A and is then normalised with A. After A is frozen, batches no longer update A.
-    Evaluation never updates A. In evaluation before the first training batch, the layer returns images unchanged. The
-    layer passes no gradient to its input, and does not change its input in place.
+    In training, each batch updates the average amplitude A and is then normalised with A. Evaluation, and training
+    after A is frozen, do not update A. In evaluation before the first training batch, the layer returns images
+    unchanged. The layer passes no gradient to its input, and does not change its input in place.
 
     Args:
         shape: (C, H, W) or (C, D, H, W). All images must have this shape.
-        decay: v of Eq. 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With v = 0, A stays the amplitude of the
-            first batch.
+        decay: v of Equation 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With v = 0, A stays the amplitude of
+            the first batch.
         band: The frequencies at which A replaces the image's amplitude. None: all frequencies, as in the paper. 0.0:
             only frequency 0, the mean, as in the released code. 0 < band ≤ 0.5: the low frequencies |f| ≤ floor(min(H,
             W) · band).
@@ -150,15 +151,15 @@ class AmplitudeNorm(nn.Module):
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
-        """Apply HarmoFL's Eq. 4 to a spectrum F in place, with F / |F| instead of exp(j P), because angles would take
-        longer.
+        """Apply HarmoFL's Equation 4 to a spectrum F in place, with F / |F| instead of exp(j P), because angles would
+        take longer.
         """
         for block in self.blocks:
             spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
         return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes)
 
     def _learn(self, spectra: list[Tensor], images: Tensor) -> Iterator[Tensor]:
-        """Update the average amplitude A by HarmoFL's Eq. 3, unless the batch contains NaN."""
+        """Update the average amplitude A by HarmoFL's Equation 3, unless the batch contains NaN."""
         batch = sum((spectrum.abs().sum(0) for spectrum in spectra[1:]), spectra[0].abs().sum(0)) / len(images)
         finite = batch.isfinite().all()
         if images.device.type != "cpu":
@@ -178,8 +179,8 @@ class AmplitudeNorm(nn.Module):
             _refuse(found)
 
     def _with_mean(self, images: Tensor) -> Tensor:
-        """Apply HarmoFL's Eq. 4 to frequency 0 only: A sets the absolute value of each image's mean, and the mean keeps
-        its sign.
+        """Apply HarmoFL's Equation 4 to frequency 0 only: A sets the absolute value of each image's mean, and the mean
+        keeps its sign.
         """
         mean = images.mean(self.axes, keepdim=True)
         shared = self.used / math.prod(self.size)

@@ -18,7 +18,8 @@ Case = tuple[Tensor, Tensor]  # (inputs, targets) of one case or of one batch
 
 CPU = torch.device("cpu")
 
-ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # makes the order of cuBLAS's sums deterministic
+# environment variable that makes the order of cuBLAS's sums deterministic
+ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 Stop = Callable[[], None]  # called before every batch; raises an error if the run should stop
 

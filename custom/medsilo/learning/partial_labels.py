@@ -28,8 +28,8 @@ def mark_of(absent: Collection[int]) -> int:
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
-    """Add a mark of structures without annotations to the labels of a case. If there is such a mark, the label -1 of
-    empty areas becomes background.
+    """Add a mark of structures without annotations to the labels of a case. With a mark, the label -1 of empty areas
+    becomes background.
     """
     return labels.long().clamp(min=0) | mark if mark else labels
 

@@ -14,7 +14,7 @@ from medsilo.learning.steps import keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):
-    """Wraps a PyTorch optimizer, and replaces its gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Eqs. 6 and 7).
+    """Wraps a PyTorch optimizer, and replaces its gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Equations 6 and 7).
 
     The perturbation of the weights θ is δ = α g / (‖g‖ + eps), where g = ∇ℓ(θ).
 
@@ -96,7 +96,7 @@ def perturbed_gradients(
 
 
 def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
-    """Return the perturbed weights θ + δ of HarmoFL's Eq. 6, and overwrite the gradients by δ."""
+    """Return the perturbed weights θ + δ of HarmoFL's Equation 6, and overwrite the gradients by δ."""
     gradients = [p.grad for p in moved if p.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
     norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -120,6 +120,6 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
 
 
 def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
-    """Return a training step that does lines 9 to 12 of HarmoFL's Alg. 1."""
+    """Return a training step that does lines 9 to 12 of HarmoFL's Algorithm 1."""
     perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
     return lambda _, closure: perturbed.step(cast(Closure, closure))

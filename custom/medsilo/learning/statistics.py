@@ -1,4 +1,4 @@
-"""Measure the exact mean and variance of the inputs of a network's layers over a site's data (AdaFed, Eq. 3)."""
+"""Measure the exact mean and variance of the inputs of a network's layers over a site's data (AdaFed, Equation 3)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -152,7 +152,7 @@ class StatisticsMixture(Algorithm):
         return {name: everything[name] for name in local_norm_names(modules["model"])}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
-        """Return the aggregator of Eq. 2, whose mixing weights W follow from the latest statistics."""
+        """Return the aggregator of Equation 2, whose mixing weights W follow from the latest statistics."""
         measured = server.mixers.get("statistics")
         weights = measured.weights() if isinstance(measured, ComparedOnly) else self.compare(server.sites, {})
         return SimilarityMix(weights)
@@ -206,7 +206,8 @@ class AdaFed(StatisticsMixture):
     follow from the statistics.
 
     In phase "measure", which is one round without training, the server sends the network f to the sites. Each site then
-    returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives ψ_i ← Σ_j w_ij ψ_j.
+    returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives the mixture of
+    models ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"

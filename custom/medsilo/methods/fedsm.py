@@ -1,6 +1,6 @@
 """FedSM: Xu et al., Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation, CVPR 2022.
 
-The prediction of the super model (Alg. 2 of the paper) is in medsilo.deploy.
+The prediction of the super model (Algorithm 2 of the paper) is in medsilo.deploy.
 """
 
 import copy
@@ -190,12 +190,12 @@ class ModelsAndSelector(Algorithm):
         return own.make_optimizer(module.parameters())
 
     def global_group(self) -> Group:
-        """Return the group of global models, which the server averages (line 15 of Alg. 1)."""
+        """Return the group of global models, which the server averages (line 15 of Algorithm 1)."""
         return Group("global", network("global"), sample_mean, title="global model")
 
     def personal_group(self) -> Group:
-        """Return the group of personal models, which the server moves towards each other (line 16 of Alg. 1, Eq.
-        11).
+        """Return the group of personal models, which the server moves towards each other (line 16 of Algorithm 1,
+        Equation 11).
         """
         return Group(
             "personal",
@@ -207,7 +207,7 @@ class ModelsAndSelector(Algorithm):
         )
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """Return the selector's group (line 15 of Alg. 1), and the group of Adam's moments if the plan averages
+        """Return the selector's group (line 15 of Algorithm 1), and the group of Adam's moments if the plan averages
         moments.
         """
         selector = Group("selector", network("selector"), self.selector_mean)
@@ -216,7 +216,7 @@ class ModelsAndSelector(Algorithm):
         return selector, Group("moments", network("moments"), sample_mean, ranges=_moment_ranges)
 
     def selector_mean(self, server: ServerSide) -> Aggregator:
-        """Return the selector's aggregator: the mean of line 15 of Alg. 1, or Adam at the server."""
+        """Return the selector's aggregator: the mean of line 15 of Algorithm 1, or Adam at the server."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
         return mixer_of(sample_mean, server)
@@ -273,9 +273,9 @@ def _says_of_sums(tensors: Tensors) -> Sequence[str]:
 
 
 class FedSM(ModelsAndSelector):
-    """FedSM trains a global model, personal models that SoftPull mixes, and a selector together (Alg. 1).
+    """FedSM trains a global model, personal models that SoftPull mixes, and a selector together (Algorithm 1).
 
-    At the end, all networks are combined to one super model (Alg. 2). If the selector is confident that an image
+    At the end, all networks are combined to one super model (Algorithm 2). If the selector is confident that an image
     resembles the images of a hospital, the hospital's personal model predicts, and otherwise the global model.
     """
 
@@ -322,7 +322,7 @@ class FedSM(ModelsAndSelector):
         return self
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        selector = self.selector_groups()  # lines 7, 10 and 15 of Alg. 1
+        selector = self.selector_groups()  # lines 7, 10 and 15 of Algorithm 1
         if self.personal_method is None:
             groups = (self.global_group(), self.personal_group(), *selector)
             return [Phase("train", rounds, groups, self.train_all_three)]
@@ -403,11 +403,11 @@ class FedSM(ModelsAndSelector):
         )
 
     def train_all_three(self, bench: TrainContext) -> float:
-        """Train the personal model, the global model and the selector on each batch (lines 6 to 12 of Alg. 1)."""
+        """Train the personal model, the global model and the selector on each batch (lines 6 to 12 of Algorithm 1)."""
         label = bench.sites.index(bench.site)
 
         def tell_apart(scores: Tensor, targets: Tensor) -> Tensor:
-            """Return the selector's loss (Eq. 2), in which every image of hospital k has the label k."""
+            """Return the selector's loss (Equation 2), in which every image of hospital k has the label k."""
             return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
         chosen = OutputLoss(tell_apart)
@@ -425,7 +425,7 @@ class FedSM(ModelsAndSelector):
             yield lesson
 
     def learning_models(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
-        """Return the training steps of the personal and the global model (lines 8 and 9 of Alg. 1)."""
+        """Return the training steps of the personal and the global model (lines 8 and 9 of Algorithm 1)."""
         if self.personal_method:
             return self.personal_method.learning(bench)
         return nullcontext([bench.lesson("model"), bench.lesson("global")])

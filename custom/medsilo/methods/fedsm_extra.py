@@ -1,4 +1,4 @@
-"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Sec. 3.1), which train the selector after the models."""
+"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Section 3.1), which train the selector after the models."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ class FedSMExtra(SelectorAfterwards):
 def best_of(outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
     """Return the index of the model with the lowest loss for every case of a batch, [B].
 
-    The index is argmin_k L(h_k(x), y), which corrects a misprint in Eq. 1. If several models have the lowest loss, the
-    function returns the smallest of their indices.
+    The index is argmin_k L(h_k(x), y), which corrects a misprint in Equation 1. If several models have the lowest loss,
+    the function returns the smallest of their indices.
     """
     losses = [[loss(output[i : i + 1], targets[i : i + 1]) for i in range(len(targets))] for output in outputs]
     return torch.stack([torch.stack(row) for row in losses]).argmin(0)

@@ -20,8 +20,8 @@ from medsilo.schedule.weighting import Weighting
 class HarmoFL(Averaging):
     """HarmoFL gives all images a common amplitude spectrum, and perturbs the weights to find flat minima.
 
-    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Eq. 1). Without amplitude spectrum and perturbation, HarmoFL equals
-    FedAvg.
+    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Equation 1). Without amplitude spectrum and perturbation, HarmoFL
+    equals FedAvg.
     """
 
     title = "HarmoFL"
@@ -36,8 +36,9 @@ class HarmoFL(Averaging):
             "algorithm.weighting": "uniform",
             "algorithm.server_lr": 1.0,
         },
-        # The released code changes only the mean of each channel. Its decay of 0.1 is converted to the integer 0, so
-        # all rounds use the mean of the first batch. Its batch norm has no weights and no running statistics.
+        # The released code changes only the mean of each channel. The released code converts its decay of 0.1 to the
+        # integer 0, so all rounds use the mean of the first batch. Batch norm in the released code has no weights and
+        # no running statistics.
         "released-code": {
             "algorithm.amplitude.band": 0.0,
             "algorithm.amplitude.decay": 0.0,
@@ -61,5 +62,5 @@ class HarmoFL(Averaging):
         return Private(("model",), disclosure_notes="each perturbed step has two noisy gradients, which both count")
 
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
-        """Return the aggregator θ ← θ + η_g (Σ p_i θ_i − θ) (line 16 of Alg. 1)."""
+        """Return the aggregator θ ← θ + η_g (Σ p_i θ_i − θ) (line 16 of Algorithm 1)."""
         return super().mean(server, self.server_lr)

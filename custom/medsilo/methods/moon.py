@@ -19,10 +19,10 @@ from medsilo.schedule.train_context import TrainContext
 class Moon(FedAvg):
     """FedAvg with the loss ℓ + μ ℓ_con, which pulls features towards the global model's features.
 
-    The contrastive loss ℓ_con also pushes features away from the features of the site's previous model. Eq. 3 is ℓ_con
-    = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})), where z is the input of the last
-    layer. The networks of the paper have an additional two-layer projection to 256 numbers. A site's previous model
-    stays at the site; in the first round, the initial model takes its role.
+    The contrastive loss ℓ_con also pushes features away from the features of the site's previous model. Equation 3 is
+    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})), where z is the input of
+    the last layer. The networks of the paper have an additional two-layer projection to 256 numbers. A site's previous
+    model stays at the site; in the first round, the initial model takes its role.
     """
 
     title = "MOON"
@@ -55,7 +55,7 @@ class Moon(FedAvg):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Return the mean contrastive loss ℓ_con (Eq. 3) of a batch.
+    """Return the mean contrastive loss ℓ_con (Equation 3) of a batch.
 
     Features in half precision are converted to single precision, because a cosine in half precision is inexact.
 

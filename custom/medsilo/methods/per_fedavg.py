@@ -19,7 +19,7 @@ class PerFedAvg(SharedAndOwn):
     """FedAvg of a model w that performs well after one gradient step at each site.
 
     The objective is min_w Σ p_k f_k(w − a ∇f_k(w)), with first-order gradients. A site's personal model is the received
-    w after one step with the gradient over all training data (the expectation in Eq. 3).
+    w after one step with the gradient over all training data (the expectation in Equation 3).
     """
 
     title = "Per-FedAvg"

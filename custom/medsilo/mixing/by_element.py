@@ -46,8 +46,8 @@ class MeanByElement(WeightedMean):
         del self._numbers[site]
 
     def _fold(self, sites: list[str]) -> None:
-        """Update the mean m ← m + w / Σw · (θ - m), where each element has a weight w. The mean is 0 where all weights
-        are 0.
+        """Update the mean m ← m + w / Σw · (θ - m), where each element has a weight w. Elements of the mean are 0 where
+        all weights are 0.
         """
         if not sites:
             return

@@ -379,7 +379,7 @@ Rule = Callable[[Tensor], Tensor]  # maps θ [K, values] of the K sites that ans
 
 
 class JointAggregator(Identity):
-    """θ_i ← f_i(θ_1 .. θ_K), element by element, for the K sites that answered. If only one site answered, its model
+    """θ_i ← f_i(θ_1, …, θ_K), element by element, for the K sites that answered. If only one site answered, its model
     stays unchanged.
 
     Answers are copied, and combined in place when the round closes, so memory holds each model once.
@@ -405,9 +405,9 @@ class JointAggregator(Identity):
 
 
 class SoftPull(JointAggregator):
-    """FedSM Eq. 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, over all K sites that answered in the round.
+    """FedSM Equation 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, over all K sites that answered in the round.
 
-    With the mean m of all K sites, Eq. 11 is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
+    With the mean m of all K sites, Equation 11 is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
 
     Args:
         pull: λ in (0, 1], the weight of a site's own model; 1 is local training, and 1/K is the plain mean
@@ -432,7 +432,7 @@ class SoftPull(JointAggregator):
 
 
 class SimilarityMix(JointAggregator):
-    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, where each row of W is normalised over the sites that answered.
+    """AdaFed Equation 2: θ_i ← Σ_j W_ij θ_j, where each row of W is normalised over the sites that answered.
 
     If no site with a positive weight for site i has answered, site i keeps its model.
 

@@ -76,7 +76,8 @@ class NormBound(Reweighting):
 
 
 class Median(Coordinatewise):
-    """Yin et al., Byzantine-Robust Distributed Learning, 2018, Def. 1: the median of each coordinate of the updates.
+    """Yin et al., Byzantine-Robust Distributed Learning, 2018, Definition 1: the median of each coordinate of the
+    updates.
 
     With an even number of sites, the median is the mean of the two middle values.
     """
@@ -89,7 +90,9 @@ class Median(Coordinatewise):
 
 
 class TrimmedMean(Coordinatewise):
-    """Yin et al. 2018, Def. 2: the mean of each coordinate of the updates without its largest and smallest values."""
+    """Yin et al. 2018, Definition 2: the mean of each coordinate of the updates without its largest and smallest
+    values.
+    """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
     bad: int = Field(1, ge=1, le=2000, description="number of values that are left out at either end (b)")
@@ -148,7 +151,7 @@ def capped(weights: Tensor, cap: float) -> Tensor:
     order = weights.argsort(descending=True, stable=True)
     largest_first = weights[order]
     rests = largest_first.flip(0).cumsum(0).flip(0)  # sum of a weight and all smaller weights
-    for full in range(count):  # number of sites at the cap
+    for full in range(count):  # number of sites whose weight is capped
         scale = (1 - full * cap) / rests[full]
         if scale * largest_first[full] <= cap:
             break

@@ -86,7 +86,8 @@ class FedNova(WeightedMean):
 
 
 class ServerOptimizer(WeightedMean):
-    """θ ← θ + η u(D): an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et al. 2021, Alg. 2).
+    """θ ← θ + η u(D): an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et al. 2021, Algorithm
+    2).
 
     The optimizer's vectors are in a temporary file, and each vector is as large as an answer in at least single
     precision. Every step writes a new file, so that a checkpoint can be written from the old file.
@@ -213,7 +214,7 @@ class DynamicStep(ServerOptimizer):
 class Scaffold(UniformMean):
     """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
 
-    S are the sites that answered, of all N sites. A site sends c + c_i⁺ - c_i.
+    S are the sites that answered, of all N sites. A site sends the control variate c + c_i⁺ - c_i.
     """
 
     @property

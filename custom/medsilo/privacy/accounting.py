@@ -49,8 +49,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
     """Return the least noise multiplier, to a thousandth, that limits the cost of all training steps and further
     charges to ε at δ.
 
-    The noise multiplier is relative to the L2 sensitivity to one unit. At rate 1, a training step is a release over all
-    units. Raises MedsiloError if no noise is sufficient.
+    The noise multiplier is relative to the L2 sensitivity to one unit. At sampling rate 1, a training step is a release
+    over all units. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(noise: float) -> float:

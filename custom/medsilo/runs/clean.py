@@ -56,8 +56,8 @@ class Old:
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return old incomplete files, and old saved states of ended studies.
 
-    Models, scores and reports are never returned. Files of an unfinished run are returned only if the run's folder has
-    not changed for a longer time.
+    The function never returns models, scores or reports. Files of an unfinished run are returned only if the run's
+    folder has not changed for a longer time.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))

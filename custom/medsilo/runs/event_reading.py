@@ -98,7 +98,7 @@ def since(kit: Path, line: str) -> list[str]:
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
     """Open the log file again if it was rotated or truncated, and return None otherwise."""
-    with suppress(OSError):  # the file is missing, or is being rotated
+    with suppress(OSError):  # the log file is missing, or is being rotated
         now = path.stat()
         if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):
             return path.open(encoding="utf-8", errors="replace")

@@ -106,7 +106,7 @@ class _Repeated(Section):
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return events that report the due counts of rejections, and the counts that are not due yet."""
+        """Return events about those counts of rejections that must be logged now, and all other counts."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:

@@ -20,7 +20,7 @@ SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
-REFUSED = "medsilo-refused.txt"  # name of a file in NVFlare's folder of the job
+REFUSED = "medsilo-refused.txt"  # file with the reason of a rejection, in NVFlare's folder of the job
 
 # Names of further files of runs and hospitals.
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -41,7 +41,7 @@ DIARY = "log.jsonl"
 PICTURES = "pictures"
 EMBEDDINGS = "embeddings-{}.safetensors"
 
-# Name of a hospital's folder of records, which no study can have, because a study's name cannot begin with an
+# Name of a hospital's folder of records. No study can have this name, because a study's name cannot begin with an
 # underscore.
 HOSPITAL = "_hospital"
 # name of a hospital's folder of files that the server sent, such as initial weights

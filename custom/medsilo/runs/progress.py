@@ -124,7 +124,8 @@ class StudyProgress:
             return None
         # The first round is left out, because it includes the start of processes.
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends
-        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]  # durations that the server recorded
+        # durations of rounds that the server recorded
+        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]
         pace, rounds = max((ends[-1] - ends[0]) / (len(ends) - 1), sum(told) / len(told)), self.planned - self.done
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
 

@@ -102,7 +102,7 @@ class Turns(RecordPart):
 
 
 class Progress(RecordPart):
-    """The state of a running study, which the server sends to `medsilo status ID --watch`."""
+    """The state of a running study, which the server sends to the lead on request."""
 
     study: str | None = Field(None, description="the run's name")
     planned: Count = Field(description="rounds of the plan")

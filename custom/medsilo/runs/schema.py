@@ -1,6 +1,6 @@
 """Define typed models of summary.json, the record of a study at the server.
 
-`python -m tools.tables` generates `docs/reference/run-folder.md` from the field descriptions in this module.
+The reference page of a run's folder is generated from the field descriptions in this module (`python -m tools.tables`).
 """
 
 from collections.abc import Iterator
@@ -240,7 +240,7 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return only the values that the method has set."""
+        """Return only those results that the method has set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 

@@ -53,5 +53,5 @@ class Provenance(RecordPart):
         return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:
-        """Return only the values that were in the file."""
+        """Return only those values that provenance.json contained."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -34,8 +34,8 @@ class Algorithm(Section):
     aggregators. A subclass declares its name, title, paper and settings.
 
     Subclasses override `groups` (the exchanged tensors and their aggregation), `train_round` (training at a site) and
-    `networks` (a site's networks). Subclasses whose rounds differ override `phases`. The final models follow from
-    `personal` or `outcome`.
+    `networks` (a site's networks). Subclasses whose rounds differ override `phases`. The final models are one model for
+    all hospitals, or personal models (`personal`, `outcome`).
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)

@@ -44,7 +44,7 @@ def _groups(addition: Amplitude) -> tuple[Group, Group]:
     own = Group(
         AMPLITUDE,
         used,
-        site_mean,  # line 17 of HarmoFL's Alg. 1: A ← 1/N Σ A_i
+        site_mean,  # line 17 of HarmoFL's Algorithm 1: A ← 1/N Σ A_i
         "up",
         average=Average(
             "one average amplitude spectrum per channel over the whole training set of a site: no phase and no "

@@ -10,7 +10,7 @@ class Layer(Feature):
     """A section of the plan that changes the messages between the server and the sites.
 
     A layer object contains settings only, because the server and all sites use the same object. The state of a layer is
-    in the wrapped site and in the wrapped channel.
+    in the objects that wrap sites and the channel.
 
     >>> class Silent(Layer):
     ...     name: str = "silent"

@@ -31,10 +31,9 @@ class ServerEnd:
 class Outcome:
     """The outcome of a study: the final models, their delivery to the sites, and facts for the server's summary.
 
-    With `personal`, each site ends with a personal model, and selects the best round of this model. The name in
-    `common` is the network that all sites share and that the lead receives. The attribute `for_others` is true if
-    evaluation sites can use the final model. The attribute `one_network` is false if the final model is an ensemble of
-    networks.
+    If an outcome is personal, each site ends with a personal model, and selects the best round of this model. The
+    common network of an outcome is shared by all sites and sent to the lead. An outcome is for others if evaluation
+    sites can use the final model. An outcome has one network unless the final model is an ensemble of networks.
 
     >>> from medsilo.registry import METHODS
     >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]

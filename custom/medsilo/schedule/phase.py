@@ -185,8 +185,8 @@ class Phase:
     groups: tuple[Group, ...] = ()
     # Trains a site's networks, and returns the loss, or NaN without a loss.
     train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
-    # Set if only one site trains in each round and sends tensors, while all other sites only validate the received
-    # tensors.
+    # A function that chooses the only site that trains in a round and sends tensors, or None if all sites train. All
+    # other sites only validate the received tensors.
     turn: Turn | None = None
     # A function that the server calls before the phase, but not again in a resumed study. This function may change
     # initial weights that the server has not sent yet, and returns facts for the summary.
@@ -265,7 +265,7 @@ class Schedule:
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """Return True if the last phase begins after at most this number of rounds, so that the model can be the final
-        model.
+        """Return True if the model after this number of rounds can be the final model, because the last phase follows
+        or has begun.
         """
         return self.phase_of(rounds + 1).name == self.last.name

@@ -65,9 +65,9 @@ class TrainContext:
     compute: Compute
     cases: TrainingCases
     random: Generator  # generator of this site's random numbers in this round
-    # Creates the plan's kind of training step, and is None for the plain step.
+    # A function that creates the plan's kind of training step, or None for the plain step.
     rule: Callable[[nn.Module, Optimizer], Step] | None = None
-    # Creates noisy training steps, and is None without differential privacy.
+    # An object that creates noisy training steps, or None without differential privacy.
     private: "PrivateSteps | None" = None
 
     def lesson(

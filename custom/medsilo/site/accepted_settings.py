@@ -90,7 +90,7 @@ class AcceptedSettings:
     def accept(self, settings: SiteSettings) -> str:
         """Record the present settings as accepted, and return the time as text.
 
-        The text is empty if the settings promise no protection of patients.
+        The returned text is empty if the settings promise no protection of patients.
         """
         from medsilo.site.signed import write_signed
 

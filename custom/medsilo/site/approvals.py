@@ -3,8 +3,8 @@
 One signed file contains all decisions, so any change to the file invalidates all decisions. The file's name depends on
 the key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the approvals that the
 earlier key signed. The folder of approvals also contains the plans that wait for approval, and the code of jobs, in
-files that are named by hash. The signature does not protect against somebody who can read the key. A reset of the whole
-file to an earlier state is not detected.
+files that are named by hash. The signature does not protect against somebody who can read the key. A reset of the file
+of approvals to an earlier state is not detected.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # subfolder of the hospital's
 ASKED, ANSWERED, CODE = "asked", "answered", "code"
 WAIT = 60.0  # seconds to wait for another process's lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
-LARGEST = 8 << 20  # bytes of a plan that waits for approval
+LARGEST = 8 << 20  # limit on the bytes of a plan that waits for approval
 MOST_ASKED = 50  # largest number of stored plans that wait for approval; older plans are deleted
 MOST_KEPT = 50  # largest number of approvals whose code is stored; older code is deleted
 LATEST = 253_402_300_799  # the end of the year 9999, in seconds since 1970

@@ -31,7 +31,7 @@ from medsilo.core.text import plain, printable
 MOST_FILES, LARGEST = 1000, 4 << 20  # largest number of files and folders, and largest number of bytes in all files
 LONGEST_NAME = 200
 MOST_VERSIONS = 300
-LARGEST_KEPT = 4 * LARGEST  # bytes of the file that stores a job's code
+LARGEST_KEPT = 4 * LARGEST  # limit on the bytes of the file that stores a job's code
 PLAN = "config/plan.yaml"
 COMPONENTS = "config/config_fed_client.json"
 CONFIG, CUSTOM = "config", "custom"  # folders of an app

@@ -87,7 +87,9 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ the key
     def key(self) -> bytes:
-        """Return this hospital's secret key, which also seeds the split of the data. The first call creates the key."""
+        """Return this hospital's secret key, which also seeds the split of the data. The first call creates the
+        hospital's secret key.
+        """
         with self._locked.alone():
             path = self.folder / KEY
             if not path.exists():
@@ -340,7 +342,8 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _are_near(one: Marks, other: Marks, least: int) -> bool:
-    """Return True if two groups differ only in a few patients, or in the numbers of cases of a few patients.
+    """Return True if two groups of patients differ only in a few patients, or in the numbers of cases of a few
+    patients.
 
     Args:
         least: minimum number of patients in which two different groups must differ

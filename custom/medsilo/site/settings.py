@@ -16,7 +16,8 @@ from medsilo.site.data_set import DataSet
 from medsilo.site.party import FILE_NAME, PartySettings
 from medsilo.tasks.sources import DataSource
 
-CANARY: Final = "canary"  # layer for one round on synthetic data, by which hospitals report whether they are ready
+# name of the layer for a canary study, one round on synthetic data, in which hospitals report whether they are ready
+CANARY: Final = "canary"
 LEAST_AVERAGED = 8  # smallest number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
 MIN_PATIENTS_PER_METRIC = 5  # default for real data
 LEAST_MEMORY = 256  # minimum MiB of memory for a training process

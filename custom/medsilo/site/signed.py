@@ -21,7 +21,7 @@ from medsilo.core.wording import in_words
 from medsilo.site.kit import KitFiles
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, public_text, sign_with, verify
 
-LARGEST = 8 << 20  # bytes of a signed file
+LARGEST = 8 << 20  # limit on the bytes of a signed file
 Hexadecimal = Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})+$")]
 S = TypeVar("S", bound=Section)
 

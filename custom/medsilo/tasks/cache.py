@@ -72,8 +72,8 @@ class PreparedEntry:
     inputs: Tensor
     targets: Tensor
     facts: Facts
-    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x). Only entries of one case have
-    # positions.
+    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x). Only an image or recording that is a
+    # single case has voxel positions.
     places: Tensor | None = None
 
 

@@ -154,7 +154,7 @@ class Columns:
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
     uneven: int = 0  # number of rows whose number of cells differs from that of the first row
-    word: str = "row"  # word for a row in messages: line for a CSV file, and otherwise row
+    word: str = "row"  # word for a row in messages: "line" for a CSV file, and otherwise "row"
     _known: dict[str, TextColumn] = field(default_factory=dict, repr=False)
 
     def find(self, name: str) -> str | None:

@@ -40,8 +40,8 @@ def check_dicom(path: Path) -> None:
 
 
 def tags_in(data: bytes) -> set[tuple[int, int]]:
-    """Return the tags of all DICOM elements, including nested elements. Raises ValueError if an element claims more
-    bytes than the data contain.
+    """Return the tags of all DICOM elements, including nested elements. Raises ValueError if a DICOM element claims
+    more bytes than the data contain.
     """
     # The UID is searched at every position, because libraries disagree on the position at which the meta elements end.
     if DEFLATED in data:

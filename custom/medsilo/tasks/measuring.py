@@ -14,7 +14,7 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are counted, which is only the second of two classes."""
+    """Return the classes whose probabilities are counted: all classes, or only the second of two classes."""
     return range(1, 2) if classes == 2 else range(classes)
 
 
@@ -77,7 +77,7 @@ def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
     The threshold maximises sensitivity + specificity (Youden's index). Of several equally good thresholds, the function
-    chooses the threshold nearest to 0.5. It returns None if one of the two classes has no case.
+    chooses the threshold nearest to 0.5. The function returns None if one of the two classes has no case.
 
     Args:
         histograms: The histograms that the function `chances` returns for the validation cases.

@@ -128,7 +128,7 @@ class Objective(ABC):
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
         """Return the largest change of a data set's score that one patient can cause.
 
-        None means that one patient's influence equals the fraction of cases that belong to this patient.
+        The value None means that one patient's influence equals the fraction of cases that belong to this patient.
         """
         return None
 

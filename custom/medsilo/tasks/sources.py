@@ -35,7 +35,7 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# Assigns all patients to parts, given the parts of known patients.
+# A function that assigns all patients to parts, given the parts of known patients.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
 # Returns each patient's part, given the patients, the function that assigns parts, and True if new parts may be
 # recorded.

@@ -35,8 +35,7 @@ class Subgroup(Section):
     # Maps the column's levels to the names that test results disclose.
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
     bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
-    # Another table in the data folder, with the subgroup's column and a column of patients, needed if the table of
-    # cases lacks the column.
+    # Another table in the data folder, which is needed if the table of cases lacks the subgroup's column.
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")
@@ -79,8 +78,8 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 def members_of(source: "DataSource", folder: Path) -> Members:
     """Return each patient's level in each subgroup that a data source declares.
 
-    A patient's band follows from the first row that contains a number. A patient whose rows have different levels is
-    left out of the subgroup.
+    A patient's band follows from the patient's first row that contains a number. A patient whose rows have different
+    levels is left out of the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 

@@ -39,8 +39,8 @@ class Survival(Objective):
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the terms of Breslow's partial likelihood, one for each case.
 
-        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The term
-        of a censored case is 0.
+        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The loss
+        term of a censored case is 0.
         """
         risks, (times, events) = output[:, 0], target.to(output.dtype).unbind(1)
         order = times.argsort(descending=True, stable=True)
@@ -143,7 +143,7 @@ def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tens
     """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
 
     The concordance is 1 for a concordant pair, and 0.5 for equal risks. The comparability is 1 for a pair that can be
-    compared, and 0 otherwise. Both are tensors [events, cases].
+    compared, and 0 otherwise. The concordance and the comparability are tensors [events, cases].
     """
     times, censored = target[:, 0], target[:, 1] == 0
     for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):

@@ -85,7 +85,7 @@ class TableReader:
             raise DataError(self.TOO_MANY)
 
     def read(self, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Self:
-        """Read the rows of a table, and return this reader.
+        """Read the rows of a table.
 
         Args:
             needed: Maps the table's names of the needed columns to the plan's names.

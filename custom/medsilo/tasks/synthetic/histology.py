@@ -81,8 +81,8 @@ class SyntheticHistology(Task):
     The classes differ by a rotation of 180 degrees, so both classes have equal amplitude spectra, and only the phase
     spectrum determines the label.
 
-    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. This coding is
-    a negative control, because amplitude normalisation lowers the accuracy.
+    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. The coding
+    "amplitude" is a negative control, because amplitude normalisation lowers the accuracy.
 
     Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
     texture. The plan's shift scales the differences in appearance, and with a shift of 0 all sites have the same
