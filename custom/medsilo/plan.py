@@ -33,7 +33,7 @@ from medsilo.schedule.phase import ModelFactory, Phase, Schedule
 from medsilo.schedule.weighting import Weighting
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # defined by an optional package
+if TYPE_CHECKING:  # an optional package defines SecureAggregation
     from medsilo.schedule.sealing import SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
@@ -440,7 +440,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     if values.get("network") is None:  # a change may also set the network to null, which selects the task's network
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
-    check_packages(names, given, allowed)  # before any code of these packages is imported
+    check_packages(names, given, allowed)  # packages are checked before their code is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -455,7 +455,8 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    used = check_packages(_names_in(plan.resolved()), given, allowed)  # the task may have added its network
+    # checked again, because the task may have added a network to the plan
+    used = check_packages(_names_in(plan.resolved()), given, allowed)
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
 
@@ -498,5 +499,5 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # the check of the plan reports errors of the task
+        return  # invalid settings of the task are reported later, by the check of the whole plan
     values["network"] = {**own.model_dump(mode="json"), **network}

@@ -111,7 +111,7 @@ class PluginTable(Mapping[str, Any]):
         own = {OWN: self.builtin[name]} if name in self.builtin else {}
         entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
         places = [*{**entries, **own}.values()]
-        return places[0] if len(places) == 1 else ""  # two packages that define the same name are an error
+        return places[0] if len(places) == 1 else ""  # it is an error if two packages define the same name
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that define a name, with medsilo first."""

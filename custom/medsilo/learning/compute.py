@@ -77,7 +77,7 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # filling memory takes time and only helps debugging
+            memory.fill_uninitialized_memory = False  # to fill new memory takes time and only helps debugging
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)

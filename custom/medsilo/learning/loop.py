@@ -158,8 +158,8 @@ def train_epoch(
 def as_scored(output: Tensor, of_patients: bool) -> Tensor:
     """Replace the NaN of a network's output by 0, and infinity by a large value, if the inputs are patients' data.
 
-    An error would let a crafted model disclose whether a hospital has a certain case. If the inputs are not patients'
-    data, NaN raises Refused.
+    An error for NaN would let a crafted model disclose whether a hospital has a certain case. If the inputs are not
+    patients' data, NaN raises Refused.
     """
     if of_patients:
         return output.nan_to_num().clamp(-FURTHEST, FURTHEST)

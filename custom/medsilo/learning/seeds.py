@@ -1,8 +1,8 @@
 """Derive the seed of every random generator from the plan's seed and a purpose.
 
 A purpose is a sequence of words and integers, such as ("hospital-a", "shuffle", 3). Because seeds are derived,
-checkpoints need not contain the state of random generators. For the same reason, trained weights do not depend on the
-order, process or thread in which sites train.
+checkpoints need not contain the state of random generators. Because of derived seeds, trained weights do not depend on
+the order, process or thread in which sites train.
 """
 
 import hashlib

@@ -158,8 +158,8 @@ def moments_of_cases(
 ) -> Iterator[Tensor]:
     """For each batch, yield the means and mean squares of each case over the inputs of the measured layers.
 
-    A batch's tensor has the shape [cases, 2 · channels of all measured layers]. Its values are divided by √(2 ·
-    channels), so that the norm of a row is a root mean square.
+    A batch's tensor has the shape [cases, 2 · channels of all measured layers]. The tensor's values are divided by √(2
+    · channels), so that the norm of a row is a root mean square.
     """
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}

@@ -42,7 +42,7 @@ class ServerReadable:
 
 
 class Mean(Enum):
-    """A mean over sites that a method selects, and for which the server creates an aggregator."""
+    """A mean over sites that a method chooses by name, so that the server creates the mean's aggregator."""
 
     OF_CASES = "weighted by training cases, as FedAvg's"
     OF_SITES = "in which all sites count alike"

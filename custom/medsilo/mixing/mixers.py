@@ -12,8 +12,8 @@ sorted order. Running sums have at least single precision. Integers and booleans
 from the first site in sorted order, and a personal model keeps them.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
-tensors. An aggregator does not change received or returned tensors either, and is not safe for calls from several
-threads.
+tensors. An aggregator does not change tensors that it received or returned. An aggregator is not safe for calls from
+several threads.
 """
 
 import math
@@ -220,8 +220,9 @@ class WeightedMean(Aggregator):
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
-        """Return the last model if the server takes a step from this model, and None otherwise. Such a server averages
-        the sites' differences from the last model, because small differences lose less precision than whole models.
+        """Return the last model if the server takes a step from this model, and None otherwise. A server that takes a
+        step averages the sites' differences from the last model, because small differences lose less precision than
+        whole models.
         """
         return None if self._is_mean else self._given
 
@@ -472,7 +473,7 @@ class PersonalModelPool(Aggregator):
     def __init__(self, personal: Aggregator, common: Aggregator, agreed: Callable[[], Set[str]]) -> None:
         super().__init__()
         self.personal, self.common = personal, common
-        self.agreed = agreed  # returns the sites that agreed to exchange their personal models
+        self.agreed = agreed  # a function that returns the sites that agreed to exchange their personal models
 
     def _row(self, site: str) -> dict[str, Tensor]:
         return {

@@ -63,7 +63,7 @@ class NormBound(Reweighting):
     """Sun et al., Can You Really Backdoor Federated Learning?, 2019: d = Σ p_i d_i min(1, B / ‖d_i‖).
 
     The bound B is a multiple of the (lower) median norm of the round's updates, so nobody has to choose a bound
-    beforehand. This rule limits updates that are too long, but not updates that point in a wrong direction.
+    beforehand. The bound limits updates that are too long, but not updates that point in a wrong direction.
     """
 
     weighs: ClassVar[bool] = True

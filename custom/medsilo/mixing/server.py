@@ -226,7 +226,7 @@ class Scaffold(UniformMean):
         closes.
         """
         assert self._layout is not None
-        # True if the sum so far is of models rather than of differences from the last model
+        # True if the server adds up models, and False if it adds up differences from the last model
         models = self._origin is None
         self.rate = len(self._answered) / len(self._sites)
         if models and self._total and self._origin is not None:

@@ -20,8 +20,8 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# Largest product of a network's parameters and a case's values for a test on the CPU. This test takes a fraction of a
-# second and at most 64 MiB.
+# Largest product of a network's parameters and a case's values for a test on the CPU. A test below this limit takes a
+# fraction of a second and at most 64 MiB.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

@@ -65,7 +65,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
     """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
 
-    The scale is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
+    The scale of the noise is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -75,7 +75,7 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
-    """Return the least noise, to a thousandth, that costs at most ε. Raises MedsiloError if this noise is above
+    """Return the least noise, to a thousandth, that costs at most ε. Raises MedsiloError if the least noise is above
     MOST_NOISE.
     """
     high = 1.0  # a sufficient noise level

@@ -8,9 +8,9 @@ al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells a
 deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
 and Steinke 2020). The noisy sums are points of a grid that does not depend on the exact sum. If floating point can't
 decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid changes their vector by at
-most √d cells. This change is below 1e-6 of the clipping bound as long as √d times the noise multiplier is below 10^6.
-The clipping in learning/private.py leaves room for this change. With cells this small, the discrete Gaussian has the
-same privacy loss as the normal distribution, which the privacy account uses.
+most √d cells. The change by rounding is below 1e-6 of the clipping bound as long as √d times the noise multiplier is
+below 10^6. The clipping in learning/private.py leaves room for the change. With cells this small, the discrete Gaussian
+has the same privacy loss as the normal distribution, which the privacy account uses.
 """
 
 import hashlib

@@ -87,8 +87,8 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the log's lines after this line. If this line was deleted from the log, return all lines with a later
-    time.
+    """Return the log's lines after the given line. If the given line was deleted from the log, return all lines with a
+    later time.
     """
     lines = list(read(kit))
     if line in lines:

@@ -187,7 +187,7 @@ def hash_of(line: bytes) -> str:
 def whole_lines(content: bytes) -> list[bytes]:
     """Return the complete lines of a log file, whose last line may be incomplete after a crash.
 
-    After a power failure, the beginning of the last line may read as zeros although its end is on disk.
+    After a power failure, the beginning of the last line may read as zeros although the end of the line is on disk.
     """
     lines = content.split(b"\n")[:-1]
     while lines and b"\0" in lines[-1]:

@@ -14,8 +14,8 @@ from medsilo.runs.event_reading import LAST, columns_of, shown
 GATHER = 8.0  # seconds to wait for further problems before the first message about an incident
 SETTLED = 10.0  # seconds without news before the end of a problem is reported
 TOGETHER = 60.0  # seconds after the beginning of an incident in which further problems are added to the incident
-# Seconds until the end of a problem, or a late problem, is reported while other problems continue. The second value
-# applies if all continuing problems may end by themselves.
+# Seconds until the end of a problem, or a late problem, is reported while other problems continue. The second number of
+# seconds applies if all continuing problems may end by themselves.
 STILL, PASSING = 20.0, 90.0
 MOST = 500  # limit on open problems
 NAMED, LINES = 10, 20  # limits on the parties in a line, and on the lines in a message

@@ -120,7 +120,7 @@ class Counted(MessageFacts):
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
-WARNINGS = {  # all warnings that a site may send, where the site chooses only the numbers
+WARNINGS = {  # warnings that a site may send; the site chooses only the numbers in the warnings
     "state lost": "the site's own state after round {} is not on its disk any more: it went on from {}; look after its "
     "output folder",
     "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",

@@ -41,8 +41,8 @@ DIARY = "log.jsonl"
 PICTURES = "pictures"
 EMBEDDINGS = "embeddings-{}.safetensors"
 
-# Name of a hospital's folder of records. No study can have this name, because a study's name cannot begin with an
-# underscore.
+# Name of a hospital's folder of records. No study's folder can have the same name, because a study's name cannot begin
+# with an underscore.
 HOSPITAL = "_hospital"
 # name of a hospital's folder of files that the server sent, such as initial weights
 MODELS = "_models"

@@ -1,6 +1,6 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code uses this module to format scores. So a rounded score is always shown as a range, and a score has only as many
+All code uses this module to format scores. A rounded score is always shown as a range, and a score has only as many
 digits as its number of cases justifies.
 """
 

@@ -44,7 +44,7 @@ class ServerSide:
     # Aggregators by the name of their group: of all earlier phases, and of groups declared earlier in this phase.
     mixers: Mapping[str, "Aggregator"]
     joined: Mapping[str, Any]  # each site's answer to the request "join"
-    contributed: Callable[[], Set[str]]  # returns the sites that have contributed to at least one round
+    contributed: Callable[[], Set[str]]  # a function that returns the sites that have contributed to at least one round
     task: Task
     training: Training
     seed: int
@@ -93,7 +93,7 @@ class Average:
     """An average over a site's training images, which the site sends only if the average covers enough images."""
 
     of: str  # description of the average in the disclosure report
-    # Returns the number of images that the average covers.
+    # A function that returns the number of images that the average covers.
     covers: Callable[[int, Training], int]
 
 
@@ -131,12 +131,12 @@ class Group:
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
     # Raises Refused for impossible values that have the right shape, type and range.
     check: Callable[[Tensors], object] = lambda tensors: None
-    # A function that a site calls after the site received a phase's groups. The function's second argument is False if
-    # the server omitted this group. The function may raise Refused.
+    # A function that may raise Refused, and that a site calls after the site received a phase's groups. The function's
+    # second argument is False if the server omitted this group.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
-    # Returns facts about the sites for the summary.
+    # A function that returns facts about the sites for the summary.
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
-    # Returns further lines about the group for the hospitals' disclosure report.
+    # A function that returns further lines about the group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # set if the tensors are an average over a site's training images
     # Whether secure aggregation clips the group's values to their valid ranges, and not to the plan's smaller bound.
@@ -183,13 +183,13 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    # Trains a site's networks, and returns the loss, or NaN without a loss.
+    # A function that trains a site's networks and returns the loss, or NaN without a loss.
     train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
     # A function that chooses the only site that trains in a round and sends tensors, or None if all sites train. All
     # other sites only validate the received tensors.
     turn: Turn | None = None
-    # A function that the server calls before the phase, but not again in a resumed study. This function may change
-    # initial weights that the server has not sent yet, and returns facts for the summary.
+    # A function that the server calls before the phase, but not again in a resumed study. The function called before a
+    # phase may change initial weights that the server has not sent yet, and returns facts for the summary.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True
     # Number of noisy means over cases that a site sends in each round under differential privacy.

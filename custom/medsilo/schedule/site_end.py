@@ -16,7 +16,7 @@ from medsilo.tasks.task import Task
 
 @dataclass(frozen=True)
 class SiteEnd:
-    plan: Any  # a medsilo.plan.Plan, which this package can't import
+    plan: Any  # a medsilo.plan.Plan; the package medsilo.schedule can't import medsilo.plan
     site: str
     modules: Modules  # the networks with the delivered tensors
     folder: Path  # the site's folder within the run's folder

@@ -237,7 +237,7 @@ def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
 class KnownFile:
     """The name of a file, and its size, modification time and hash at the time of reading."""
 
-    name: str  # relative to the data folder
+    name: str  # path relative to the data folder
     bytes: int
     changed: int  # modification time in nanoseconds
     sha256: str

@@ -40,7 +40,7 @@ SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # NVFlare's signatur
 CACHE = "__pycache__"
 LINKED = "a link leads to another place; put the file itself there"
 # The component that NVFlare adds to each job before the job starts, if a hospital's resources.json configures
-# SiteLogStreamer. The component has no effect unless the hospital sets allow_log_streaming.
+# SiteLogStreamer. NVFlare's component has no effect unless the hospital sets allow_log_streaming.
 ADDED = {
     "id": "auto_log_streamer",
     "path": "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",

@@ -83,16 +83,16 @@ class LedgerEntry(Section):
 
 
 class _Head(Section):
-    began: Hash  # hash of the first line
+    began: Hash  # hash of the ledger's first line
     lines: int = Field(ge=0)
-    hash: Hash  # hash of the last line
+    hash: Hash  # hash of the ledger's last line
     time: int
 
 
 @dataclass(frozen=True)
 class LedgerStanding:
     entries: tuple[LedgerEntry, ...]
-    head: str  # hash of the last line
+    head: str  # hash of the ledger's last line
     torn: bool  # True if the last line is incomplete; this line does not count, because its answer did not leave
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
@@ -470,7 +470,7 @@ def _changed(how: str) -> str:
     )
 
 
-# This error is also raised if a hospital had a ledger before the hospital got a kit.
+# The error about another key is also raised if a hospital had a ledger before the hospital got a kit.
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 

@@ -42,7 +42,7 @@ class LockedFolder:
     lock: str
     wait: float  # seconds to wait for another process's lock
     holds: str  # the name of the folder's content in error messages, such as "this hospital's records"
-    unless: str  # the consequence in error messages if the folder cannot be used
+    unless: str  # text of an error message: the consequence of a folder that cannot be used
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -131,7 +131,7 @@ class QueryBudget:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
             with self._locked.alone():
-                # An incomplete line is skipped, because its assignment was never used.
+                # An incomplete line is skipped, because no study used the assignment of patients in an incomplete line.
                 parts = [own for line in self._lines(PLACES) if isinstance(own := line.get("parts"), dict)]
                 known = {mark: part for own in parts for mark, part in own.items()}
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})

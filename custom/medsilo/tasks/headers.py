@@ -59,7 +59,7 @@ class _Walk:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # transfer syntax of the data set, which a meta element contains
+        self.syntax = b""  # DICOM transfer syntax of the data set, from a meta element
         self.explicit, self.order = True, "little"
         self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
         self.unknown = 0  # depth of nesting within a sequence of VR UN, where elements have no VR

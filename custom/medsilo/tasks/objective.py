@@ -128,7 +128,8 @@ class Objective(ABC):
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
         """Return the largest change of a data set's score that one patient can cause.
 
-        The value None means that one patient's influence equals the fraction of cases that belong to this patient.
+        The returned value None means that one patient's influence equals the fraction of cases that belong to this
+        patient.
         """
         return None
 

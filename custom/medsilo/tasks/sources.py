@@ -37,8 +37,8 @@ Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
 # A function that assigns all patients to parts, given the parts of known patients.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
-# Returns each patient's part, given the patients, the function that assigns parts, and True if new parts may be
-# recorded.
+# A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
+# parts may be recorded.
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 
@@ -101,14 +101,15 @@ class DataSource(Section):
     cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
 
-    # Returns each patient's part, and records the parts at the hospital, or is None if no record is kept.
+    # A function that returns each patient's part, and records the parts at the hospital, or is None if no record is
+    # kept.
     _memory: Memory | None = PrivateAttr(None)
     _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
     _facts: dict[str, Any] | None = PrivateAttr(
         None
-    )  # maps cache keys to facts of prepared entries; None: prepared entries are kept
+    )  # facts of prepared entries by cache key; None if the prepared entries are kept
 
     @field_validator("columns")
     @classmethod
@@ -220,8 +221,8 @@ class DataSource(Section):
     def leaves_out_rare(self) -> bool:
         """True if cases with a label that few patients have are left out.
 
-        Rare cases are not left out if no patients need protection. They are not left out under differential privacy,
-        either, because a patient must not affect the cases of other patients.
+        Rare cases are not left out if no patients need protection. Rare cases are not left out under differential
+        privacy, either, because a patient must not affect the cases of other patients.
         """
         return self.split is not None and not self.each_alone
 

@@ -94,8 +94,8 @@ def parts_by_rank(
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
     """For each class, return the number of patients in each part.
 
-    First, the exact numbers of patients are rounded down. Then each remaining patient of a class goes to the part with
-    the largest remainder, among parts that are not full.
+    First, the number of patients of each class and part is rounded down. Then each remaining patient of a class goes to
+    the part with the largest remainder, among parts that are not full.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)

@@ -63,7 +63,7 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
         return None
     rank = min(int(place * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
-    # This index is negative, so it counts from the last voxel of the plane.
+    # The index of the voxel in the plane is negative, so the index counts from the plane's last voxel.
     inside = np.argwhere(mask[plane])[rank - int(ends[plane])]
     return [plane, *inside.tolist()]
 

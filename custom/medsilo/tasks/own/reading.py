@@ -285,7 +285,7 @@ def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]],
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # the file is not the cause of this error
+        except MedsiloError:  # a MedsiloError that is no DataError has another cause than the file
             raise
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)

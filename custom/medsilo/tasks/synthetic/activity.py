@@ -74,7 +74,7 @@ class SyntheticActivity(Task):
     differ in sensors, and alpha is ignored. With the shift "both" (C1), sites differ in activities and, independently,
     in sensors. With the shift "none", sites do not differ.
 
-    Design C of the benchmarks differs from this task: it has images, eight classes and three types of devices.
+    Design C of the benchmarks differs from this task: Design C has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
