@@ -1,7 +1,7 @@
 """medsilo lets hospitals train a medical-imaging model together without sharing data.
 
-The names below are for Python programs and notebooks. The page docs/research/python.md shows each name. A name is
-loaded on first use, so that `import medsilo` is fast. The entry points of medsilo-lab add its names.
+The exported names are for Python programs and notebooks, and the page docs/research/python.md shows each name. A name
+is loaded on first use, so that `import medsilo` is fast. The entry points of medsilo-lab add the names of medsilo-lab.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ PLACES = {
     "__version__": "medsilo.core.version",
     "load_plan": "medsilo.plan",
 }
-LAB = ("Comparison", "Run", "compare", "data", "power", "predict", "run")  # the names of medsilo-lab
+LAB = ("Comparison", "Run", "compare", "data", "power", "predict", "run")
 __all__ = [
     "AmplitudeNorm",
     "Comparison",
@@ -44,7 +44,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
     if name in LAB:
         found = _of_the_lab(name)
     elif name in PLACES:

@@ -1,5 +1,5 @@
-"""The names that a training script imports in place of those of `nvflare.client`. The package medsilo_script defines
-the names.
+"""Export the names that a training script imports in place of those of `nvflare.client`, and that the package
+medsilo_script defines.
 """
 
 from typing import Any

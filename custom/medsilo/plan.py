@@ -1,5 +1,5 @@
-"""The plan is the only description of a study. medsilo checks a plan before a study starts, fills in default values,
-and hashes the plan.
+"""Define the plan, the only description of a study. medsilo checks a plan before a study starts, fills in default
+values, and hashes the plan.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ from medsilo.schedule.phase import ModelFactory, Phase, Schedule
 from medsilo.schedule.weighting import Weighting
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # an optional package defines it
+if TYPE_CHECKING:  # an optional package defines SecureAggregation
     from medsilo.schedule.sealing import SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
-LONGEST_LINE = 300  # the most bytes of a line in the lead's description
-MEASURED_LINE = 4000  # a value of `slowest` that means "as measured"
+LONGEST_LINE = 300  # limit on the bytes of a line in the lead's description
+MEASURED_LINE = 4000  # default value, with which medsilo measures the speed of the slowest line
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
 class ModelSelection(Feature):
-    """The round whose model is tested and kept as the result."""
+    """The round whose model is tested and kept as the final model."""
 
     keep: Literal["best", "last"] = Field(
         "best",
@@ -69,8 +69,6 @@ Line = Annotated[str, AfterValidator(_one_line)]
 
 
 class TransportSettings(Feature):
-    """Settings for sending tensors."""
-
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
     )
@@ -89,7 +87,9 @@ class TransportSettings(Feature):
 
 
 class SecureAggregationSettings(Feature):
-    """A plan's `secure_aggregation`, with which hospitals mask their updates, so that the server reads only sums."""
+    """A plan's settings of secure aggregation, by which hospitals mask their updates, so that the server reads only
+    sums.
+    """
 
     mode: Literal["none", "pairwise"] = Field(
         "none",
@@ -115,7 +115,7 @@ class SecureAggregationSettings(Feature):
     def implementation(self) -> "SecureAggregation | None":
         """Return the protocol of secure aggregation, or None if sites send unmasked tensors.
 
-        Raises PlanError if the protocol's package is not installed.
+        Raises PlanError if the package of the protocol is not installed.
         """
         if self.mode == "none":
             return None
@@ -129,7 +129,7 @@ class SecureAggregationSettings(Feature):
 
     @property
     def promises(self) -> list[str]:
-        """Return descriptions of the threats against which secure aggregation does or does not protect."""
+        """Return the threats against which secure aggregation protects or does not protect."""
         return [*self.implementation.promises] if self.implementation else [CLEAR]
 
     @property
@@ -207,9 +207,7 @@ class Plan(Section):
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state for another process. The state lacks the schedule, whose functions can't be pickled, so each
-        process creates the schedule again.
-        """
+        """Return the plan's state for another process, without the schedule, whose functions can't be pickled."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
 
@@ -237,14 +235,13 @@ class Plan(Section):
 
     @property
     def has_threshold(self) -> bool:
-        """Return True if hospitals choose a threshold on validation cases. With a privacy promise, hospitals choose no
+        """Return True if hospitals choose a threshold on validation cases. Under a privacy promise, hospitals choose no
         threshold, because each disclosed number costs privacy.
         """
         return self.task.goal.decides and self.privacy is None
 
     @property
     def weighting(self) -> Weighting:
-        """Return the weighting of the sites' updates in a weighted mean."""
         return self.algorithm.weighting or ("patients" if self.task.by_patient else "cases")
 
     @property
@@ -255,7 +252,7 @@ class Plan(Section):
 
     @property
     def private(self) -> Private:
-        """Return the method's privacy mechanism. Raises PlanError if the method has no privacy mechanism."""
+        """Return the method's privacy mechanism, or raise PlanError if the method has no privacy mechanism."""
         return self.algorithm.privacy_mechanism(name for name in METHODS.ours if METHODS[name].declares_account())
 
     @property
@@ -265,7 +262,6 @@ class Plan(Section):
 
     @property
     def sealed(self) -> bool:
-        """Return True if hospitals mask their updates."""
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
@@ -293,7 +289,7 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """Return the networks with names, shapes and types, but without values. This method draws no random numbers."""
+        """Return the networks with names, shapes and types, but without values, and without drawing random numbers."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return self.algorithm.modules(self._blueprint())
 
@@ -304,29 +300,26 @@ class Plan(Section):
 
     @property
     def rounds(self) -> int:
-        """Return the total number of rounds in all phases."""
         return self.course.rounds
 
     def validates(self, rounds: int) -> bool:
-        """Return True if sites validate the model after the given number of rounds."""
+        """Return True if sites validate the model after this number of completed rounds."""
         return rounds % self.model_selection.validate_every == 0 or rounds == self.rounds
 
     @property
     def validations(self) -> int:
-        """Return the number of times that each site validates the model."""
         return sum(self.validates(rounds) for rounds in range(self.rounds + 1))
 
     def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, including defaults."""
+        """Return every key of the plan with its value, including defaults."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return the resolved plan as YAML, as it is written to every run."""
+        """Return the resolved plan as YAML, as medsilo writes it into the folder of every run."""
         return _as_yaml(json.dumps(self.resolved()))
 
     @property
     def hash(self) -> str:
-        """Return the SHA-256 of the resolved plan."""
         return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()
 
     @property
@@ -365,12 +358,11 @@ class Plan(Section):
         return self.among(names_for(self.participation.required))
 
     def with_changes(self, changes: Iterable[str]) -> "Plan":
-        """Return the plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
 
 
 def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a mapping with their values. Keys are written as after --set."""
+    """Yield the keys and values of a nested mapping, where a dotted key joins the keys of nested mappings."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from keys_of(inner, f"{where}.{key}" if where else str(key))
@@ -405,7 +397,6 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
     """Read a plan.yaml and the files that the plan names, without checking their values.
 
     Args:
-        method: as in `load_plan`
         beside: True if the plan may only name files in the plan's folder, because another party wrote the plan
     """
     path = Path(path)
@@ -426,14 +417,11 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
 
 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
-    """Check a plan given as nested dicts, with `a.b=value` changes.
+    """Apply changes to a plan that is given as nested dicts, and check the plan.
 
     Args:
-        values: the plan as nested dicts
-        changes: as in `load_plan`
-        allowed: as in `load_plan`
-        here: True if all hospitals are simulated on this machine; if the plan names no hospitals, hospitals get names
-            before the changes
+        here: True if all hospitals are simulated on this machine, so that hospitals without names get names before the
+            changes
     """
     if not isinstance(values, dict):
         raise PlanError("this is not a plan; give a plan.yaml, which has the keys algorithm, task, participation, ...")
@@ -452,7 +440,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     if values.get("network") is None:  # a change may also set the network to null, which selects the task's network
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
-    check_packages(names, given, allowed)  # before any code of these packages is imported
+    check_packages(names, given, allowed)  # packages are checked before their code is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -467,12 +455,15 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    used = check_packages(_names_in(plan.resolved()), given, allowed)  # the task may have added its network
+    # checked again, because the task may have added a network to the plan
+    used = check_packages(_names_in(plan.resolved()), given, allowed)
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Raise PlanError for a text of several lines, which would look like lines of medsilo when people read it."""
+    """Raise PlanError for a text of several lines, because a person could mistake such lines for messages of
+    medsilo.
+    """
     if isinstance(value, str) and STEERING.search(value):
         raise PlanError(f"{where}: a text has a line break or a control character; write it in one line")
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
@@ -508,5 +499,5 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # the plan's check reports errors of the task
+        return  # invalid settings of the task are reported later, by the check of the whole plan
     values["network"] = {**own.model_dump(mode="json"), **network}

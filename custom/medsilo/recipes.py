@@ -1,5 +1,5 @@
-"""The names that a lead's `job.py` imports in place of NVFlare's recipes. The package medsilo_script defines the names,
-and needs medsilo-lab.
+"""Export the names that a lead's `job.py` imports in place of NVFlare's recipes. The package medsilo_script defines the
+names for `job.py`, and needs medsilo-lab.
 """
 
 from typing import Any

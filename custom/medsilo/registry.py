@@ -1,8 +1,9 @@
-"""The names of methods, tasks, networks and other objects that plans and commands may use, from medsilo and plug-ins.
+"""List the names of methods, tasks, networks and other objects that plans and commands may use, from medsilo and
+plug-ins.
 
-The names of medsilo's engine are listed here as "module:Class", and imported on first use. A plug-in's names come from
-the entry points in its package's metadata, so that a plug-in is imported only when used. Some plug-ins are distributed
-together with medsilo.
+This module lists the names of medsilo's engine as "module:Class", and imports them on first use. A plug-in's names come
+from the entry points in its package's metadata, so that a plug-in is imported only when it is used. Some plug-ins are
+distributed together with medsilo.
 """
 
 import json
@@ -39,13 +40,12 @@ SOURCE = "source-of-"  # prefix of the package name in a plan for a class that n
 
 
 class PluginTable(Mapping[str, Any]):
-    """A table of objects by name. An object is imported on first use; listing names imports no module."""
+    """A table of objects by name, of which each is imported on first use, so that listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
-        """Create a table.
+        """Create a table of medsilo's own objects and of a group of entry points.
 
         Args:
-            group: the group of entry points
             base: the base class of all objects, as "module:Class"
             builtin: the objects of medsilo's engine by name, as "module:Class"
         """
@@ -62,7 +62,7 @@ class PluginTable(Mapping[str, Any]):
 
     @property
     def ours(self) -> list[str]:
-        """Return the names from the engine, and from packages that are distributed with the engine."""
+        """Return the names from medsilo's engine, and from packages that are distributed with the engine."""
         return [name for name in self if self._packages(name) == [OWN]]
 
     def __contains__(self, name: object) -> bool:
@@ -99,21 +99,19 @@ class PluginTable(Mapping[str, Any]):
         return packages[0] if packages and packages != [OWN] else None
 
     def code_of(self, name: str) -> str:
-        """Return the import name of the package of medsilo, or the outside package, that contains a name's code."""
+        """Return the import name of the package that contains a name's code, either medsilo's or an outside package."""
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """Return the place of one of medsilo's names, as "module:Class"."""
+        """Return "module:Class" of one of medsilo's names."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
-        """Return the place where a name is defined, as "module:Class". The text is empty if no file defines the
-        name.
-        """
+        """Return "module:Class" of a name, or an empty string if no file or several packages define the name."""
         own = {OWN: self.builtin[name]} if name in self.builtin else {}
         entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
         places = [*{**entries, **own}.values()]
-        return places[0] if len(places) == 1 else ""  # two packages that define the same name are an error
+        return places[0] if len(places) == 1 else ""  # it is an error if two packages define the same name
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that define a name, with medsilo first."""
@@ -163,7 +161,7 @@ class Registry(PluginTable):
         self._given: dict[str, tuple[type, str]] = {}  # the class and the hash of its source, by name
 
     def give(self, found: Any, source: str) -> None:
-        """Register a class for this process under the class's name. A later class replaces an earlier class.
+        """Register a class for this process under the class's name, where a later class replaces an earlier class.
 
         Args:
             source: a hash of the class's source
@@ -188,7 +186,6 @@ class Registry(PluginTable):
         return SOURCE + name if name in self._given else super().package_of(name)
 
     def facts_of(self, name: str, package: str) -> dict[str, str]:
-        """Return the version and hash of the package that defines a name."""
         return {"version": "source", "hash": self._given[name][1]} if name in self._given else facts_of(package)
 
     def spelled(self, name: object) -> str | None:
@@ -198,7 +195,7 @@ class Registry(PluginTable):
         return next((known for known in self if known.lower() == name.lower()), None)
 
     def read(self, values: Any) -> Any:
-        """Return the section of the class that `name` selects, or raise pydantic's validation error."""
+        """Return the plan's section as an object of the named class, or raise pydantic's validation error."""
         from pydantic_core import PydanticCustomError
 
         from medsilo.core.section import Section
@@ -211,11 +208,11 @@ class Registry(PluginTable):
         if name is None or name not in self:
             told = {"name": values["name"], "remedy": self.remedy(values["name"])}
             raise PydanticCustomError("name_not_known", "{name} is not known", told)
-        text = json.dumps({**values, "name": name}, default=str)  # as strict JSON, in the same way as the plan is read
+        text = json.dumps({**values, "name": name}, default=str)  # validated as strict JSON, as all plans are
         return self[name].model_validate_json(text, strict=True)
 
     def named_in(self, section: Any) -> str:
-        """Return the name in a plan's raw section, as this table spells it. The text is empty if the section has no
+        """Return the name in a plan's raw section, as this table spells it, or an empty string if the section has no
         name.
         """
         name = section.get("name") if isinstance(section, Mapping) else None
@@ -237,16 +234,18 @@ class Registry(PluginTable):
 
 
 @cache
-def _installed(path: tuple[str, ...]) -> Any:  # the type differs between versions of Python
-    """Return the entry points of all groups. Reading each group separately would read every distribution again."""
+def _installed(path: tuple[str, ...]) -> Any:
+    """Return the entry points of all groups, because reading each group separately would read every distribution
+    again.
+    """
     return entry_points()
 
 
 @cache
 def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """Return the entry points of a group, by name and package. All packages of medsilo count as one package.
+    """Return the entry points of a group, by name and package, where all packages of medsilo count as one package.
 
-    The argument `path` is Python's `sys.path`. When `sys.path` changes, the entry points are read again.
+    The entry points are cached, and read again when Python's module search path changes.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
     name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
@@ -321,18 +320,18 @@ NETWORKS = Registry(
     },
 )
 
-# Layers that a plan names. The modules federation/site_stack.py and server_stack.py list the permanent layers.
+# Layers that a plan names, in contrast to the permanent layers of federation/site_stack.py and server_stack.py.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
-# Protocols of secure aggregation, by the value of `secure_aggregation.mode`.
+# Protocols of secure aggregation, by their names in plans.
 AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.sealing:SecureAggregation", {})
 
-# The tables by section of the plan
+# tables by section of the plan
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}
 
 
 def table_of(key: str) -> Registry:
-    """Return the table for the name in a plan's section. The key `layers.0` is the first layer."""
+    """Return the table for the name in a plan's section."""
     section = key.partition(".")[0]
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 

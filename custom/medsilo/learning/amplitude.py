@@ -10,23 +10,24 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import DataError, MedsiloError
 
-# This number is added to every Fourier coefficient, so that a coefficient of 0 gets the phase 0. The number is smaller
-# than the rounding error of a coefficient other than 0.
+# The layer adds this constant to every Fourier coefficient, so that a coefficient of 0 gets the phase 0. The constant
+# is smaller than the rounding error of any other coefficient.
 NO_PHASE = 1e-15
 CACHED = 1 << 20  # number of pixels whose spectra fit into a CPU's cache
 
 
 class AmplitudeNorm(nn.Module):
-    """HarmoFL's Ψ (Eqs. 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average amplitude.
+    """HarmoFL's Ψ (Equations 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average
+    amplitude.
 
-    In training, each batch updates A and is then normalised with A. After a call of `freeze`, batches no longer update
-    A. Evaluation never updates A. In evaluation before the first training batch, the layer returns images unchanged.
-    The layer passes no gradient to its input, and does not change its input in place.
+    In training, each batch updates the average amplitude A and is then normalised with A. Evaluation, and training
+    after A is frozen, do not update A. In evaluation before the first training batch, the layer returns images
+    unchanged. The layer passes no gradient to its input, and does not change its input in place.
 
     Args:
         shape: (C, H, W) or (C, D, H, W). All images must have this shape.
-        decay: v of Eq. 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With v = 0, A stays the amplitude of the
-            first batch.
+        decay: v of Equation 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With v = 0, A stays the amplitude of
+            the first batch.
         band: The frequencies at which A replaces the image's amplitude. None: all frequencies, as in the paper. 0.0:
             only frequency 0, the mean, as in the released code. 0 < band ≤ 0.5: the low frequencies |f| ≤ floor(min(H,
             W) · band).
@@ -68,10 +69,12 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self._wrong: Tensor | None = None  # on a GPU: the sum of `_not_numbers` over the batches of a pass
+        self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """Move the layer to a device. `batches` and `frozen` stay on the CPU, because reading from a GPU takes time."""
+        """The number of batches and the frozen state always stay on the CPU, because reading a GPU's memory takes
+        time.
+        """
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
             self.batches, self.frozen = self.batches.cpu(), self.frozen.cpu()
@@ -79,12 +82,11 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images [B, *shape]. The result has the shape and the type of `images`."""
         self._check(images)
         learns = self.training and not self.frozen
         if not learns and not self.frozen and not self.batches:
             return images
-        # The sum over an image's pixels and the image's spectrum may exceed the range of half precision.
+        # Half precision could overflow in the sum over an image's pixels and in the image's spectrum.
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
         parts = wide.split(self._together(wide))
         spectra: Iterator[Tensor] = (torch.fft.rfftn(part, dim=self.axes) for part in parts)
@@ -99,24 +101,22 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def amplitudes(self, images: Tensor) -> Tensor:
-        """Return each image's amplitude at the frequencies that normalisation uses, divided by the number of pixels.
-
-        The result has the shape [images, amplitudes].
-        """
         self._check(images)
         spectra = torch.fft.rfftn(images.to(self.amplitude.dtype), dim=self.axes).abs() / math.prod(self.size)
         return self._used_of(spectra).flatten(1)
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
-        """Set A to a mean over images of the result of `amplitudes`. Negative values, caused by noise, become 0."""
+        """Set the average amplitude A to a mean over images. Negative values, which privacy noise may cause, become
+        0.
+        """
         self.amplitude.zero_()
         self.used.copy_((mean.clamp(min=0) * math.prod(self.size)).view(self.used.shape))
         self.batches.fill_(1)
 
     @torch.no_grad()
     def freeze(self, amplitude: Tensor | None = None) -> None:
-        """Stop all updates of A.
+        """Stop all updates of the average amplitude A.
 
         Args:
             amplitude: The final value of A. None: A keeps its present value.
@@ -132,7 +132,7 @@ class AmplitudeNorm(nn.Module):
 
     @property
     def used(self) -> Tensor:
-        """A view of A: each channel's amplitude at frequency 0 if `band` is 0.0, and otherwise all frequencies."""
+        """Each channel's average amplitude A at the frequencies that normalisation uses."""
         return self._used_of(self.amplitude)
 
     def _used_of(self, amplitudes: Tensor) -> Tensor:
@@ -141,23 +141,25 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def forget_unused(self) -> None:
-        """Set A to zero at all frequencies that normalisation does not use."""
+        """Set the average amplitude A to zero at all frequencies that normalisation does not use."""
         kept = self.used.clone()
         self.amplitude.zero_()
         self.used.copy_(kept)
 
     def _together(self, images: Tensor) -> int:
-        """The number of images to transform at once. On a CPU, the spectra of so many images fit into the cache."""
+        """Return the number of images to transform at once, so that their spectra fit into a CPU's cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
-        """Apply Eq. 4 to a spectrum F in place. The code uses F / |F| = exp(j P), so it computes no angles."""
+        """Apply HarmoFL's Equation 4 to a spectrum F in place, with F / |F| instead of exp(j P), because angles would
+        take longer.
+        """
         for block in self.blocks:
             spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
         return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes)
 
     def _learn(self, spectra: list[Tensor], images: Tensor) -> Iterator[Tensor]:
-        """Update A by Eq. 3, and return the spectra. A batch that contains NaN does not update A."""
+        """Update the average amplitude A by HarmoFL's Equation 3, unless the batch contains NaN."""
         batch = sum((spectrum.abs().sum(0) for spectrum in spectra[1:]), spectra[0].abs().sum(0)) / len(images)
         finite = batch.isfinite().all()
         if images.device.type != "cpu":
@@ -177,7 +179,9 @@ class AmplitudeNorm(nn.Module):
             _refuse(found)
 
     def _with_mean(self, images: Tensor) -> Tensor:
-        """Apply Eq. 4 to frequency 0 only: A sets the magnitude of each image's mean, and the mean keeps its sign."""
+        """Apply HarmoFL's Equation 4 to frequency 0 only: A sets the absolute value of each image's mean, and the mean
+        keeps its sign.
+        """
         mean = images.mean(self.axes, keepdim=True)
         shared = self.used / math.prod(self.size)
         return images + (torch.where(mean < 0, -shared, shared) - mean)
@@ -191,7 +195,6 @@ class AmplitudeNorm(nn.Module):
 
 
 def _not_numbers(images: Tensor) -> Tensor:
-    """Return three counts: NaN or infinite pixels, images with at least one such pixel, and all images."""
     wrong = ~images.isfinite().flatten(1)
     return torch.stack([wrong.sum(), wrong.any(1).sum(), torch.full_like(wrong.sum(), len(images))])
 
@@ -204,12 +207,7 @@ def _refuse(found: Tensor) -> NoReturn:
 
 
 def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
-    """Return disjoint slices that together cover the frequencies |f| ≤ reach of a spectrum.
-
-    Args:
-        size: The size of the image. The spectrum has the layout of torch.fft.rfftn.
-        reach: The largest frequency, or None for all frequencies.
-    """
+    """Return disjoint slices of the layout of torch.fft.rfftn that together cover the frequencies |f| ≤ reach."""
     if reach is None:
         return [(...,)]
 
@@ -222,7 +220,7 @@ def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
 def images_averaged(images: int, batch_size: int, epochs: int, decay: float, start: str) -> int:
     """Return the effective number of images in a site's average amplitude: 1 / Σ w², where w is an image's weight.
 
-    A running average gives late batches more weight, so the effective number is smaller than the number of images.
+    In a running average, late batches have more weight, so the effective number is smaller than the number of images.
     """
     batch_size = min(batch_size, images)
     sizes = [batch_size] * (images // batch_size)

@@ -9,13 +9,13 @@ from torch.nn.functional import cross_entropy
 from medsilo.learning.compute import LossFunction, labels_in
 from medsilo.learning.partial_labels import marginal
 
-NEVER = -1e4  # Adding this number to a logit makes its softmax probability exactly 0, even in half precision.
+NEVER = -1e4  # A softmax probability is exactly 0 after this constant was added to its logit, even in half precision.
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
     """Return class weights w_c = N / (K · n_c), where N = Σ n_c, and K is the number of classes with n_c > 0.
 
-    The mean of the weights over all training cases is 1. A class with n_c = 0 has the weight 1.
+    The mean of the class weights over all training cases is 1. A class with n_c = 0 has the weight 1.
 
     Args:
         counts: n_c, the number of training cases of each class, or the number of pixels of each class in masks.
@@ -30,13 +30,11 @@ def balanced(counts: Sequence[int]) -> Tensor:
 def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
     """Return a loss function that multiplies the cross entropy of each case or pixel by the weight of its class.
 
-    The new loss is ℓ + share · mean((w_y − 1) · CE). The new loss is a mean over cases, so the weight of a case does
-    not depend on the other cases in the batch. If a network has one logit for two classes, the logit belongs to the
-    second class, and the first class has the logit 0.
+    The new loss is ℓ + share · mean((w_y − 1) · CE), where CE is the cross entropy of a case and w_y the weight of its
+    class. If a network has one logit for two classes, the logit belongs to the second class, and the first class has
+    the logit 0.
 
     Args:
-        loss: ℓ, the loss function without class weights.
-        weights: w, the weight of each class.
         share: The factor of the cross entropy in ℓ.
     """
 
@@ -62,7 +60,6 @@ def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
     class, and the first class has the logit 0.
 
     Args:
-        loss: ℓ, the loss function.
         counts: n_c, the number of training cases of each class.
     """
     frequent = torch.tensor(counts, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Define the device and the precision with which a site or the server computes, and the types of training's tensors."""
+"""Define the device and the numerical precision with which sites and the server compute."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,15 +18,14 @@ Case = tuple[Tensor, Tensor]  # (inputs, targets) of one case or of one batch
 
 CPU = torch.device("cpu")
 
-ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # makes the order of cuBLAS's sums deterministic
+# environment variable that makes the order of cuBLAS's sums deterministic
+ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 Stop = Callable[[], None]  # called before every batch; raises an error if the run should stop
 
 
 @dataclass(frozen=True)
 class Compute:
-    """The device and the precision that a site's settings choose."""
-
     device: torch.device = CPU
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = 1
@@ -38,7 +37,6 @@ class Compute:
 
         Args:
             device: "cpu", "cuda", "cuda:<n>", or "auto" for a GPU if this machine has one.
-            others: The other fields.
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,7 +56,6 @@ class Compute:
 
     @property
     def description(self) -> str:
-        """The device's name and its numerical precision, as text."""
         if not self.on_card:
             return f"{self.device}, {self.precision}"
         convolutions = ", convolutions in TF32" if torch.backends.cudnn.allow_tf32 else ""
@@ -68,10 +65,9 @@ class Compute:
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Make the random numbers and the sums in this context reproducible.
+        """Seed all generators of random numbers, and choose deterministic operations, within this context.
 
-        The CPU's generator and the generator of the site's GPU are seeded, and the number of threads is fixed. If a GPU
-        operation has no deterministic version, PyTorch logs a warning and continues.
+        If a GPU operation has no deterministic version, PyTorch logs a warning and continues.
         """
         threads = torch.get_num_threads()
         cudnn, sums = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
@@ -81,7 +77,7 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # filling takes time and only helps debugging
+            memory.fill_uninitialized_memory = False  # to fill new memory takes time and only helps debugging
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)
@@ -92,25 +88,24 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # another study may use the GPU before this study's next answer
+                torch.cuda.empty_cache()  # another study may use the GPU before this study trains again
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
-        """Start to copy a batch to the device, and return the copy without waiting for the end of the copying.
+        """Start an asynchronous copy of a batch to the device.
 
-        The labels' marks of structures without annotations are read on the CPU, so that no loss waits for the GPU.
+        The marks of structures without annotations are read on the CPU, so that no loss function waits for the GPU.
         """
         there = targets.to(self.device, non_blocking=True)
         return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
 
     def cast(self) -> AbstractContextManager:
-        """Return a context that computes in mixed precision if the site's settings choose bfloat16."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-KNOWN = "known_marks"  # attribute of labels on a GPU: the marks of their cases
+KNOWN = "known_marks"  # name of the attribute for the cases' marks of a tensor of labels on a GPU
 BYTE = 8
 
 
@@ -129,10 +124,9 @@ def labels_in(target: Tensor) -> Tensor:
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Attach the marks of cases to their labels on a GPU, so that no loss waits for the GPU to read the marks.
+    """Attach the marks of cases to a tensor of labels on a GPU, so that no loss function waits to read the marks.
 
     Args:
-        target: The labels on the GPU.
         read_from: A copy of the labels in the CPU's memory.
     """
     if target.device.type != "cpu":
@@ -141,7 +135,7 @@ def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases. Marks that `know_marks` attached are kept."""
+    """Return the labels of some cases, with the attached marks of structures without annotations."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

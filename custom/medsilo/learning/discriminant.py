@@ -1,8 +1,7 @@
-"""Compute the last layer of a classifier of hospitals in closed form: Fisher's linear discriminant.
+"""Compute the last layer of a network that predicts a case's hospital: Fisher's linear discriminant in closed form.
 
-At one site, all cases have the same label. So gradient steps at a site would teach the classifier to predict always
-this label. Instead, each hospital sends sums of features over its cases once. The sums suffice for a discriminant over
-the cases of all hospitals.
+Gradient steps at one hospital would teach this network to predict always this hospital. Instead, each hospital sends
+sums of features over its cases once, and the server computes the discriminant from these sums.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,20 +17,21 @@ from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import TrainStep, Watch
 from medsilo.learning.steps import frozen_features
 
-SHRINKAGE = 0.1  # fraction by which covariances are reduced, because a few cases estimate covariances badly
+# The covariances of features are reduced by this fraction, because a few cases estimate covariances badly.
+SHRINKAGE = 0.1
 LEAST = 1e-6  # smallest variance of a feature, as a fraction of the mean square over all features
-ROUNDED = 1e-4  # a sum below this number counts as 0, because secure aggregation rounds sums
-NEVER = -1e4  # logit of a hospital that sent no sums
+ROUNDED = 1e-4  # a sum of features below this threshold counts as 0, because secure aggregation rounds sums
+NEVER = -1e4  # output of the discriminant for a hospital that sent no sums of features
 
 
 class FeatureSums(nn.Module):
-    """Sums over the features of one hospital's cases. The hospital sends these sums.
+    """The sums of features over one hospital's cases, which this hospital sends.
 
-    `present` [sites] is 1 in the hospital's row, and `means` [sites, features] contains the mean features in this row.
-    All other rows are 0. `products` [features, features] contains the mean product of each two features.
+    The tensor `present` [sites] is 1 in the hospital's row and 0 in all other rows. The tensor `means` [sites,
+    features] contains the hospital's mean features in the hospital's row, and 0 in all other rows. The tensor
+    `products` [features, features] contains the mean product of each two features.
 
-    The function `discriminant` takes the unweighted mean of these tensors over hospitals. The tensors have double
-    precision, because `discriminant` subtracts large numbers that are nearly equal.
+    The sums have double precision, because the discriminant subtracts large values that are nearly equal.
     """
 
     present: Tensor
@@ -46,12 +46,10 @@ class FeatureSums(nn.Module):
 
     @contextmanager
     def collecting(self, network: nn.Module, place: int) -> Iterator[TrainStep]:
-        """Yield a training step that changes no weight but adds a batch to the sums.
-
-        At the end of the context, the three tensors are set from the sums.
+        """Yield a training step that changes no weight but adds the features of a batch to the sums.
 
         Args:
-            network: The network. A feature is an input of its last layer.
+            network: A feature is an input of its last layer.
             place: The index of the hospital's row.
         """
         mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0
@@ -74,11 +72,6 @@ class FeatureSums(nn.Module):
 
 
 def tell_hospitals_apart(network: nn.Module, sums: Tensors) -> None:
-    """Set a network's last layer to the discriminant between hospitals, if at least one hospital sent sums.
-
-    Args:
-        sums: The mean of the tensors of `FeatureSums` over hospitals.
-    """
     if not bool((sums["present"] > ROUNDED).any()):
         return
     (head,) = cast(list[nn.Linear], head_layers(network))
@@ -91,8 +84,8 @@ def tell_hospitals_apart(network: nn.Module, sums: Tensors) -> None:
 def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weights [sites, features] and the biases [sites] of a linear discriminant between hospitals.
 
-    The discriminant assumes that all hospitals have the same prior probability and the same covariance. It never
-    predicts a hospital that sent no sums.
+    The discriminant assumes that all hospitals have the same prior probability and the same covariance. The
+    discriminant never predicts a hospital that sent no sums.
     """
     known = present > ROUNDED
     centres = means[known] / present[known, None]
@@ -110,7 +103,7 @@ def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tens
 
 
 def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused if tensors are neither one hospital's `FeatureSums` nor a mean over hospitals."""
+    """Raise Refused if tensors are neither one hospital's sums of features nor a mean of such sums over hospitals."""
     present, means = tensors["present"], tensors["means"]
     if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
         raise Refused("sums/present does not name one hospital")

@@ -15,10 +15,11 @@ Draw = Callable[[Case, int], Case]  # (case, seed) -> augmented case
 
 @dataclass(frozen=True)
 class DrawBatch:
-    """Augments a batch: first each case by `piece`, and then the whole batch on the device by `change`.
+    """Augments first each case, by the function `piece`, and then the whole batch on the device, by the function
+    `change`.
 
-    `change` receives one seed per case, and may modify the batch in place. The result for a case must not depend on the
-    other cases of the batch.
+    The function `change` receives one seed per case, and may modify the batch in place. The augmentation of a case must
+    not depend on the other cases of its batch.
     """
 
     piece: Draw | None
@@ -26,10 +27,11 @@ class DrawBatch:
 
 
 class DrawnCases(Dataset):
-    """The augmented training cases of one epoch. Each case has a seed, so the number of workers changes no result.
+    """The augmented training cases of one epoch, where each case has a seed, so that the number of workers changes no
+    result.
 
-    A case's seed is derived from its index, or from its name if `names` are given. With names, adding or removing a
-    case does not change another case's seed.
+    A seed is derived from the index of its case, or from the name of its case if cases have names. Seeds that are
+    derived from names do not change when a case is added or removed.
     """
 
     def __init__(self, cases: Dataset, draw: Draw | DrawBatch, seed: int, names: Sequence[str] | None = None) -> None:
@@ -47,16 +49,10 @@ class DrawnCases(Dataset):
         return inputs[0], targets[0]
 
     def batch(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a batch to which `change` was not applied yet, and the seed of each case.
-
-        Args:
-            places: The indices of the cases.
-        """
         inputs, targets = default_collate([self._case(place) for place in places])
         return inputs, targets, torch.tensor([self._seed(place) for place in places])
 
     def changed(self, inputs: Tensor, targets: Tensor, seeds: Tensor) -> Case:
-        """Apply `change` to a batch that the method `batch` returned, and return the augmented batch."""
         assert self.change is not None
         changed, moved = self.change((inputs, targets), seeds.tolist())
         return changed, know_marks(moved, targets)
@@ -70,9 +66,9 @@ class DrawnCases(Dataset):
 
 
 class ChangedBatches(Dataset):
-    """A data set of augmented batches. The index of a batch is the list of its cases' indices.
+    """A data set of augmented batches, where the index of a batch is the list of its cases' indices.
 
-    If `later` is true, a batch includes the cases' seeds, and the caller must apply `change`.
+    A batch may include the seeds of its cases, so that the caller can augment the batch on the device.
     """
 
     def __init__(self, drawn: DrawnCases, later: bool) -> None:
@@ -86,5 +82,4 @@ class ChangedBatches(Dataset):
 def drawn_cases(
     cases: Dataset, draw: Draw | DrawBatch | None, seed: int, names: Sequence[str] | None = None
 ) -> Dataset:
-    """Return a data set that augments cases by `draw`, or `cases` itself if `draw` is None."""
     return DrawnCases(cases, draw, seed, names) if draw else cases

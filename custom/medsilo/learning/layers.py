@@ -10,7 +10,7 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, _InstanceNo
 
 
 def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
-    """Return the state-dict names of all parameters and buffers of these layers, in the order of the state dict."""
+    """Return the names of all parameters and buffers of these layers, in the order of the state dict."""
     owned = {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
@@ -21,7 +21,6 @@ def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
 
 
 def batch_norm_names(module: nn.Module) -> list[str]:
-    """Return the state-dict names of all batch-norm tensors: weights, biases, running statistics and counters."""
     return _names_within(module, set(batch_norm_layers(module)))
 
 
@@ -31,17 +30,15 @@ def norm_names(module: nn.Module) -> list[str]:
 
 
 def norm_layers(module: nn.Module) -> list[nn.Module]:
-    """Return all normalisation layers, in the order in which the network registers them."""
     return [layer for layer in module.modules() if isinstance(layer, NORM_TYPES)]
 
 
 def local_norms(module: nn.Module) -> list[nn.Module]:
-    """Return all batch norms, or all normalisation layers if the network has no batch norm."""
     return [*batch_norm_layers(module)] or norm_layers(module)
 
 
 def local_norm_names(module: nn.Module) -> list[str]:
-    """Return the state-dict names of the tensors of `local_norms`. FedBN and AdaFed do not send these tensors."""
+    """Return the state-dict names of the layers that FedBN and AdaFed do not send."""
     return _names_within(module, set(local_norms(module)))
 
 
@@ -57,12 +54,11 @@ def head_names(module: nn.Module) -> list[str]:
 
 
 def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
-    """Return all batch norms, in the order in which the network registers them."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
 def is_frozen(layer: _BatchNorm) -> bool:
-    """True if a batch norm's running statistics are fixed, which is so if its state dict is empty."""
+    """Return True if a batch norm's running statistics are fixed, which is so if its state dict is empty."""
     return layer.running_mean is not None and not layer.state_dict()
 
 
@@ -74,15 +70,12 @@ def head_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def judges_by_batch(module: nn.Module) -> bool:
-    """True if a batch norm has no running statistics, so that outputs depend on the batch even in evaluation."""
+    """Return True if a batch norm lacks running statistics, since outputs then depend on the batch in evaluation."""
     return any(layer.running_mean is None for layer in batch_norm_layers(module))
 
 
 def mixes_cases(module: nn.Module) -> str | None:
-    """Return the type of the first layer that mixes the cases of a batch or stores statistics over cases.
-
-    Returns None if the network has no such layer.
-    """
+    """Return the type of the first layer that mixes the cases of a batch or stores statistics over cases."""
     for layer in module.modules():
         if (isinstance(layer, _BatchNorm) and not is_frozen(layer)) or (
             isinstance(layer, _InstanceNorm) and layer.track_running_stats

@@ -17,12 +17,11 @@ FURTHEST = 1e15  # largest absolute value of an output in scoring, so that sums 
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> loss
 Closure = Callable[[], Tensor]  # computes the gradients of one mini-batch, and returns the loss
-Step = Callable[[Optimizer, Closure], Tensor]  # changes the weights by one optimizer step, and returns the loss
+Step = Callable[[Optimizer, Closure], Tensor]  # makes one optimizer step, and returns the loss
 TrainStep = Callable[[Tensor, Tensor], Tensor]  # trains on the batch (inputs, targets), and returns the loss
 
 
 def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
-    """Compute the gradients of one mini-batch, and make one step of the optimizer."""
     loss = closure()
     optimizer.step()
     return loss
@@ -30,7 +29,7 @@ def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
 
 @dataclass(frozen=True)
 class Watch:
-    """A training step that reads batches but trains no network."""
+    """Calls a function on each training batch, and trains no network."""
 
     look: TrainStep
 
@@ -41,11 +40,10 @@ class Watch:
 def batches(
     dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of a data set on the site's device.
+    """Yield the batches of a data set on the site's device, in order or shuffled by a random generator.
 
     Args:
-        shuffle: The generator that shuffles the cases. None: the cases stay in order.
-        whole: Whether to keep a last shuffled batch that has only one case. Batch norm can't train on such a batch.
+        whole: Whether to keep a last shuffled batch that has only one case, although batch norm can't train on it.
     """
     size = len(dataset)  # type: ignore[arg-type]
     drop_last = shuffle is not None and not whole and steps_in(size, batch_size) * batch_size < size
@@ -59,7 +57,7 @@ def batches(
 
 
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
-    """Load batches, and yield them on the site's device. On a GPU, whole batches are augmented there.
+    """Yield batches on the site's device, which augments whole batches if it is a GPU.
 
     Args:
         places: The indices of the cases in each batch.
@@ -101,7 +99,7 @@ class ForCard(Dataset):
 def steps_in(cases: int, batch_size: int) -> int:
     """Return the number of mini-batches in one training epoch.
 
-    A last batch that has only one case does not count, unless it is the only batch.
+    A last batch that has only one case does not count, except in an epoch that has no other batch.
     """
     return max(1, cases // batch_size + (cases % batch_size > 1))
 
@@ -109,14 +107,7 @@ def steps_in(cases: int, batch_size: int) -> int:
 def passed_through(
     layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Apply an input layer to each training batch, and yield the results.
-
-    If the layer has a method `end_pass`, it is called after the last batch. `end_pass` raises errors that the layer
-    found on a GPU. So no batch waits for the GPU.
-
-    Args:
-        learns: Whether the layer is in training mode.
-    """
+    """Errors of an input layer on a GPU are raised only at the end of the epoch, so that no batch waits for the GPU."""
     layer.train(learns)
     for inputs, targets in data:
         yield layer(inputs), targets
@@ -136,7 +127,6 @@ class OutputLoss:
 def lesson(
     model: nn.Module, objective: ObjectiveFunction, optimizer: Optimizer, compute: Compute, step: Step = plain_step
 ) -> TrainStep:
-    """Return a training step, which computes the objective on a batch and changes the weights of the model."""
     model.train()
 
     def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -155,7 +145,7 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """Apply all training steps to each batch of the data, and return the mean loss of the first step over cases."""
+    """Train on each batch, and return the first training step's mean loss over cases."""
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
@@ -166,12 +156,10 @@ def train_epoch(
 
 
 def as_scored(output: Tensor, of_patients: bool) -> Tensor:
-    """Return a network's output in a form that metrics can use.
+    """Replace the NaN of a network's output by 0, and infinity by a large value, if the inputs are patients' data.
 
-    Args:
-        of_patients: Whether the inputs are patients' data. If so, NaN becomes 0, and infinity becomes a large number.
-            If a study stopped on NaN instead, a crafted model could disclose whether a hospital has a certain case.
-            For other inputs, NaN raises Refused.
+    An error for NaN would let a crafted model disclose whether a hospital has a certain case. If the inputs are not
+    patients' data, NaN raises Refused.
     """
     if of_patients:
         return output.nan_to_num().clamp(-FURTHEST, FURTHEST)
@@ -193,7 +181,7 @@ def evaluate(
     stop: Stop = lambda: None,
     infer: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: model(inputs),
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the mean loss over cases, and the values of each metric: a float64 tensor with one value per case."""
+    """Return the mean loss over cases, and for each metric a float64 tensor of one value per case."""
     model.eval()
     loss, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     measured: dict[str, list[Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Make the optimizer that a plan's section `training` describes."""
+"""Create the optimizer that a plan's section `training` describes."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -12,7 +12,6 @@ from medsilo.learning.training import Training
 
 
 def optimizer_of(training: Training, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """Return the PyTorch optimizer that a plan's section `training` describes."""
     numbers: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
     if training.optimizer == "sgd":
         made = uncompiled(optim.SGD)(parameters, momentum=training.momentum, nesterov=training.nesterov, **numbers)
@@ -25,7 +24,6 @@ def optimizer_of(training: Training, parameters: Iterable[nn.Parameter]) -> opti
 
 
 def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
-    """Set an optimizer's learning rate at the beginning of round `number` of `rounds`."""
     if not training.paced and not training.warmup:
         return
     for group in optimizer.param_groups:
@@ -36,7 +34,8 @@ def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rou
 def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
     """Return a subclass of one of PyTorch's optimizers that lacks PyTorch's wrappers for `torch.compile`.
 
-    The wrappers import PyTorch's compiler, which takes a second and 70 MB of memory in every training process.
+    The wrappers for `torch.compile` import PyTorch's compiler, which takes a second and 70 MB of memory in every
+    training process.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
     methods = {name: unwrap(getattr(kind, name)) for name in names}

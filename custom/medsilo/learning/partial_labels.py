@@ -1,10 +1,9 @@
-"""Train on masks in which a hospital did not annotate all structures. A mark in the labels names these structures.
+"""Train on masks in which a hospital did not annotate all structures.
 
-The lowest byte of a label is the class. Each higher bit marks a structure that was not annotated in the case. A pixel
-labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the sum of
-the probabilities of background and of all structures without annotations (a marginal likelihood). A pixel of an
-annotated structure belongs to no other structure. So the loss at such a pixel also reduces the probabilities of all
-other structures.
+The lowest byte of a label is the class, and each higher bit marks a structure that was not annotated in the case. A
+pixel labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the
+summed probability of background and all structures without annotations (a marginal likelihood). A pixel of an annotated
+structure belongs to no other structure, so the loss at this pixel reduces the probabilities of all other structures.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,15 +14,12 @@ from torch import Tensor
 
 from medsilo.learning.compute import BYTE, labels_in, marks_in
 
-# the largest label that has a bit, because MONAI converts labels to float32, which represents only 24 bits exactly
+# largest label that a mark can name, because MONAI converts labels to float32, which represents only 24 bits exactly
 MOST = 15
 
 
 def mark_of(absent: Collection[int]) -> int:
-    """Return the mark for cases in which a hospital did not annotate some structures.
-
-    Args:
-        absent: The labels of these structures.
+    """Return the mark for cases in which a hospital did not annotate the structures with these labels.
 
     >>> mark_of([2]) >> 8
     4
@@ -32,7 +28,9 @@ def mark_of(absent: Collection[int]) -> int:
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
-    """Add a mark to the labels of a case. If the mark is not 0, the label -1 of empty areas becomes background."""
+    """Add a mark of structures without annotations to the labels of a case. With a mark, the label -1 of empty areas
+    becomes background.
+    """
     return labels.long().clamp(min=0) | mark if mark else labels
 
 
@@ -42,7 +40,7 @@ def absent_in(mark: int) -> list[int]:
 
 
 def known_in(target: Tensor, labels: int) -> Tensor:
-    """Return a Boolean tensor [cases, labels], which is true where a label was annotated in a case."""
+    """Return a Boolean tensor [cases, labels] that is true for each label which was annotated in a case."""
     known = torch.ones(len(target), labels, dtype=torch.bool)
     for case, mark in enumerate(marks_in(target)):
         known[case, absent_in(mark)] = False
@@ -50,23 +48,21 @@ def known_in(target: Tensor, labels: int) -> Tensor:
 
 
 def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
-    """Copy indices to a device asynchronously."""
     return torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
-    """Group the cases of a batch by their annotated labels.
+    """Yield the outputs and targets of each group of cases that have the same annotated labels.
 
-    For each group, the function yields the outputs of annotated labels [cases, labels, ...] at each resolution, the
-    targets, and the list of annotated labels. The targets are indices into this list.
+    The outputs have the shape [cases, labels, ...] at each resolution, and the targets are indices into the yielded
+    list of annotated labels.
 
-    The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. With this
-    logit, softmax gives background p_0' = p_0 + Σ p_u, and does not change the other probabilities.
+    The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. The
+    softmax of z_0' gives background p_0' = p_0 + Σ p_u, and does not change the other probabilities.
 
     Args:
-        outputs: The network's outputs at each resolution.
         overlaps: Whether structures may overlap. Then each output belongs to one structure, a mark numbers the
             structures 1, 2, ..., and the outputs of structures without annotations are omitted.
     """
@@ -92,7 +88,9 @@ def told_apart(
 def marginal(
     loss: Callable[..., Tensor], output: Tensor | list[Tensor], target: Tensor, overlaps: bool = False
 ) -> Tensor:
-    """Return the mean loss over cases. The loss of a case uses only the labels that the case's hospital annotated."""
+    """Return the mean loss over cases, where the loss of a case uses only the labels that the case's hospital
+    annotated.
+    """
     if not any(marks_in(target)):
         return loss(output, target, None)
     alone = isinstance(output, Tensor)

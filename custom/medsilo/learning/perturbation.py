@@ -14,9 +14,9 @@ from medsilo.learning.steps import keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):
-    """Wraps a PyTorch optimizer, and replaces its gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Eqs. 6 and 7).
+    """Wraps a PyTorch optimizer, and replaces its gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Equations 6 and 7).
 
-    The perturbation is δ = α g / (‖g‖ + eps), where g = ∇ℓ(θ).
+    The perturbation of the weights θ is δ = α g / (‖g‖ + eps), where g = ∇ℓ(θ).
 
     Args:
         base: The wrapped optimizer. Its weight decay uses the unperturbed θ, and does not change g.
@@ -48,11 +48,11 @@ class PerturbedOptimizer(Optimizer):
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
     def step(self, closure: Closure) -> Tensor:  # type: ignore[override]
-        """Compute both gradients of one batch, make one step, and return the loss at θ.
+        """Make one optimizer step that uses the gradient at the perturbed weights, and return the loss at the
+        unperturbed weights.
 
         Args:
-            closure: A function that clears the gradients, computes the loss of the batch and the new gradients, and
-                returns the loss.
+            closure: Clears the gradients, computes the loss of the batch and the new gradients, and returns the loss.
         """
         loss = perturbed_gradients(self, closure, self.alpha, self.eps, self.module)
         self.base.step()
@@ -68,7 +68,6 @@ class PerturbedOptimizer(Optimizer):
             unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped optimizer, because the perturbation has no state."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -80,7 +79,7 @@ class PerturbedOptimizer(Optimizer):
 def perturbed_gradients(
     optimizer: Optimizer, closure: Closure, alpha: float, eps: float = 1e-12, module: nn.Module | None = None
 ) -> Tensor:
-    """Set the gradients of an optimizer's weights to ∇ℓ(θ + δ), and return the loss at θ.
+    """Set the gradients of an optimizer's weights to ∇ℓ(θ + δ), and return the loss ℓ(θ).
 
     With α = 0, the gradient is ∇ℓ(θ), which needs only one pass.
     """
@@ -97,7 +96,7 @@ def perturbed_gradients(
 
 
 def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
-    """Return θ + δ of Eq. 6. The function overwrites the gradients by δ."""
+    """Return the perturbed weights θ + δ of HarmoFL's Equation 6, and overwrite the gradients by δ."""
     gradients = [p.grad for p in moved if p.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
     norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -107,9 +106,8 @@ def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor
 
 @contextmanager
 def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Set parameters to other values in the context.
-
-    At the end, the parameters get exactly their old values, because subtracting δ would leave rounding errors.
+    """Restores the old values of parameters from a copy at the end, because subtracting the perturbation δ would leave
+    rounding errors.
     """
     own = [parameter.data for parameter in parameters]
     try:
@@ -122,6 +120,6 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
 
 
 def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
-    """Return a training step that does lines 9 to 12 of HarmoFL's Alg. 1."""
+    """Return a training step that does lines 9 to 12 of HarmoFL's Algorithm 1."""
     perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
     return lambda _, closure: perturbed.step(cast(Closure, closure))

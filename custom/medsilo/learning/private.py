@@ -1,8 +1,9 @@
-"""Differentially private SGD (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to the sum.
+"""Differentially private SGD (Abadi et al. 2016): the gradient of each unit is clipped, and noise is added to the sum.
 
-A unit is one case, or all cases of one patient. A unit's cases are sampled together, and the sum of their gradients is
-clipped. Momentum, weight decay and a proximal term are applied after the noise, so these operations disclose nothing
-further about the cases. Per-case gradients need a copy of the network's weights for each case (`torch.vmap`).
+A unit is one case, or all cases of one patient. The cases of a patient are sampled together, and the sum of their
+gradients is clipped. Momentum, weight decay and a proximal term are applied after the noise, so these operations
+disclose nothing further about the cases. The gradients of single cases need a copy of the network's weights for each
+case (`torch.vmap`).
 """
 
 import math
@@ -22,29 +23,25 @@ from medsilo.learning.loop import ForCard, Step, TrainStep, loaded, plain_step
 from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
-AT_ONCE = 1 << 26  # most values of per-case gradients that are in memory at a time
+AT_ONCE = 1 << 26  # most gradient values of single cases that are in memory at a time
 WITHIN = 1 - 1e-6  # fraction of the clipping bound that is used, so that no rounding error exceeds the bound
-COLUMNS = 1 << 18  # number of values of each unit's gradient that are summed at a time
+COLUMNS = 1 << 18  # number of values of each unit's gradient that are summed at a time, to save memory
 
 
 # --------------------------------------------------------------------------------------------------- Poisson sampling
 class PoissonSample:
-    """Draws a Poisson sample of units for each step: each unit is drawn independently, with the same probability.
+    """Draws each unit independently with the same probability, anew for each training step.
 
-    A batch may be empty, or larger than expected. In a batch, the cases of a unit are consecutive. `owners` is the unit
-    of each case in the last batch.
+    A drawn batch may be empty or larger than expected, and the cases of a unit are consecutive in a batch. The
+    attribute `owners` is the unit of each case in the last batch.
     """
 
     def __init__(
         self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
-        """Group the cases by unit.
+        """Group the cases by unit, which is a patient, or a single case if the cases have no units.
 
         Args:
-            units: The unit of each case. None: each case is a unit.
-            cases: The number of cases.
-            expected: The expected number of units in a batch.
-            secret: The source of random numbers.
             size: The public number of all units. None: the number of cases.
         """
         members = defaultdict[object, list[int]](list)
@@ -54,12 +51,11 @@ class PoissonSample:
         known = cases if size is None else size
         self.rate = min(1.0, expected / known)
         self.expected = self.rate * known  # the expected number of units in a batch
-        self.size = len(self.members) if size in (None, cases) else known  # the public number of units
+        self.size = len(self.members) if size in (None, cases) else known  # the number of all units, which is public
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 
     def batches(self, dataset: Dataset, steps: int, compute: Compute) -> Iterator[Case]:
-        """Draw and yield `steps` batches on the site's device."""
         drawn = [self.secret.poisson_sample(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
         loader = _loaded(dataset, [own for own in cases if own], compute)
@@ -70,11 +66,6 @@ class PoissonSample:
 
 
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
-    """Load batches on the site's device. A data set in memory is indexed once per batch.
-
-    Args:
-        batches: The indices of the cases in each batch.
-    """
     if isinstance(dataset, TensorDataset):
         cases: Any = ForCard(dataset) if compute.on_card else dataset
         return (compute.moved(*cases[own]) for own in batches)
@@ -82,14 +73,14 @@ def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) ->
 
 
 def _no_cases(dataset: Dataset) -> Case:
-    """Return an empty batch, whose tensors have the shapes of the data set's cases."""
     inputs, targets = dataset[0]
     return inputs[None][:0], torch.as_tensor(targets)[None][:0]
 
 
 @dataclass
 class PrivateSteps:
-    """The sample, the clipping bound and the noise of the noisy steps in a round. All networks use the same sample.
+    """The Poisson sample, the clipping bound and the noise of one round's training steps, where all networks use the
+    same sample.
 
     Args:
         noise: The standard deviation of the noise on a summed gradient, divided by the clipping bound.
@@ -101,11 +92,10 @@ class PrivateSteps:
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
-    releasing: float = math.inf  # the noise multiplier in `noisy_mean`
-    clip: float = 1.0  # largest norm of a unit's vector in `noisy_mean`
+    releasing: float = math.inf  # noise multiplier of noisy means
+    clip: float = 1.0  # largest norm of a unit's vector in noisy means
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
-        """Return a training step for one network that uses noisy gradients."""
         model.train()
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -119,7 +109,7 @@ class PrivateSteps:
 
     @staticmethod
     def unless_empty(inner: TrainStep) -> TrainStep:
-        """Return a training step that skips empty batches, because a Poisson sample may be empty."""
+        """Return a training step that skips empty batches, which a Poisson sample may contain."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
@@ -129,7 +119,7 @@ class PrivateSteps:
     def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
         """Set the weights' gradients to (Σ clip(∇ of a unit) + noise) / expected number of units.
 
-        The method returns the mean loss over cases. The returned loss has no noise, so the site must not send it.
+        The method returns the mean loss over cases without noise, so the site must not send this loss.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
@@ -148,10 +138,10 @@ class PrivateSteps:
         return total / max(1, len(inputs))
 
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
-        """Return (Σ clip(mean vector of a unit) + noise) / number of units.
+        """Return (Σ clip(mean vector of a unit) + noise) / number of units, where a unit is a case or a patient.
 
-        The result counts as one release in the privacy account. Only the vectors of units that are not complete yet are
-        kept in memory.
+        The noisy mean counts as one release in the privacy account. To save memory, the method stores only the vectors
+        of units whose cases are incomplete.
 
         Args:
             vectors: The vectors of all cases in order, as batches [cases, length].
@@ -173,7 +163,7 @@ class PrivateSteps:
         return self.secret.with_normal(total, self.releasing * self.clip) / self.sample.size
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
-        """Split a batch into slices whose per-case gradients fit into memory."""
+        """Split a batch into slices, so that the gradients of a slice's cases fit into memory."""
         usual = round(self.sample.expected + 3 * math.sqrt(self.sample.expected))
         most = max(1, min(usual, AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
@@ -184,7 +174,7 @@ def gradients_of_cases(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss of each case, and for each trainable weight a tensor [cases, ...] of the cases' gradients.
 
-    The loss function is called for one case at a time, because the loss of a batch may mix the batch's cases.
+    The loss function is called for one case at a time, because it may mix the cases of a batch.
     """
     learning = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     each = {name: own.expand(len(inputs), *own.shape).requires_grad_() for name, own in learning.items()}
@@ -210,22 +200,16 @@ def gradients_of_cases(
 class ClippedSum:
     """Clips the gradient of each unit, and sums the clipped gradients.
 
-    A unit's cases may be divided between consecutive calls of `add`.
+    The cases of one patient may be divided between consecutive batches.
     """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        # the last unit, of which the next call of `add` may have further cases, and the sum of its gradients so far
+        # The last unit and the sum of its gradients, because the next batch may contain further cases of this unit.
         self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
-        """Add the gradients of cases.
-
-        Args:
-            gradients: For each weight a tensor [cases, ...].
-            owners: The unit of each case.
-        """
         gradients = _without_infinite(gradients)
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
@@ -240,7 +224,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """Clip and add the gradient of the last unit. Call this method once, after all calls of `add`."""
+        """Clip and add the gradient of the last unit, once after all batches."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None
@@ -250,18 +234,19 @@ class ClippedSum:
             return
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # if a norm is 0, the factor is 1
+        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # the factor is 1 for a norm of 0
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
-            for start in range(0, len(whole), COLUMNS):  # in float64, because float32's rounding errors exceed WITHIN
+            # in float64, because the rounding errors of float32 exceed the margin WITHIN
+            for start in range(0, len(whole), COLUMNS):
                 whole[start : start + COLUMNS] += factors @ each[:, start : start + COLUMNS].double()
 
 
 def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Set all gradients of a case to 0 if at least one value is not finite.
+    """Set all gradients of a case to 0 if at least one gradient value of this case is not finite.
 
-    An infinite gradient would make the sum over units infinite, which no noise hides. On a GPU, the function reads no
-    result back to the CPU, because reading would wait for the GPU.
+    An infinite gradient would make the sum over units infinite, which no noise hides. On a GPU, the function copies no
+    result to the CPU, because a copy would wait for the GPU.
     """
     if gradients[0].device.type == "cpu":
         finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)

@@ -1,8 +1,8 @@
 """Derive the seed of every random generator from the plan's seed and a purpose.
 
-A purpose is a sequence of words and numbers, such as ("hospital-a", "shuffle", 3). Because seeds are derived,
-checkpoints need not contain the state of generators. Results do not depend on the order, the process or the thread in
-which sites train.
+A purpose is a sequence of words and integers, such as ("hospital-a", "shuffle", 3). Because seeds are derived,
+checkpoints need not contain the state of random generators. Because of derived seeds, trained weights do not depend on
+the order, process or thread in which sites train.
 """
 
 import hashlib
@@ -20,16 +20,12 @@ def seed_for(seed: int, *purpose: str | int) -> int:
 
 def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
     """Return a CPU generator that is seeded for a purpose."""
-    import torch  # not at the top, because commands that do not train also import this module
+    import torch  # imported within the function, because commands that do not train import this module, too
 
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
 
 
 def seed_torch(seed: int, device: "torch.device | None" = None) -> None:
-    """Seed PyTorch's default generator on the CPU and, if `device` is a GPU, the generator of this GPU.
-
-    `torch.manual_seed` would be slower, because it records a stack trace for each type of device that is missing.
-    """
     import torch
 
     torch.default_generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Measure the exact mean and variance of the inputs of a network's layers over a site's data (AdaFed, Eq. 3)."""
+"""Measure the exact mean and variance of the inputs of a network's layers over a site's data (AdaFed, Equation 3)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 Statistics = list[tuple[Tensor, Tensor]]  # for each layer: (mean [channels], population variance [channels])
 Layers = Literal["all", "last"]
 
-# the function that returns the layers to measure, and the error message's word for such layers
+# For each choice of layers to measure, the function that returns these layers, and their name in an error message.
 MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {
     "all": (local_norms, "norm"),
     "last": (head_layers, "linear or convolution layer to measure the features before"),
@@ -23,7 +23,7 @@ PORTION = 1 << 18  # number of values that are summed at a time, so that tempora
 
 
 class ChannelMoments:
-    """Computes the mean and population variance of each channel in double precision. Samples are added in portions."""
+    """Computes the mean and population variance of each channel in double precision."""
 
     def __init__(self, channels_last: bool = False) -> None:
         self.channels_last = channels_last
@@ -31,11 +31,9 @@ class ChannelMoments:
         self.centre = self.sums = self.squares = torch.zeros(0)
 
     def add(self, values: Tensor) -> None:
-        """Add samples, which are not stored.
-
-        The sums are of differences between a sample and a centre near the mean. So single precision suffices for each
-        portion. The first centre is the mean of the first portion. After 2, 4, 8, ... portions, the mean of all samples
-        so far becomes the centre.
+        """The sums are of differences between a sample and a centre near the mean, so that single precision suffices.
+        The first centre is the mean of the first portion of samples. After 2, 4, 8, ... portions, the centre moves to
+        the mean of all samples so far.
 
         Args:
             values: [batch, channels, ...], or [batch, ..., channels] if `channels_last` is true.
@@ -62,7 +60,6 @@ class ChannelMoments:
             self._move()
 
     def _move(self) -> None:
-        """Make the mean of all samples so far the centre of the sums."""
         centre = self.mean.to(self.centre.dtype)
         step = centre.double() - self.centre.double()
         self.squares += step * (self.count * step - 2 * self.sums)
@@ -71,21 +68,14 @@ class ChannelMoments:
 
     @property
     def mean(self) -> Tensor:
-        """The mean of each channel, [channels]."""
         return self.centre.double() + self.sums / self.count
 
     @property
     def variance(self) -> Tensor:
-        """The population variance of each channel, [channels]."""
         return (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
 
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
-    """Return the layers to measure.
-
-    Args:
-        layers: "all": all batch norms, or else all normalisation layers. "last": only the head.
-    """
     of, called = MEASURED[layers]
     if not (found := of(model)):
         raise MedsiloError(f"the network has no {called}; choose another network")
@@ -93,7 +83,6 @@ def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]
 
 
 def input_channels(layer: nn.Module) -> int:
-    """Return the number of input channels of a normalisation, linear or convolution layer."""
     for name in ("num_features", "num_channels", "in_features", "in_channels"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
@@ -104,7 +93,7 @@ def input_channels(layer: nn.Module) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode in the context. Each layer gets its previous mode at the end."""
+    """Put a network into evaluation mode in the context, and restore the mode of each layer at the end."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -121,7 +110,7 @@ def passes(
     watched: Sequence[nn.Module],
     look: Callable[[int, Tensor], None],
 ) -> Iterator[None]:
-    """Pass batches through a network in evaluation mode. Yields None after each batch.
+    """Yield None after each batch that has passed through a network in evaluation mode.
 
     Args:
         loader: Batches of inputs, or tuples whose first item is a batch of inputs.
@@ -148,13 +137,11 @@ def batch_norm_input_statistics(
 ) -> Statistics:
     """Return the mean and population variance of each measured layer's inputs over all samples and positions.
 
-    The data pass once through the network in evaluation mode. The result does not depend on the batch size. The result
-    contains (mean [channels], variance [channels]) in double precision for each measured layer, in the order in which
-    the network registers its layers.
+    The data pass through the network once, and the batch size does not change the statistics. For each measured layer,
+    the result contains (mean [channels], variance [channels]) in double precision.
 
     Args:
         loader: Batches of inputs, or tuples whose first item is a batch of inputs.
-        layers: The layers to measure, as in `measured_layers`.
     """
     watched = measured_layers(model, layers)
     moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
@@ -169,10 +156,10 @@ def batch_norm_input_statistics(
 def moments_of_cases(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Iterator[Tensor]:
-    """Yield a tensor for each batch: for each case, the mean and the mean square of the inputs of measured layers.
+    """For each batch, yield the means and mean squares of each case over the inputs of the measured layers.
 
-    The tensor has the shape [cases, 2 · channels of all measured layers]. The tensor's values are divided by √(2 ·
-    channels), so that the norm of a row is a root mean square.
+    A batch's tensor has the shape [cases, 2 · channels of all measured layers]. The tensor's values are divided by √(2
+    · channels), so that the norm of a row is a root mean square.
     """
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}
@@ -189,12 +176,9 @@ def moments_of_cases(
 
 
 def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
-    """Convert a mean over cases of `moments_of_cases` to means and variances.
+    """Convert means and mean squares, averaged over all cases, to means and variances of channels.
 
-    Negative variances, which noise may cause, become 0.
-
-    Args:
-        channels: The number of input channels of each measured layer.
+    Privacy noise may cause negative variances, which become 0.
     """
     found = []
     for own in (moments.double() * math.sqrt(len(moments))).split([2 * count for count in channels]):
@@ -204,16 +188,15 @@ def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
 
 
 def running_statistics(model: nn.Module) -> Statistics:
-    """Return each batch norm's running mean and running variance, which the method f-AdaFed uses as statistics."""
     found = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in batch_norm_layers(model)]
     return [(mean.double(), variance.double()) for mean, variance in found]
 
 
 class StatisticsHolder(nn.Module):
-    """Contains a site's statistics until the site sends them. `samples` is 0 as long as no statistics are stored.
+    """Contains the feature statistics of a site, and the number of samples, which is 0 until statistics are stored.
 
-    All statistics have double precision, which transport.precision does not round, because AdaFed's weights W depend on
-    small differences between statistics.
+    All statistics have double precision, which the plan's transport.precision does not round, because AdaFed's weights
+    W depend on small differences between statistics.
     """
 
     samples: Tensor
@@ -227,7 +210,6 @@ class StatisticsHolder(nn.Module):
 
     @torch.no_grad()
     def take(self, statistics: Statistics, samples: int) -> None:
-        """Store statistics, and the number of samples over which they were measured."""
         self.samples.fill_(samples)
         for layer, (mean, variance) in enumerate(statistics):
             self.get_buffer(f"layer{layer}_mean").copy_(mean)
@@ -235,7 +217,6 @@ class StatisticsHolder(nn.Module):
 
 
 def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
-    """Return the statistics in the tensors of a site's group "statistics"."""
     return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]
 
 
@@ -243,11 +224,8 @@ def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
     """Set each batch norm's running statistics to the statistics of its inputs over all cases (AdaBN, Li et al. 2017).
 
-    The result is the same as after one training batch that contains all cases, without dropout. Weights do not change.
-    The function makes one pass over the data for each batch norm. Raises Refused if there are fewer than two cases.
-
-    Args:
-        data: A function that returns a new iterator over all batches of inputs.
+    The running statistics are the same as after one training batch that contains all cases, without dropout. The
+    function makes one pass over the data for each batch norm. Raises Refused if the data have fewer than two cases.
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

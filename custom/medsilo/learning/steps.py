@@ -1,7 +1,6 @@
-"""Define helpers for methods that change training steps.
+"""Define helpers for methods that correct gradients, sum gradients, or call a network with other weights.
 
-The helpers correct gradients, sum gradients, or call a network with other weights. `Moments` makes Adam's moments
-available as tensors that sites and the server can exchange.
+One helper makes Adam's moments available as tensors that sites and the server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,8 +33,6 @@ def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | No
     """Return a correction that adds μ (w − w_t) to each gradient, the gradient of the proximal term μ/2 ‖w − w_t‖².
 
     Args:
-        parameters: The weights w.
-        mu: μ.
         to: The tensors w_t, which the function copies. None: w_t are the present weights.
     """
     return pull_towards(parameters, [anchor.detach().clone() for anchor in to or parameters], mu)
@@ -54,12 +51,11 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s, which also records the mean of all gradients g before the shift s is added.
+    """The correction g ← g + s of gradients, which also computes the mean of all gradients g without the shift s.
 
     Args:
-        parameters: The weights.
-        shifts: s.
-        decay: The weight decay. Its gradient is added in the mean.
+        shifts: The tensors s.
+        decay: The weight decay, whose gradient is added in the mean.
     """
 
     def __init__(self, parameters: Sequence[Tensor], shifts: Sequence[Tensor], decay: float = 0.0) -> None:
@@ -82,8 +78,8 @@ class Shift:
 class Moments(nn.Module):
     """Adam's first and second moments for the weights of a network, and the number of Adam's steps.
 
-    The server averages the number of steps over sites, as it averages the moments. So the number of steps need not
-    be an integer. With this average, Adam's bias correction is right even for a site that missed rounds.
+    The server averages Adam's number of steps over sites, as it averages the moments, so the number need not be an
+    integer. This average makes Adam's bias correction right even for a site that missed rounds.
     """
 
     steps: Tensor
@@ -98,7 +94,7 @@ class Moments(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
 
     def lend(self, optimizer: Optimizer) -> None:
-        """Set the state of an Adam optimizer to these moments. The optimizer then updates the moments in place."""
+        """Set the state of an Adam optimizer to these moments, which the optimizer then updates in place."""
         for index, parameter in enumerate(_weights(optimizer)):
             optimizer.state[parameter] = {
                 "step": self.steps.cpu().clone(),  # Adam needs a counter for each weight, on the CPU
@@ -107,7 +103,7 @@ class Moments(nn.Module):
             }
 
     def take_back(self, optimizer: Optimizer) -> None:
-        """Copy the number of steps from an Adam optimizer. The optimizer has already updated the moments in place."""
+        """Copy the number of steps from an Adam optimizer, which has already updated the moments in place."""
         self.steps.copy_(optimizer.state[_weights(optimizer)[0]]["step"])
 
 
@@ -118,14 +114,12 @@ class GradientSum:
         self.total = [torch.zeros_like(parameter) for parameter in _weights(optimizer)]
 
     def collect(self, optimizer: Optimizer, closure: Closure) -> Tensor:
-        """Add the gradients of one batch to the sum, and return the loss. No weight changes. The method is a `Step`."""
         loss = closure()
         for total, parameter in zip(self.total, _weights(optimizer), strict=True):
             total.add_(cast(Tensor, parameter.grad))
         return loss
 
     def step(self, optimizer: Optimizer) -> None:
-        """Make one optimizer step that uses the summed gradients."""
         for parameter, gradient in zip(_weights(optimizer), self.total, strict=True):
             parameter.grad = gradient
         optimizer.step()
@@ -138,11 +132,8 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """Return the output of a network that uses other weights for this call.
 
-    In nnU-Net, a layer may have the same weight under two names. PyTorch does not restore such a weight if both names
-    are replaced, so the function replaces each weight under one name only.
-
-    Args:
-        weights: The other weights, by name.
+    In nnU-Net, one weight of a layer may have two names. PyTorch does not restore a weight that is replaced under two
+    names, so the function replaces each weight under one name only.
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
     places = {
@@ -184,13 +175,11 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and the input of the network's head as [B, features]."""
     output, given = with_given(model, inputs)
     return output, given.flatten(1)
 
 
 def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and the input of the network's head in its original shape."""
     given: list[Tensor] = []
     (head,) = head_layers(model)
     hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
@@ -207,5 +196,4 @@ def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the inputs of a network's head as [B, features], computed in evaluation mode without gradients."""
     return with_features(model.eval(), inputs)[1]

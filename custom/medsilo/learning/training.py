@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn, optim
 
 POWER = 0.9  # exponent of nnU-Net's learning rate schedule
-MOST_EPOCHS = 100_000  # largest number of epochs in a study, at each site
+MOST_EPOCHS = 100_000  # largest number of training epochs in a study, at each site
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
@@ -65,7 +65,8 @@ class Training(Feature):
         0,
         ge=0,
         le=10_000,
-        exclude_if=lambda rounds: rounds == 0,  # so that the hash of a plan without a warm-up does not change
+        # left out if 0, so that the hash of a plan without a warm-up does not change
+        exclude_if=lambda rounds: rounds == 0,
         description="number of warm-up rounds, W: in warm-up round r the learning rate is multiplied by r / (W + 1)",
     )
     clip: float | None = Field(
@@ -110,7 +111,6 @@ class Training(Feature):
         return self
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
-        """Yield an error if class weights do not fit the task's loss or its number of classes."""
         weights, task = self.class_weights, plan.task
         if weights == "none":
             return
@@ -126,11 +126,6 @@ class Training(Feature):
             )
 
     def steps_of_round(self, in_epoch: int) -> int:
-        """Return the number of mini-batches that a site uses in one round.
-
-        Args:
-            in_epoch: The number of mini-batches in one epoch at this site.
-        """
         return self.local_steps or self.local_epochs * in_epoch
 
     def make_optimizer(self, parameters: "Iterable[nn.Parameter]") -> "optim.Optimizer":
@@ -140,11 +135,9 @@ class Training(Feature):
 
     @property
     def paced(self) -> bool:
-        """True if the learning rate in a round depends on the study's number of rounds."""
         return self.schedule != "constant"
 
     def pace(self, number: int, rounds: int) -> float:
-        """Return the factor by which the learning rate is multiplied in round `number` of `rounds`."""
         if number <= self.warmup:
             return number / (self.warmup + 1)
         gone, all_of_them = number - 1 - self.warmup, rounds - self.warmup

@@ -35,9 +35,9 @@ from medsilo.tasks.task import Task
 
 
 def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
-    """Return the distances between the sites' feature statistics (Equations 5 and 6), [N, N] in double precision.
+    """Return the matrix [N, N] of distances between the feature statistics of N sites (Equations 5 and 6).
 
-    The distance is d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²). Each layer's term is the 2-Wasserstein
+    The distance is d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²), where each term is the 2-Wasserstein
     distance of two Gaussian distributions with diagonal covariance.
 
     Args:
@@ -56,8 +56,8 @@ def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
 def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
     """Return the mixing weights W of Equations 7 and 8, [N, N].
 
-    The weight w_ii is λ, and the other sites share 1 − λ in proportion to 1 / d_ij. If some sites have distance zero
-    from site i, only these sites share 1 − λ. For a single site, W = [[1]].
+    The weight w_ii is λ, and the weights w_ij of the other sites are proportional to 1 / d_ij and sum to 1 − λ. If some
+    sites have distance zero from site i, all remaining sites get the weight 0. For a single site, W = [[1]].
     """
     distances = distances.detach().to("cpu", torch.float64)
     if len(distances) == 1:
@@ -74,8 +74,7 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
     """Return the mixing weights of AdaFed's control: λ for the own site and equal weights for all others.
 
     Args:
-        sites: the number of sites
-        self_weight: λ; None for 1/N for every site
+        self_weight: λ, or None for the weight 1/N for every site
     """
     if sites == 1 or self_weight is None:
         return torch.full((sites, sites), 1 / sites, dtype=torch.float64)
@@ -83,15 +82,15 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
 
 
 class StatisticsMixture(Algorithm):
-    """The base of the three AdaFed methods, which mix the sites' models by similarity (Equations 2 to 8).
+    """The base of the three AdaFed methods, in which each site receives a mixture of the models of similar sites
+    (Equations 2 to 8).
 
     Each site receives ψ_i ← Σ_j w_ij ψ_j, where the mixing weights W follow from the sites' feature statistics. The
-    batch norm layers φ_i stay at the site. In a network without batch norm, for example with `privacy`, normalisation
-    layers of other kinds stay at the site.
+    batch norm layers φ_i stay at site i, or the normalisation layers of other kinds if the network has no batch norm.
     """
 
     paper = "Chen et al. 2022"
-    # Settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states these settings.
+    # Settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states them.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -118,7 +117,7 @@ class StatisticsMixture(Algorithm):
 
     def networks(self, build: ModelFactory) -> Modules:
         model = build()
-        self.check({"model": model})  # raises a PlanError if the network lacks the necessary layers
+        self.check({"model": model})
         return {"model": model, "statistics": StatisticsHolder(self._channels(model))}
 
     def _channels(self, model: nn.Module) -> list[int]:
@@ -126,12 +125,9 @@ class StatisticsMixture(Algorithm):
 
     @property
     def measures(self) -> bool:
-        """Return True if the mixing weights W depend on statistics."""
         return True
 
-    # Groups of tensors
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups of tensors that the server mixes after a training round."""
         title = "model without norms" if self.bn_share == "local" else "model"
         mixed = network("model") if self.bn_share == "weighted" else network("model", but=local_norm_names)
         model = Group("model", mixed, self.mixer, personal=True, title=title, site_details=self._weights_detail)
@@ -139,7 +135,6 @@ class StatisticsMixture(Algorithm):
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
-        """Return the group of feature statistics, which travel only from the sites to the server."""
         return Group(
             "statistics",
             network("statistics"),
@@ -157,7 +152,7 @@ class StatisticsMixture(Algorithm):
         return {name: everything[name] for name in local_norm_names(modules["model"])}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
-        """Return the aggregator of Eq. 2 with mixing weights W from the latest statistics."""
+        """Return the aggregator of Equation 2, whose mixing weights W follow from the latest statistics."""
         measured = server.mixers.get("statistics")
         weights = measured.weights() if isinstance(measured, ComparedOnly) else self.compare(server.sites, {})
         return SimilarityMix(weights)
@@ -183,7 +178,6 @@ class StatisticsMixture(Algorithm):
         return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, mixer).weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
-        """Return the valid ranges of the feature statistics, which are the ranges of running statistics."""
         largest = FURTHEST * max(1.0, task.largest_input)
         of = {"mean": (-largest, largest), "variance": (0.0, largest**2)}
         names = modules["statistics"].state_dict()
@@ -199,21 +193,21 @@ class StatisticsMixture(Algorithm):
         ]
 
     def hold(self, bench: TrainContext, statistics: Statistics) -> None:
-        """Store a site's statistics in the module that the site sends to the server."""
         cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.cases.count())
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused if the statistics cannot come from data."""
     if tensors["samples"] < 1:
         raise Refused("statistics/samples is below 1; nothing was measured")
 
 
 class AdaFed(StatisticsMixture):
-    """The mixing weights W follow from feature statistics, which each site measures with a pre-trained network f.
+    """AdaFed in which each site measures its feature statistics with a pre-trained network f, and the mixing weights W
+    follow from the statistics.
 
-    In phase "measure", which is one round without training, the server sends f to the sites. Each site returns the
-    statistics of the inputs of f's batch norm layers. In phase "train", site i receives ψ_i ← Σ_j w_ij ψ_j.
+    In phase "measure", which is one round without training, the server sends the network f to the sites. Each site then
+    returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives the mixture of
+    models ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"
@@ -243,7 +237,6 @@ class AdaFed(StatisticsMixture):
 
     @property
     def needs_f(self) -> bool:
-        """Return True if the study needs a pre-trained network f."""
         return self.measures or self.init_from_pretrained
 
     def networks(self, build: ModelFactory) -> Modules:
@@ -259,7 +252,7 @@ class AdaFed(StatisticsMixture):
         )
 
     def private(self) -> Private:
-        """Return the privacy mechanism of the method, and reject a network f that was trained on the sites' cases."""
+        """Reject a pre-trained network f that was trained on the sites' cases, because the server reads these cases."""
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: the server would read a share of the cases, which breaks the promise "
@@ -288,12 +281,10 @@ class AdaFed(StatisticsMixture):
         return [measure, replace(train, before=before), *more]
 
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
-        """Read the pre-trained network f, or train f on the public share of the data."""
         facts = self.pretraining.obtain(modules["pretrained"], server)
         return {"pretraining": {**facts, "start": self.init_from_pretrained}}
 
     def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
-        """Initialise the model at the server with the weights of the pre-trained network f."""
         modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
         return {}
 
@@ -304,13 +295,11 @@ class AdaFed(StatisticsMixture):
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
     def begin(self, bench: TrainContext) -> float:
-        """Measure the site's statistics with f, and initialise the model with f if the plan demands this."""
         if self.init_from_pretrained:
             bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
         return self.measure(bench) if self.measures else math.nan
 
     def measure(self, bench: TrainContext) -> float:
-        """Measure feature statistics by running f over the site's training data, without training."""
         what = bench.modules["pretrained"], bench.cases.in_order(), bench.compute.device, self.layers
         if bench.private:
             noisy = bench.private.noisy_mean(moments_of_cases(*what))
@@ -321,7 +310,7 @@ class AdaFed(StatisticsMixture):
 
 
 class DAdaFed(AdaFed):
-    """A variant of AdaFed whose mixing weights W follow from the input of the classification layer only."""
+    """AdaFed whose mixing weights W follow only from the input of the classification layer."""
 
     title = "d-AdaFed"
     layers = "last"

@@ -19,8 +19,6 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Share(nn.Module):
-    """A module with the mixing share α of one site."""
-
     def __init__(self, alpha: float) -> None:
         super().__init__()
         self.register_buffer("alpha", torch.tensor(alpha))
@@ -29,8 +27,8 @@ class Share(nn.Module):
 class APFL(SharedAndOwn):
     """Each site trains a local model v and FedAvg's shared model w, and predicts with α v + (1 − α) w.
 
-    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). The gradients of v and w are
-    computed before either step. The mixture of v and w is used only for predictions, and never replaces v.
+    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). Both gradients are computed before v
+    or w changes. The mixture of v and w is used only for predictions, and never replaces v.
     """
 
     title = "APFL"
@@ -55,7 +53,9 @@ class APFL(SharedAndOwn):
 
     @torch.no_grad()
     def personalise(self, bench: TrainContext) -> None:
-        """Mix the weights of both models, and use the running statistics of v, whose passes use mixed weights."""
+        """Mix the weights of both models, and use the running statistics of v, which come from batches with mixed
+        weights.
+        """
         model, w, v, alpha = _parts(bench.modules)
         copy_into(model, v)
         for mixed, own, shared in zip(model.parameters(), v.parameters(), w.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Base classes of several methods, and helper functions for their networks."""
+"""Define base classes of several methods, and helper functions for their networks."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ from medsilo.schedule.train_context import TrainContext
 class SharedAndOwn(Averaging):
     """The base of methods in which each site trains a shared network "global" and a personal network "model".
 
-    The shared and the personal network start from the same weights. The server averages "global", which the lead
-    receives. The personal network, with its running statistics of batch norm, never leaves the site.
+    The shared and the personal network start from the same weights. The server averages the network "global", and the
+    lead receives the average. The personal network never leaves the site.
     """
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
@@ -44,7 +44,6 @@ class SharedAndOwn(Averaging):
         """Yield the training steps of a site's networks for one round."""
 
     def train_round(self, bench: TrainContext) -> float:
-        """Train the shared and the personal network in one pass over the data."""
         with self.learning(bench) as lessons:
             return bench.train(*lessons)
 
@@ -72,7 +71,6 @@ class MeanOfOwn(Averaging):
         """Train "model" for one round, while "global" contains the mean w̄."""
 
     def train_round(self, bench: TrainContext) -> float:
-        """Train the personal network, and copy its weights to the network that the site sends."""
         loss = self.learn(bench)
         copy_into(bench.modules["global"], bench.modules["model"])
         return loss
@@ -81,7 +79,7 @@ class MeanOfOwn(Averaging):
 class ServerStep(Averaging):
     """The base of methods with an optimizer step at the server; tensors such as running statistics are averaged."""
 
-    undefended: ClassVar[str] = ""  # error text that explains why robust aggregation is impossible
+    undefended: ClassVar[str] = ""  # error message that explains why robust aggregation is impossible
 
     def groups(self) -> tuple[Group, ...]:
         return (
@@ -91,7 +89,7 @@ class ServerStep(Averaging):
 
     @abstractmethod
     def step(self, server: ServerSide) -> Aggregator:
-        """Return the aggregator that updates the trained weights at the server."""
+        """Return the aggregator of the trained weights."""
 
 
 def copy_into(own: nn.Module, shared: nn.Module) -> None:
@@ -100,7 +98,6 @@ def copy_into(own: nn.Module, shared: nn.Module) -> None:
 
 
 def trained_weights(modules: Modules) -> Tensors:
-    """Return the model's parameters by name."""
     model = modules["model"]
     everything = model.state_dict()
     names = (name for name, _ in model.named_parameters(remove_duplicate=False))
@@ -108,7 +105,6 @@ def trained_weights(modules: Modules) -> Tensors:
 
 
 def other_tensors(modules: Modules) -> Tensors:
-    """Return the tensors of the model that are not parameters, such as running statistics."""
     return without(modules["model"].state_dict(), list(trained_weights(modules)))
 
 
@@ -135,7 +131,8 @@ def zeros_like(model: nn.Module) -> nn.ParameterList:
 class WeighingMethod(Algorithm):
     """The base of methods in which the server computes the sites' weights a_k for the mean θ ← Σ_k a_k θ_k.
 
-    The server computes a_k after all sites have answered, and averages running statistics with the same weights.
+    The server computes the sites' weights a_k after all sites have answered, and averages running statistics with the
+    same weights.
     """
 
     protocols = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}
@@ -149,7 +146,6 @@ class WeighingMethod(Algorithm):
     )
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups of trained weights and of buffers, which are averaged with the same weights."""
         model = Group(
             "model",
             trained_weights,
@@ -168,7 +164,7 @@ class WeighingMethod(Algorithm):
 
     @abstractmethod
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Return the weights in the mean of the sites that answered."""
+        """Return the weight of each answering site in the mean."""
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.largest_share * len(sites) > 1:
@@ -183,7 +179,7 @@ def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
 
 
 def require_features(model: nn.Module, method: str) -> None:
-    """Raise a PlanError if a method needs layers before the head, and this network has only a head."""
+    """Raise a PlanError if a network has no layer before its head."""
     heads = head_names(model)
     if not heads or not without(model.state_dict(), heads):
         raise PlanError(

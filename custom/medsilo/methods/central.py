@@ -6,12 +6,12 @@ from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Central(Algorithm):
-    """One model is trained on the pooled training data and tested at every site, in one process only."""
+    """Centralised training of one model on the pooled training data, which is tested at every site."""
 
     title = "Central"
     paper = "upper bound"
     protocols = {"paper": BY_ITSELF}
     pooled = True
-    personal: ClassVar[bool] = True  # the pool is the only site
+    personal: ClassVar[bool] = True  # the pooled data count as the only site
 
     name: Literal["central"] = "central"

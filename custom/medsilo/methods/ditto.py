@@ -14,10 +14,11 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Ditto(SharedAndOwn):
-    """Each site trains FedAvg's shared model w and a personal model v, which is pulled towards w, in the same passes.
+    """Each site trains FedAvg's shared model w, and in the same passes over the data a personal model v that is pulled
+    towards w.
 
-    The personal model takes the step v ← v − η (∇f(v) + λ (v − w_t)). Here, w_t is the shared model that the site
-    received in this round.
+    The personal model takes the step v ← v − η (∇f(v) + λ (v − w_t)), where w_t is the shared model received in the
+    round.
     """
 
     title = "Ditto"

@@ -14,10 +14,10 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class FAdaFed(StatisticsMixture):
-    """AdaFed whose mixing weights W follow from running statistics of batch norm instead of a pre-trained network.
+    """AdaFed without a pre-trained network, in which the mixing weights W follow from running statistics of batch norm.
 
-    The first R // 2 rounds are FedBN with equal weights, and the remaining rounds are AdaFed. The last round of FedBN
-    is phase "measure", in which each site also sends the running statistics.
+    The first R // 2 rounds are FedBN with equal weights, and the remaining rounds are AdaFed. In the last round of
+    FedBN, which is phase "measure", each site also sends its running statistics.
     """
 
     title = "f-AdaFed"
@@ -44,7 +44,6 @@ class FAdaFed(StatisticsMixture):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 
     def train_and_measure(self, bench: TrainContext) -> float:
-        """Train the model, then store batch norm's running statistics for the server."""
         loss = bench.train()
         self.hold(bench, running_statistics(bench.modules["model"]))
         return loss

@@ -13,7 +13,7 @@ from medsilo.schedule.phase import Group, network
 class FedBN(Averaging):
     """FedAvg of all layers except batch norm, whose weights and statistics stay at the site.
 
-    In a network without batch norm, for example with `privacy`, normalisation layers of other kinds stay at the site.
+    In a network without batch norm, normalisation layers of other kinds stay at the site.
     """
 
     title = "FedBN"

@@ -16,10 +16,10 @@ from medsilo.schedule.train_context import TrainContext
 class FedNova(ServerStep):
     """The server divides each site's update by the site's number of steps: w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁.
 
-    Without this division, sites with more steps would pull the model towards their optimum. ‖a_i‖₁ follows from the
-    site's number of steps in the round and the momentum of SGD; with Adam, ‖a_i‖₁ is the number of steps. SGD's
-    momentum restarts in every round, regardless of `training.optimizer_state`, because ‖a_i‖₁ counts only the gradients
-    of the round.
+    Without the division by ‖a_i‖₁, sites with more steps would pull the model towards their optimum. ‖a_i‖₁ follows
+    from the site's number of steps in the round and the momentum of SGD; with Adam, ‖a_i‖₁ is the number of steps.
+    SGD's momentum restarts in every round, regardless of `training.optimizer_state`, because ‖a_i‖₁ counts only the
+    gradients of the round.
     """
 
     title = "FedNova"
@@ -57,7 +57,6 @@ class FedNova(ServerStep):
 
 
 def with_reach(modules: Modules) -> Tensors:
-    """Return the trained weights and ‖a_i‖₁, which the server needs to combine the weights."""
     return trained_weights(modules) | {REACH: modules["reach"].get_buffer("value")}
 
 

@@ -15,7 +15,7 @@ from medsilo.schedule.phase import ServerSide
 class FedAvgM(ServerStep):
     """The server takes a step with momentum along the sites' mean change D = Σ p_k w_k - w.
 
-    The update is m ← β m + D and w ← w + η m.
+    FedAvgM's update is m ← β m + D and w ← w + η m.
     """
 
     title = "FedAvgM"
@@ -34,7 +34,7 @@ class FedAvgM(ServerStep):
 class FedAdam(ServerStep):
     """The server takes a step of Adam along the sites' mean change D = Σ p_k w_k - w.
 
-    The update is m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², and w ← w + η m / (√v + τ).
+    FedAdam's update is m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², and w ← w + η m / (√v + τ).
     """
 
     title = "FedAdam"
@@ -72,8 +72,8 @@ class FedYogi(FedAdam):
 class FedAdagrad(ServerStep):
     """The server takes a step of Adagrad along the sites' mean change D = Σ p_k w_k - w.
 
-    The update is m ← β m + (1 - β) D, v ← v + D², and w ← w + η m / (√v + τ). By default, D weights hospitals by their
-    number of cases. In the paper, all hospitals have the same weight, as with `weighting: uniform`.
+    FedAdagrad's update is m ← β m + (1 - β) D, v ← v + D², and w ← w + η m / (√v + τ). By default, the mean change D
+    weights hospitals by their number of cases. In the paper, all hospitals have the same weight.
     """
 
     title = "FedAdagrad"

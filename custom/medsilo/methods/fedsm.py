@@ -1,7 +1,6 @@
 """FedSM: Xu et al., Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation, CVPR 2022.
 
-Numbers of equations and of lines of Alg. 1 refer to the paper. Alg. 2, the prediction of the super model, is in
-medsilo.deploy.
+The prediction of the super model (Algorithm 2 of the paper) is in medsilo.deploy.
 """
 
 import copy
@@ -56,7 +55,7 @@ STEEPEST = 1e6  # largest plausible mean gradient of a weight
 MOST_STEPS = 1e9
 
 PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
-COMPACT: Mapping[int, Network] = {  # by the number of spatial axes
+COMPACT: Mapping[int, Network] = {  # the selector's network, by the number of spatial axes
     0: Mlp(norm="none"),
     1: ActivityCnn(norm="group"),
     2: SmallCnn(width=32, norm="group"),
@@ -67,7 +66,7 @@ COMPACT: Mapping[int, Network] = {  # by the number of spatial axes
 class ModelsAndSelector(Algorithm):
     """The base of the three FedSM methods: a global model, a personal model per hospital, and a selector.
 
-    The selector chooses a model for each image. The network "model", which rounds evaluate, is the personal model.
+    The selector chooses a model for each image, and evaluation uses the personal model, the network "model".
     """
 
     paper = "Xu et al. 2022"
@@ -132,7 +131,6 @@ class ModelsAndSelector(Algorithm):
             )
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield a conflict if the selector's network cannot read the cases of the task."""
         yield from super().conflicts(plan, networks)
         if (shape := plan.task.shape) is None:
             return
@@ -157,27 +155,24 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        modules["selector"] = selector.to(precision_of(own))  # models and selector read the same cases
+        modules["selector"] = selector.to(precision_of(own))  # the models and the selector read the same cases
         return modules | self.beside_selector(modules["selector"])
 
     def beside_selector(self, selector: nn.Module) -> Modules:
-        """Return the additional modules that sites exchange together with the selector."""
         return {"moments": Moments(selector)} if self.selector_sync == "adam-moments" else {}
 
     def trained_models(self, build: ModelFactory) -> Modules:
-        """Return the networks that learn the task at a site."""
         return {"model": build()}
 
     def outputs(self, sites: int) -> int:
-        """Return the number of the selector's outputs."""
         return 1 + sites
 
     def selector_network(self, model: nn.Module) -> Network:
-        """Return the selector's network for the same kind of cases that a model reads."""
-        if (beside := getattr(model, "beside", None)) is not None:  # the selector is another head on a frozen network
+        # a frozen network provides its features to the selector, which is a further head
+        if (beside := getattr(model, "beside", None)) is not None:
             return beside
         convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)
-        # frozen weights are buffers
+        # the weights of a frozen network are buffers
         weights = [*convolution.parameters(), *convolution.buffers()] if convolution else []
         axes = max((own.ndim - 2 for own in weights), default=0)
         kinds = COMPACT if self.selector == "compact" else {2: Vgg11()}
@@ -195,11 +190,13 @@ class ModelsAndSelector(Algorithm):
         return own.make_optimizer(module.parameters())
 
     def global_group(self) -> Group:
-        """Return the group of global models, which the server averages (line 15)."""
+        """Return the group of global models, which the server averages (line 15 of Algorithm 1)."""
         return Group("global", network("global"), sample_mean, title="global model")
 
     def personal_group(self) -> Group:
-        """Return the group of personal models, which the server moves towards each other (line 16, Eq. 11)."""
+        """Return the group of personal models, which the server moves towards each other (line 16 of Algorithm 1,
+        Equation 11).
+        """
         return Group(
             "personal",
             network("model"),
@@ -210,21 +207,22 @@ class ModelsAndSelector(Algorithm):
         )
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """Return the group of selectors (line 15), and the group of Adam's moments if the plan averages them."""
+        """Return the selector's group (line 15 of Algorithm 1), and the group of Adam's moments if the plan averages
+        moments.
+        """
         selector = Group("selector", network("selector"), self.selector_mean)
         if self.selector_sync != "adam-moments":
             return (selector,)
         return selector, Group("moments", network("moments"), sample_mean, ranges=_moment_ranges)
 
     def selector_mean(self, server: ServerSide) -> Aggregator:
-        """Return the aggregator of selectors: the mean of line 15, or Adam at the server."""
+        """Return the selector's aggregator: the mean of line 15 of Algorithm 1, or Adam at the server."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
         return mixer_of(sample_mean, server)
 
     @contextmanager
     def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
-        """Yield the selector's training step for one round."""
         optimizer = bench.optimizers["selector"]
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
@@ -240,13 +238,12 @@ class ModelsAndSelector(Algorithm):
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
-    """Fill the experts without shared models: with the site's personal model, and elsewhere with the global model."""
+    """Fill the site's expert with the site's personal model, and all other experts with the global model."""
     for number, expert in enumerate(modules["experts"].children()):
         expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
 
 
 def experts() -> Group:
-    """Return the group of personal models that hospitals agreed to share with each other."""
     return Group(
         "experts",
         network("experts"),
@@ -258,19 +255,16 @@ def experts() -> Group:
 
 
 def _moment_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the valid ranges of Adam's moments and step count."""
     of = {"first": (-STEEPEST, STEEPEST), "second": (0.0, STEEPEST**2), "steps": (0.0, MOST_STEPS)}
     return {name: of[name.partition("_")[0]] for name in modules["moments"].state_dict()}
 
 
 def _feature_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the valid ranges of the sums over features; `present` is 1 for a hospital with sums."""
     furthest = FURTHEST * max(1.0, task.largest_input)
     return {"present": (0.0, 1.0), "means": (-furthest, furthest), "products": (-(furthest**2), furthest**2)}
 
 
 def _says_of_sums(tensors: Tensors) -> Sequence[str]:
-    """Return the lines of the disclosure report about sums over features."""
     return [
         f"sums: means over all training cases of {len(tensors['products'])} features, which a network with random "
         "weights computes for each case, and means of their products",
@@ -279,10 +273,10 @@ def _says_of_sums(tensors: Tensors) -> Sequence[str]:
 
 
 class FedSM(ModelsAndSelector):
-    """A global model, personal models and a selector train together (Alg. 1); SoftPull mixes the personal models.
+    """FedSM trains a global model, personal models that SoftPull mixes, and a selector together (Algorithm 1).
 
-    At the end, all networks are combined to one super model. If the selector is confident that an image resembles those
-    of a hospital, this hospital's personal model predicts. Otherwise, the global model predicts (Alg. 2).
+    At the end, all networks are combined to one super model (Algorithm 2). If the selector is confident that an image
+    resembles the images of a hospital, the hospital's personal model predicts, and otherwise the global model.
     """
 
     title = "FedSM"
@@ -328,7 +322,7 @@ class FedSM(ModelsAndSelector):
         return self
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        selector = self.selector_groups()  # lines 7, 10 and 15 of Alg. 1
+        selector = self.selector_groups()  # lines 7, 10 and 15 of Algorithm 1
         if self.personal_method is None:
             groups = (self.global_group(), self.personal_group(), *selector)
             return [Phase("train", rounds, groups, self.train_all_three)]
@@ -375,7 +369,6 @@ class FedSM(ModelsAndSelector):
         return {"sums": FeatureSums(head.out_features, head.in_features)}
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """Return the groups of the selector, and of the sums over features that determine its last layer."""
         if self.selector_sync != "closed-form":
             return super().selector_groups()
         return Group("selector", network("selector"), sample_mean), Group(
@@ -410,11 +403,11 @@ class FedSM(ModelsAndSelector):
         )
 
     def train_all_three(self, bench: TrainContext) -> float:
-        """Train the personal model, the global model and the selector on each batch (lines 6 to 12 of Alg. 1)."""
+        """Train the personal model, the global model and the selector on each batch (lines 6 to 12 of Algorithm 1)."""
         label = bench.sites.index(bench.site)
 
         def tell_apart(scores: Tensor, targets: Tensor) -> Tensor:
-            """Return the selector's loss of Eq. 2, in which every image of hospital k has the label k."""
+            """Return the selector's loss (Equation 2), in which every image of hospital k has the label k."""
             return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
         chosen = OutputLoss(tell_apart)
@@ -432,7 +425,7 @@ class FedSM(ModelsAndSelector):
             yield lesson
 
     def learning_models(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
-        """Return the training steps of the personal and the global model (lines 8 and 9 of Alg. 1)."""
+        """Return the training steps of the personal and the global model (lines 8 and 9 of Algorithm 1)."""
         if self.personal_method:
             return self.personal_method.learning(bench)
         return nullcontext([bench.lesson("model"), bench.lesson("global")])

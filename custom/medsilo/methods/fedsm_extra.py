@@ -1,4 +1,4 @@
-"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Sec. 3.1), which train the selector after the models."""
+"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Section 3.1), which train the selector after the models."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ from medsilo.tasks.task import Task
 
 
 class SelectorAfterwards(ModelsAndSelector):
-    """The base of both methods: global and personal models are trained as in FedSM, and then the selector is trained.
+    """The base of FedSM-extra and the FedSM ensemble: global and personal models are trained as in FedSM, and then the
+    selector is trained.
 
-    Before the selector's rounds, each hospital receives the personal models of the hospitals that agreed. The selector
-    has K + 1 outputs, and output 0 belongs to the global model.
+    Before the rounds that train the selector, each hospital receives the personal models of all hospitals that agreed
+    to share them. The selector has K + 1 outputs, and output 0 belongs to the global model.
     """
 
     protocols = {"paper": ModelsAndSelector.literal}
@@ -49,7 +50,6 @@ class SelectorAfterwards(ModelsAndSelector):
         ]
 
     def train_models(self, bench: TrainContext) -> float:
-        """Train the personal and the global model on each batch."""
         return bench.train(bench.lesson("model"), bench.lesson("global"))
 
     def train_selector(self, bench: TrainContext) -> float:
@@ -68,18 +68,11 @@ class SelectorAfterwards(ModelsAndSelector):
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-        """Return the loss of the selector on a batch.
-
-        Args:
-            scores: the selector's outputs, [B, K + 1]
-            outputs: the outputs of the global model and of all personal models
-            targets: the labels of the batch
-            loss: the loss function of the task
-        """
+        """Return the selector's loss on a batch, given the outputs of the selector and of the K + 1 models."""
 
 
 class FedSMExtra(SelectorAfterwards):
-    """The selector learns which of the K + 1 models is best for an image; the model with the highest score predicts."""
+    """FedSM in which the selector learns which of the K + 1 models is best for an image, and this model predicts."""
 
     title = "FedSM-extra"
 
@@ -96,15 +89,17 @@ class FedSMExtra(SelectorAfterwards):
 def best_of(outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
     """Return the index of the model with the lowest loss for every case of a batch, [B].
 
-    The index is argmin_k L(h_k(x), y), which corrects a misprint in Eq. 1. If models have equal losses, the smallest
-    index is returned.
+    The index is argmin_k L(h_k(x), y), which corrects a misprint in Equation 1. If several models have the lowest loss,
+    the function returns the smallest of their indices.
     """
     losses = [[loss(output[i : i + 1], targets[i : i + 1]) for i in range(len(targets))] for output in outputs]
     return torch.stack([torch.stack(row) for row in losses]).argmin(0)
 
 
 class FedSMEnsemble(SelectorAfterwards):
-    """The selector learns weights y_k for the probabilities of all K + 1 models, and predicts h = Σ_k y_k h_k."""
+    """FedSM in which the selector learns weights y_k for the probabilities of all K + 1 models, and the prediction is h
+    = Σ_k y_k h_k.
+    """
 
     title = "FedSM ensemble"
 
@@ -128,7 +123,9 @@ class FedSMEnsemble(SelectorAfterwards):
 
 
 def mixed(scores: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-    """Return log Σ_k softmax(scores)_k softmax(outputs_k), [B, classes, ...]; a softmax of this result is h."""
+    """Return log Σ_k softmax(scores)_k softmax(outputs_k), [B, classes, ...], whose softmax is the mixed
+    prediction h.
+    """
     logarithms = torch.stack([output.log_softmax(1) for output in outputs])
     shares = scores.log_softmax(1).T
     return (logarithms + shares.reshape(*shares.shape, *(1,) * (logarithms.dim() - 2))).logsumexp(0)

@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022.
 
-HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. With
-`schedule/additions.py`, other methods can use either part of HarmoFL. Line numbers refer to Alg. 1 of the paper.
+HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. Other methods can use the
+amplitude spectrum or the perturbed steps, too (schedule/additions.py).
 """
 
 from typing import Literal
@@ -20,14 +20,14 @@ from medsilo.schedule.weighting import Weighting
 class HarmoFL(Averaging):
     """HarmoFL gives all images a common amplitude spectrum, and perturbs the weights to find flat minima.
 
-    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Eq. 1). Without `amplitude` and `perturbation`, HarmoFL equals
-    FedAvg.
+    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Equation 1). Without amplitude spectrum and perturbation, HarmoFL
+    equals FedAvg.
     """
 
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
     protocols = {
-        # Settings of the paper's text with corrected misprints: the whole spectrum, and an average that starts at zero.
+        # Settings of the paper's text without its misprints: the whole spectrum, and an average that starts at zero.
         "paper": {
             "algorithm.amplitude.band": None,
             "algorithm.amplitude.decay": 0.1,
@@ -36,8 +36,9 @@ class HarmoFL(Averaging):
             "algorithm.weighting": "uniform",
             "algorithm.server_lr": 1.0,
         },
-        # The released code computes only the mean of each channel. The code converts its decay of 0.1 to the integer 0,
-        # so the mean of the first batch is used in all rounds. Batch norm has no weights and no running statistics.
+        # The released code changes only the mean of each channel. The released code converts its decay of 0.1 to the
+        # integer 0, so all rounds use the mean of the first batch. Batch norm in the released code has no weights and
+        # no running statistics.
         "released-code": {
             "algorithm.amplitude.band": 0.0,
             "algorithm.amplitude.decay": 0.0,
@@ -61,5 +62,5 @@ class HarmoFL(Averaging):
         return Private(("model",), disclosure_notes="each perturbed step has two noisy gradients, which both count")
 
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
-        """Return the aggregator θ ← θ + η_g (Σ p_i θ_i − θ) (line 16 of Alg. 1)."""
+        """Return the aggregator θ ← θ + η_g (Σ p_i θ_i − θ) (line 16 of Algorithm 1)."""
         return super().mean(server, self.server_lr)

@@ -1,4 +1,4 @@
-"""Single-site training, which is the baseline "Base" in the papers."""
+"""Single-site training, which the papers of other methods call "Base"."""
 
 from typing import ClassVar, Literal
 

@@ -19,10 +19,10 @@ from medsilo.schedule.train_context import TrainContext
 class Moon(FedAvg):
     """FedAvg with the loss ℓ + μ ℓ_con, which pulls features towards the global model's features.
 
-    The contrastive loss also pushes features away from those of the site's previous model. Eq. 3 is
+    The contrastive loss ℓ_con also pushes features away from the features of the site's previous model. Equation 3 is
     ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})), where z is the input of
-    the last layer. The networks of the paper have an additional two-layer projection to 256 numbers. The previous model
-    stays at the site, and is the initial model before the first round.
+    the last layer. The networks of the paper have an additional two-layer projection to 256 numbers. A site's previous
+    model stays at the site; in the first round, the initial model takes its role.
     """
 
     title = "MOON"
@@ -55,15 +55,14 @@ class Moon(FedAvg):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Return the mean contrastive loss ℓ_con (Eq. 3) of a batch.
+    """Return the mean contrastive loss ℓ_con (Equation 3) of a batch.
 
-    Features in half precision are converted to single precision, because half precision is too coarse for a cosine.
+    Features in half precision are converted to single precision, because a cosine in half precision is inexact.
 
     Args:
         z: features of the trained model
         near: features of the global model
         far: features of the site's previous model
-        temperature: τ
     """
     kind = torch.promote_types(z.dtype, torch.float32)
     closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))

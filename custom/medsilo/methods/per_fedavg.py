@@ -19,8 +19,7 @@ class PerFedAvg(SharedAndOwn):
     """FedAvg of a model w that performs well after one gradient step at each site.
 
     The objective is min_w Σ p_k f_k(w − a ∇f_k(w)), with first-order gradients. A site's personal model is the received
-    w after one step with the gradient over all training data, the expectation in the paper's Eq. 3. Validation and test
-    data are not used for this step.
+    w after one step with the gradient over all training data (the expectation in Equation 3).
     """
 
     title = "Per-FedAvg"
@@ -52,8 +51,9 @@ class PerFedAvg(SharedAndOwn):
 class MetaGradient:
     """The gradient ∇f(u; D′) at the adapted weights u = w − a ∇f(w; D), where D′ is the current batch.
 
-    D is the previous batch, so that both batches are independent and each batch is loaded only once. For the first
-    batch of a round, D equals D′. Running statistics come from the passes with w over D.
+    The batch D is the previous batch, so that D and the current batch D′ are independent and each batch is loaded only
+    once. For the first batch of a round, D equals D′. Running statistics come from the passes with the weights w over
+    the batch D.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:
@@ -61,8 +61,6 @@ class MetaGradient:
         self.batches: list[Case] = []
 
     def lesson(self, inner: TrainStep) -> TrainStep:
-        """Return a training step that records each batch before the step on `objective`."""
-
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             self.batches = [*self.batches[-1:], (inputs, targets)]
             return inner(inputs, targets)

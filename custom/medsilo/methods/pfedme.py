@@ -21,7 +21,7 @@ class PFedMe(SharedAndOwn):
     """Each site trains a personal model θ that stays close to the shared model w.
 
     On each batch, K steps approximate θ ≈ argmin f(θ) + λ/2 ‖θ − w‖², and then w ← w − ηλ (w − θ). The server computes
-    w ← (1 − β) w + β Σ p_k w_k. In each round, θ starts from the received w, and continues from batch to batch.
+    w ← (1 − β) w + β Σ p_k w_k. In each round, θ starts from the received w and changes with every batch.
     """
 
     title = "pFedMe"
@@ -59,7 +59,7 @@ class PFedMe(SharedAndOwn):
         own, shared = bench.modules["model"], bench.modules["global"]
         theta, w = (list[Tensor](network.parameters()) for network in (own, shared))
         with torch.no_grad():
-            torch._foreach_copy_(theta, w)  # the personal model keeps its running statistics
+            torch._foreach_copy_(theta, w)  # the running statistics of the personal model stay unchanged
         pull = pull_towards(theta, w, self.pull)
         with correcting(bench.optimizers["model"], pull):
             yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]
@@ -68,14 +68,13 @@ class PFedMe(SharedAndOwn):
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """Return a training step that takes K steps of θ on one batch, and then updates w ← w − ηλ (w − θ).
 
-    The optimizer of the inner step must run within `pull_towards(θ, w, λ)`, so that θ minimises f(θ) + λ/2 ‖θ − w‖².
-    One additional pass measures the running statistics of w.
+    The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². One additional pass measures
+    the running statistics of w.
 
     Args:
         inner: the training step of θ
         own: the personal model θ
         shared: the shared model w
-        steps: K
         rate: ηλ
     """
     measured = bool(batch_norm_buffer_names(shared))

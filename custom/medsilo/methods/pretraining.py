@@ -27,7 +27,7 @@ REMEDY = (
 
 
 class Pretraining(Section):
-    """The origin of the pre-trained network f; the plan's training section defines the optimizer and batch size."""
+    """The origin of the pre-trained network f, which the optimizer of the plan's section `training` trains."""
 
     source: Literal["share", "file", "initial"] = Field(
         "share",
@@ -45,7 +45,6 @@ class Pretraining(Section):
     )
 
     def obtain(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
-        """Initialise the weights of f, and return the facts for the study's summary."""
         if self.source == "initial":
             return {"source": "initial"}
         return (
@@ -98,7 +97,6 @@ class Pretraining(Section):
         }
 
     def _public(self, train: Dataset, site: str, at: ServerSide) -> Dataset:
-        """Draw the public share of a site's training cases at random."""
         cases = len(train)  # type: ignore[arg-type]
         order = torch.randperm(cases, generator=generator_for(at.seed, site, "public share"))
         return Subset(train, order[: math.ceil(self.share * cases)].sort().values.tolist())

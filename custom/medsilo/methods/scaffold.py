@@ -20,10 +20,10 @@ from medsilo.schedule.train_context import TrainContext
 class Scaffold(ServerStep):
     """Control variates correct the gradients at each site for the differences between sites.
 
-    A step at site i is y ← y - η (g(y) - c_i + c). At the server, x ← x + η_g mean(y_i - x) and
-    c ← c + |S| / N mean(c_i⁺ - c_i); all sites have the same weight. The server sends its control variate c, and c_i
-    stays at site i. The new c_i⁺ is the mean gradient in the site's steps. With plain SGD, c_i⁺ equals the paper's
-    option II, c_i - c + (x - y) / (K η). The definition of c_i⁺ also holds with momentum.
+    A step at site i is y ← y - η (g(y) - c_i + c). The server's update is x ← x + η_g mean(y_i - x) and c ← c + |S| / N
+    mean(c_i⁺ - c_i), where all sites have the same weight. The server's control variate c goes to the sites, and c_i
+    stays at site i. The new control variate c_i⁺ is the mean gradient of the site's steps, also with momentum. With
+    plain SGD, c_i⁺ equals the paper's option II, c_i - c + (x - y) / (K η).
     """
 
     title = "SCAFFOLD"
@@ -73,13 +73,13 @@ class Scaffold(ServerStep):
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
-        # AdamW applies weight decay separately from the gradient, so the control variate must not contain it
+        # AdamW applies weight decay separately from the gradient, so control variates must not contain weight decay.
         decay = 0.0 if bench.training.optimizer == "adamw" else bench.training.weight_decay
         shift = Shift(learning_weights(model), shifts, decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
-                c.add_(new - c_i)  # the server's control variate if all sites had this difference
+                c.add_(new - c_i)  # the server's control variate if all sites changed theirs by this difference
                 c_i.copy_(new)
         return loss

@@ -13,12 +13,11 @@ from medsilo.mixing.mixers import WeightedMean
 
 
 class MeanByElement(WeightedMean):
-    """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. Elements without any weight stay unchanged.
+    """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. Elements of θ stay unchanged where all sites have weight zero.
 
     Args:
-        weigh: a function, called when a site's tensors arrive, that returns the site's weights from its name and cases
+        weigh: a function that returns a site's weights, given the site's name and number of cases
         rate: the server's step size; 1 gives the mean itself
-        uniform: True if all sites count one case
     """
 
     _is_mean = False
@@ -38,7 +37,7 @@ class MeanByElement(WeightedMean):
     def _begin_sum(self) -> None:
         super()._begin_sum()
         self._spreads.clear()
-        self._totals: dict[str, Tensor] = {}  # the sums of the weights for every element
+        self._totals: dict[str, Tensor] = {}  # for each element, the sum of the sites' weights
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         weights = spread(self.weigh(site, 1.0 if self.uniform else weight), layout)
@@ -47,8 +46,8 @@ class MeanByElement(WeightedMean):
         del self._numbers[site]
 
     def _fold(self, sites: list[str]) -> None:
-        """Update the mean m ← m + w / Σw · (θ - m) with weights w for every element. The mean is 0 where all weights
-        are 0.
+        """Update the mean m ← m + w / Σw · (θ - m), where each element has a weight w. Elements of the mean are 0 where
+        all weights are 0.
         """
         if not sites:
             return

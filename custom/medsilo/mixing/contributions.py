@@ -1,7 +1,7 @@
-"""Store the tensors that sites sent in a round until the server aggregates them block by block.
+"""Store the tensors that sites send in a round until the server aggregates the tensors block by block.
 
-A row holds one site's tensors and never changes. Over NVFlare, a row's tensors are read from the unnamed temporary file
-that received them. Rows in memory are also written to an unnamed file when all rows together exceed the memory limit.
+A row holds one site's tensors and never changes. A row that NVFlare received as an unnamed temporary file is read from
+this file. Rows in memory are written to an unnamed file when all rows together exceed the memory limit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,25 +19,21 @@ MEMORY = 512 << 20  # largest number of bytes of all rows in memory; further row
 
 @dataclass(frozen=True)
 class SiteRow:
-    """The tensors of one site's answer."""
-
     tensors: Tensors
-    files: list[Slice]  # the parts of files that contain the tensors
+    files: list[Slice]  # the ranges of bytes in files that contain the tensors
     size: int  # bytes of the tensors in memory
 
 
 class Contributions:
-    """The rows of all sites that have sent tensors in the open round."""
-
     def __init__(self) -> None:
         self._rows: dict[str, SiteRow] = {}
-        self._spill: Spill | None = None  # the file of the rows that exceed the memory limit
+        self._spill: Spill | None = None  # temporary file of the rows that exceed the memory limit
 
     def __contains__(self, site: str) -> bool:
         return site in self._rows
 
     def put(self, site: str, tensors: Tensors, names: Iterable[str], at_once: bool = False) -> None:
-        """Store a site's tensors of the given names. When the disk is full, the stored rows stay unchanged.
+        """Store a site's tensors of these names; a full disk leaves the stored rows unchanged.
 
         Args:
             at_once: True if the caller drops this row before it stores the next row
@@ -58,7 +54,6 @@ class Contributions:
         self._rows[site] = row
 
     def _in_file(self, tensors: Tensors) -> SiteRow:
-        """Write a row's tensors to the round's temporary file."""
         self._spill = self._spill or Spill()
         written = dict(zip(tensors, self._spill.put(tensors.values()), strict=True))
         return SiteRow(written, stretches_of(written.values()), 0)
@@ -72,8 +67,8 @@ class Contributions:
     def columns(
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
-        """Yield a block of columns of all rows at a time, as a tensor [1 + sites, width] in double precision. Row 0 has
-        the numbers of `origin`, or zeros; each further row has a site's difference from row 0.
+        """Yield each block of all rows' columns, as a tensor [1 + sites, width] in double precision. Row 0 contains the
+        last model, or zeros, and each further row contains a site's difference from row 0.
         """
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]
@@ -86,12 +81,10 @@ class Contributions:
                 let_go(row.files)
 
     def drop(self, sites: Iterable[str]) -> None:
-        """Delete the rows of the given sites."""
         for site in sites:
             self._rows.pop(site, None)
 
     def clear(self) -> None:
-        """Delete all rows and the temporary file."""
         self._rows.clear()
         self._spill = None
 
@@ -99,12 +92,12 @@ class Contributions:
 def fold(
     mean: Tensors, layout: Layout, rows: Contributions, shares: Mapping[str, float], origin: Tensors | None
 ) -> None:
-    """Update the mean m ← m + a (θ - m) for each site, where a is the site's share of the weights added so far.
+    """Update the mean m ← m + a (θ - m) for each site, where a is this site's fraction of the weights added so far.
 
-    If `origin` is given, θ is the site's difference from `origin`. Each step uses the mean's number type, which has at
-    least single precision. Double precision would hardly improve the mean of many sites, because the result is rounded
-    to the mean's type. All sites are added to one block of the mean before the next block, so that the block stays in
-    the processor's cache.
+    If the last model is given, θ is the site's difference from the last model. Each update uses the mean's data type,
+    which has at least single precision. Double precision would hardly improve the mean, because the mean is rounded at
+    the end. The function adds all sites to one block of the mean before the next block, so that the block stays in the
+    processor's cache.
     """
     for section in layout.sections:
         as_sent = origin is None and section.dtype == section.kept
@@ -117,7 +110,7 @@ def fold(
                     if origin is not None:
                         block.subtract(origin, numbers)
                 came = block.of(row) if as_sent else numbers.split(block.sizes)
-                if share == 1.0:  # the first site's numbers are the mean so far
+                if share == 1.0:  # the mean of one site's tensors is this site's tensors
                     torch._foreach_copy_(kept, came)
                 else:
                     torch._foreach_lerp_(kept, came, share)

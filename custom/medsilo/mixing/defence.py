@@ -15,19 +15,20 @@ from medsilo.mixing.rules import Coordinatewise, Reweighting, Updates, capped
 
 @dataclass(frozen=True)
 class Shield:
-    """A plan's defence against dishonest sites: a robust rule in place of the mean, a bound on each site's weight, or
+    """A plan's defence against dishonest sites: a robust rule that replaces the mean, a bound on each site's weight, or
     both.
     """
 
     rule: RobustRule | None = None
     max_weight: float | None = None
-    apart: Collection[str] = ()  # names of tensors that aren't trained, combined separately from trained tensors
+    # names of tensors without gradients, which are combined separately from trained weights
+    apart: Collection[str] = ()
 
     def combined(
         self, rows: Contributions, weights: Mapping[str, float], layout: Layout, origin: Tensors | None
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the next model's difference from `origin`, the model that the sites received, by tensor name in at
-        least single precision. Also return each site's weight, if the weight is a single number.
+        """Return the difference between the next model and the model that the sites received. Also return the weight of
+        each site, if the rule gives a site one weight for all elements.
         """
         ways, alike, sites, counts = layout.rooms(), self._shares(weights), sorted(weights), dict[str, float]()
         for part in self._parts(layout, next(rows.each(sites))):
@@ -43,17 +44,15 @@ class Shield:
         return ways, counts
 
     def carried(self, rows: Iterable[Tensors], layout: Layout) -> dict[str, Tensor]:
-        """Return the lower median of each tensor that is not averaged."""
         held = list(rows)
         return {name: _lower_median(torch.stack([row[name] for row in held])) for name in layout.carried}
 
     def _parts(self, layout: Layout, row: Tensors) -> list[Layout]:
-        """Return one layout for the trained weights, and one layout for all other tensors."""
         kinds = [[name for name in layout.averaged if (name in self.apart) == apart] for apart in (False, True)]
         return [Layout({name: row[name] for name in names}) for names in kinds if names]
 
     def _shares(self, weights: Mapping[str, float]) -> Tensor:
-        """Return the sites' weights before the rule applies, which are equal, or capped if the plan bounds weights."""
+        """Return the sites' weights for the robust rule: equal weights, or capped weights if the plan bounds them."""
         if self.max_weight is None or (self.rule and not self.rule.weighs):
             return torch.full((len(weights),), 1 / len(weights), dtype=torch.float64)
         return capped(torch.tensor([weights[site] for site in sorted(weights)], dtype=torch.float64), self.max_weight)
@@ -64,5 +63,5 @@ def _weighted(shares: Tensor, columns: Tensor) -> Tensor:
 
 
 def _lower_median(values: Tensor) -> Tensor:
-    """Return the lower median over the first dimension, which replaces the mean for integers and booleans."""
+    """Return the lower median over the first dimension, because integers and booleans have no mean."""
     return (values.long() if values.dtype == torch.bool else values).median(0).values.to(values.dtype)

@@ -1,4 +1,4 @@
-"""FedSM's mean of the hospitals' feature sums, in which a hospital's last sums count until it sends new sums."""
+"""FedSM's mean of the hospitals' feature sums, in which a hospital that sends no new sums counts with its last sums."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,7 @@ from medsilo.mixing.mixers import UniformMean
 class LastSums(UniformMean):
     """The mean of the last feature sums of all hospitals that have ever sent feature sums.
 
-    A hospital's features come from frozen layers, so the features do not change while the hospital sends no sums. The
-    class `FeatureSums` in learning/discriminant.py computes each hospital's sums.
+    The last feature sums of a hospital stay valid, because frozen layers compute the features.
     """
 
     def __init__(self) -> None:
@@ -58,10 +57,11 @@ class LastSums(UniformMean):
 
 
 def _of_one(mean: Tensors, place: int, hospitals: int) -> dict[str, Tensor]:
-    """Estimate one hospital's sums from the mean, where secure aggregation hides each hospital's.
+    """Estimate one hospital's feature sums from their mean over hospitals, because secure aggregation hides single
+    hospitals.
 
-    The hospital's means are one row of the mean. The hospital's covariance is unknown, so the pooled covariance within
-    hospitals replaces it.
+    The mean contains the hospital's mean features as one row. The hospital's covariance is unknown, so the function
+    uses the pooled covariance within hospitals.
     """
     here = torch.zeros_like(mean["present"])
     here[place] = 1

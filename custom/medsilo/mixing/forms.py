@@ -1,6 +1,6 @@
-"""Forms of an aggregation, declared as data, for secure aggregation, in which the server cannot read single answers.
+"""Declare an aggregation as data, which secure aggregation needs because the server cannot read single answers.
 
-Each aggregator declares its form, so secure aggregation needs no code for single methods.
+Each aggregator declares the form of its aggregation, so secure aggregation needs no code for single methods.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,6 @@ class MeanForm:
     """The server needs only the mean of the sites' tensors.
 
     Args:
-        weighted: True if sites are weighted by their cases; otherwise all sites count alike
         enter: a function that converts a site's tensors, and the tensors that the site received, into the tensors to
             send; `take_mean` takes the mean of the sent tensors
     """
@@ -27,8 +26,6 @@ class MeanForm:
 @dataclass(frozen=True)
 class PullForm:
     """Each site moves its tensors towards the mean of all other sites, and needs only the sum of their tensors.
-
-    The server needs no tensors.
 
     Args:
         pull: the weight of the site's own tensors
@@ -45,9 +42,7 @@ class ServerReadable:
 
 
 class Mean(Enum):
-    """A plain mean over sites, which a method selects and for which the server creates an aggregator
-    (`mixers.mixer_of`).
-    """
+    """A mean over sites that a method chooses by name, so that the server creates the mean's aggregator."""
 
     OF_CASES = "weighted by training cases, as FedAvg's"
     OF_SITES = "in which all sites count alike"

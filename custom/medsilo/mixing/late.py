@@ -1,4 +1,4 @@
-"""Weighted means whose weights are known only when a round closes, so that answers wait until then."""
+"""Weighted means whose weights are known only when a round closes, so that answers wait until the round closes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from medsilo.mixing.layout import Tensors
 from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
-LEAST = 1e-9  # the smallest share, so that sites with weight zero can receive a part of the excess over a cap
+LEAST = 1e-9  # smallest normalised weight, because a site with weight zero would get none of the excess over a cap
 Shares = Mapping[str, float]
 
 
@@ -33,7 +33,8 @@ class StalenessWeightedMean(WeightedMean):
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
-        self.memory: dict[str, dict[str, float]] = {}  # the numbers that `late` keeps from round to round, by site
+        # values that the weights' function stores from round to round, by site
+        self.memory: dict[str, dict[str, float]] = {}
 
     @property
     def sealed(self) -> Form:
@@ -41,12 +42,11 @@ class StalenessWeightedMean(WeightedMean):
 
     @property
     def samples(self) -> Shares:
-        """Return the cases of the sites that have answered in the open round, in sorted order."""
+        """Return the number of cases of each site that answered in the open round, in sorted order."""
         return dict(sorted(self._numbers.items()))
 
     @property
     def averaged(self) -> list[str]:
-        """Return the names of the tensors that are averaged in the open round."""
         assert self._layout is not None
         return self._layout.averaged
 
@@ -70,17 +70,13 @@ class StalenessWeightedMean(WeightedMean):
         self.memory = {site: dict(own) for site, own in facts["memory"].items()}
 
     def models(self) -> Iterator[tuple[str, Tensors]]:
-        """Yield the tensors of each site that answered in the open round, in sorted order."""
         sites = sorted(self._numbers)
         return zip(sites, self._rows.each(sites), strict=True)
 
     def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
         """Return the inner products [1 + K, 1 + K] between the model before the round and the K sites' differences from
-        this model. Sites are in sorted order, and numbers in double precision. Each matrix adds up the products over
-        all tensors of a part.
-
-        Args:
-            part: a function that returns the part of a tensor from the tensor's name
+        this model. The sites are in sorted order. Each returned matrix sums the products over all tensors of one part
+        of the model.
         """
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None

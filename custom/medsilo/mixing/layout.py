@@ -1,4 +1,4 @@
-"""The names, shapes and types of a group of tensors, cut into blocks on which the server computes."""
+"""Divide a group's tensors into blocks on which the server computes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,34 +7,31 @@ import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-# One number for all tensors, or for each tensor's name a number or a tensor of the same shape. Tensors that are not
-# averaged have no entry.
+# One number for all averaged tensors, or a number or a tensor of the same shape for the name of each averaged tensor.
 Numbers = float | Mapping[str, float | Tensor]
 
-# The count of numbers in a block. A block fits into a processor's cache in double precision, and is large enough to
-# hide the cost of calling torch.
+# Number of values in a block: few enough for a processor's cache in double precision, and enough to hide the time of
+# calling torch.
 BLOCK = 1 << 18
-WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns read at once of every site: more sites, fewer columns
+# number of columns that are read at once of every site, which is smaller for more sites
+WIDEST, NARROWEST = 16 << 10, 4 << 10
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or a contiguous part of a long tensor."""
-
     name: str
     start: int
     stop: int
     whole: bool
 
     def of(self, tensors: Tensors) -> Tensor:
-        """Return the piece's numbers as a one-dimensional view."""
         tensor = tensors[self.name]
         flat = tensor if tensor.ndim == 1 else tensor.view(-1)
         return flat if self.whole else flat[self.start : self.stop]
 
 
 class Block:
-    """Consecutive numbers of a section up to a limit: many small tensors, or a part of a long tensor."""
+    """Consecutive values of a section, which come from many small tensors or from a part of a long tensor."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -42,23 +39,20 @@ class Block:
         self.size = sum(self.sizes)
 
     def of(self, tensors: Tensors) -> list[Tensor]:
-        """Return the block's tensors, with views of the block's part of long tensors."""
+        """Return the block's tensors, where a long tensor is a view of only the block's values."""
         return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.pieces]
 
     def flat(self, tensors: Tensors) -> list[Tensor]:
-        """Return the block's tensors as one-dimensional views."""
         return [piece.of(tensors) for piece in self.pieces]
 
     def read(self, tensors: Tensors, into: Tensor) -> None:
-        """Copy the block's numbers to `into` [size], which may be of a wider type."""
         torch._foreach_copy_(into.split(self.sizes), self.flat(tensors))
 
     def write(self, numbers: Tensor, tensors: Tensors) -> None:
-        """Copy `numbers` [size], which may be of a wider type, into the block's tensors."""
         torch._foreach_copy_(self.flat(tensors), numbers.split(self.sizes))
 
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
-        """Subtract the block's numbers from `of` [size], which may be of a wider type."""
+        """Subtract the block's values from a tensor that may have a wider data type."""
         torch._foreach_sub_(of.split(self.sizes), self.flat(tensors))
 
 
@@ -68,7 +62,8 @@ class TypeSection:
     def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
-        # sorted names, because the last bit of a sum depends on the order of tensors, which must not depend on arrival
+        # Names are sorted, because the last bit of a sum depends on the order of tensors, which must not depend on the
+        # order of arrival.
         self.names = sorted(shapes)
         self.shapes = {name: shapes[name] for name in self.names}
         self.size = sum(shape.numel() for shape in shapes.values())
@@ -76,9 +71,7 @@ class TypeSection:
         self.widest = max((block.size for block in self.blocks), default=0)
 
     def cut(self, width: int) -> list[Block]:
-        """Cut the section into blocks up to a width: neighbouring small tensors share a block, and long tensors are
-        split.
-        """
+        """Cut the section into blocks, where neighbouring small tensors share a block and long tensors are divided."""
         blocks: list[list[Piece]] = []
         room = 0
         for name in self.names:
@@ -93,14 +86,11 @@ class TypeSection:
         return [Block(pieces) for pieces in blocks]
 
     def side_by_side(self, rows: Sequence[Tensors]) -> Iterator[tuple[Block, Tensor]]:
-        """Yield each block with all rows' numbers, [rows, size] in double precision."""
         for block in self.cut(max(NARROWEST, min(WIDEST, BLOCK // len(rows)))):
             yield block, torch.stack([torch.cat(block.flat(row)) for row in rows]).double()
 
 
 class Layout:
-    """The names, shapes and types of a group's tensors, and the sections of tensors that are averaged."""
-
     def __init__(self, tensors: Tensors) -> None:
         self.signature = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         shapes: dict[torch.dtype, dict[str, torch.Size]] = {}
@@ -112,7 +102,7 @@ class Layout:
         self.carried = sorted(self.signature.keys() - set(self.averaged))
 
     def rooms(self) -> dict[str, Tensor]:
-        """Return uninitialised tensors for all numbers that are averaged, in at least single precision."""
+        """Return uninitialised tensors for all averaged values, in at least single precision."""
         return {
             name: torch.empty(shape, dtype=section.kept)
             for section in self.sections
@@ -120,16 +110,16 @@ class Layout:
         }
 
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
-        """Convert tensors to their original types and order, and add the tensors that are not averaged.
+        """Convert averaged tensors to their original data types, and add the tensors that are not averaged.
 
-        The method empties `wide`. A tensor that already has its original type is not copied.
+        A tensor that already has its original data type is not copied, and all given tensors are removed from their
+        mapping.
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
 
 
 def spread(numbers: Numbers, layout: Layout) -> dict[str, Tensor]:
-    """Return, for every averaged tensor, one number or a tensor of the same shape."""
     given = numbers if isinstance(numbers, Mapping) else dict.fromkeys(layout.averaged, numbers)
     of = {name: given[name] for name in layout.averaged}
     return {
@@ -139,7 +129,6 @@ def spread(numbers: Numbers, layout: Layout) -> dict[str, Tensor]:
 
 
 def numbers_of(block: Block, spread: Tensors) -> Tensor:
-    """Return the numbers of a block, in double precision."""
     into = torch.empty(block.size, dtype=torch.float64)
     for piece, part in zip(block.pieces, into.split(block.sizes), strict=True):
         value = spread[piece.name]

@@ -1,18 +1,19 @@
 """Aggregators, which combine the sites' tensors of one group at the server: θ_i ← Σ_j M_ij θ_j.
 
-An aggregator exists as long as the study. Each round makes these calls:
+An aggregator exists as long as the study, and each round makes these calls:
 
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # the tensors from which the site trains
     mixer.add(site, tensors, weight)      # the tensors that the site sends back, in any order
     mixer.finish()                        # `current` then returns the tensors for the site's next round
 
-The result does not depend on the order of arrival, even in the last bit, because sums run over the sites in sorted
-order. Running sums have at least single precision. Numbers of integer or boolean type are never averaged. A mean takes
-such numbers from the first site that answered, in sorted order. A personal model keeps its integers and booleans.
+The aggregated tensors do not depend on the order of arrival, even in the last bit, because sums run over the sites in
+sorted order. Running sums have at least single precision. Integers and booleans are never averaged: a mean takes them
+from the first site in sorted order, and a personal model keeps them.
 
-The caller must not change tensors that it adds or receives, because the same tensors may be sent to several sites. An
-aggregator does not change received or returned tensors. An aggregator is not safe for calls from several threads.
+The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
+tensors. An aggregator does not change tensors that it received or returned. An aggregator is not safe for calls from
+several threads.
 """
 
 import math
@@ -32,7 +33,7 @@ from medsilo.mixing.layout import Block, Layout, Tensors, numbers_of, spread
 if TYPE_CHECKING:
     from medsilo.mixing.defence import Shield
 
-RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
+RUNNING = ("running_mean", "running_var")  # endings of the names of running statistics in torch
 
 
 class Aggregator(ABC):
@@ -44,18 +45,16 @@ class Aggregator(ABC):
         self._sites: list[str] = []
         self._answered: set[str] = set()
         self._layout: Layout | None = None
-        # The weight of each site's answer in the last closed round. The mapping is empty if a site's weight is not a
-        # single number.
+        # The weight of each site's answer in the last closed round, which is empty if a site has several weights.
         self.shares: Mapping[str, float] = {}
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        """Close the last round, and begin a new round.
+        """Close the last round, and begin a new round, in which each site keeps its tensors from earlier rounds.
 
         Args:
-            sites: the names of the study's sites; tensors from earlier rounds stay
-            initial: tensors for every site that has no tensors yet; shared, not copied
+            initial: tensors, which are not copied, for every site that has no tensors yet
         """
         self.finish()
         self._sites = sorted(sites)
@@ -67,10 +66,10 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def add(self, site: str, tensors: Tensors, weight: float) -> None:
-        """Store one site's tensors by name, with the site's number of samples.
+        """Store the tensors of one site and its number of samples, after the caller has checked names, shapes and data
+        types.
 
-        The caller has checked names, shapes and types. Tensors that can't be aggregated raise Refused and change
-        nothing, so the site may send again.
+        Tensors that can't be aggregated raise Refused and change nothing, so the site may send again.
         """
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         layout = self._layout or Layout(own)
@@ -81,13 +80,13 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Close the round and aggregate the answers. Afterwards, `current` returns the result."""
+        """Close the round, and aggregate the answers."""
         if self._answered:
             self._merge()
         self._answered = set()
 
     def current(self, site: str) -> dict[str, Tensor]:
-        """Return the tensors last sent to a site. Answers of the open round do not change these tensors."""
+        """Return the tensors last sent to a site, which answers of the open round do not change."""
         row = self._row(site)
         if row is None:
             raise MedsiloError(f"{site}: the site has no tensors yet, because it neither sent nor received tensors")
@@ -96,30 +95,27 @@ class Aggregator(ABC):
     # -- between rounds -----------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """Return the state to save between two rounds, as tensors by key and JSON values."""
         tensors, facts = self._save()
         return tensors, {"sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore a saved `state` before the round's first answer. The tensors are shared, not copied."""
+        """Restore a saved state before the round's first answer, without copying the tensors."""
         self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
 
     @property
     def matrix(self) -> Tensor | None:
-        """Return the matrix W with which the sites' models are mixed, or None if the aggregation uses no matrix."""
         return None
 
     def defend(self, shield: "Shield") -> None:
-        """Combine the sites' answers by the shield's rule from now on."""
         raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule can replace")
 
     # -- construction ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        """Store a valid answer. If this method fails, the aggregator must be unchanged."""
+        """Store a valid answer; if this method fails, the aggregator must be unchanged."""
 
     @abstractmethod
     def _row(self, site: str) -> dict[str, Tensor] | None:
@@ -138,27 +134,27 @@ class Aggregator(ABC):
         """Restore the result of `_save`."""
 
     def _settle(self) -> None:  # noqa: B027
-        """Process the answers that can be added after the last site's answer."""
+        """Add the answers that no longer wait for another site's answer."""
 
 
 # -- one model for all ------------------------------------------------------------------------------------------------
 
 
 class WeightedMean(Aggregator):
-    """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered. Every site of the study gets the mean.
+    """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered. Every site of the study receives this mean.
 
     The aggregator stores the last mean and, while a round is open, the mean of the answers so far. For any number of
-    sites, the stored tensors have the size of two answers (of four answers in half precision). An answer waits until
-    the answers of all sites before it, in sorted order, have been added. Until the round closes, `current` returns the
-    last mean, also for a site that has answered.
+    sites, the stored tensors have the size of two answers (of four answers in half precision). The answers are added in
+    the sorted order of sites, so an answer may wait for the answers of other sites. Until the round closes, every site
+    receives the last mean, also a site that has answered.
 
     Args:
-        rate: η_g, the size of the server's step θ ← θ + η_g (mean - θ); 1 gives exactly the mean; running statistics
-            always take the mean
+        rate: η_g, the size of the server's step θ ← θ + η_g (mean - θ), which running statistics do not use; 1 gives
+            exactly the mean
     """
 
-    uniform: bool = False  # True if all sites that answered have equal weights
-    _waits: bool = False  # True if answers are only added when the round closes
+    uniform: bool = False
+    _waits: bool = False  # True if answers are added only when the round closes
 
     def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
@@ -169,19 +165,17 @@ class WeightedMean(Aggregator):
         self._begin_sum()
 
     def defend(self, shield: "Shield") -> None:
-        """Combine the sites' answers by the shield's rule, and make the server's step along the combined update.
-
-        All answers wait until the round closes.
+        """Combine the sites' answers by the shield's rule after the round has closed, and take the server's step along
+        this combination.
         """
         self._shield, self._waits = shield, True
 
     @property
     def sealed(self) -> Form:
-        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the mean of the given sites' tensors, as if each site had sent this mean."""
+        """Take the sites' mean, as if each site had sent this mean."""
         first, *others = sorted(weights)
         self.add(first, tensors, math.fsum(weights.values()))
         self._answered |= set(others)
@@ -189,10 +183,11 @@ class WeightedMean(Aggregator):
 
     def _begin_sum(self) -> None:
         self._rows.clear()
-        self._numbers = dict[str, float]()  # the weights of sites that have answered, if weights are single numbers
-        self._turn = 0  # place of the site whose contribution comes next
+        # the weight of each site that has answered, unless weights differ between elements
+        self._numbers = dict[str, float]()
+        self._turn = 0  # index of the site whose answer is added next
         self._total = 0.0
-        self._mean: dict[str, Tensor] = {}  # the mean so far by tensor name, in at least single precision
+        self._mean: dict[str, Tensor] = {}  # the mean so far, in at least single precision
         self._carried: dict[str, Tensor] = {}
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
@@ -206,13 +201,13 @@ class WeightedMean(Aggregator):
             self._carried = {name: tensors[name] for name in layout.carried}
 
     def _is_next(self, site: str) -> bool:
-        """Return True if the site's answer can be added to the mean immediately."""
         return not self._waits and site == self._sites[self._turn]
 
     def _settle(self) -> None:
-        """Add all answers whose preceding sites, in sorted order, have been added.
+        """Add all answers that wait for no other site's answer.
 
-        Adding early lets a round of six models of 28 M parameters close 9 ms after the last answer, instead of 80 ms.
+        Adding answers early lets a round of six models of 28 M parameters close 9 ms after the last answer, instead of
+        80 ms.
         """
         if not self._waits:
             ready = list(takewhile(self._rows.__contains__, self._sites[self._turn :]))
@@ -221,20 +216,20 @@ class WeightedMean(Aggregator):
 
     @property
     def _is_mean(self) -> bool:
-        """Return True if the result is the mean itself rather than a step towards the mean."""
         return self.rate == 1.0 and self._shield is None
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
-        """Return the last model if the server makes a step from this model, otherwise None. The server then averages
-        the sites' differences from the last model, because small differences lose less precision than whole models.
+        """Return the last model if the server takes a step from this model, and None otherwise. A server that takes a
+        step averages the sites' differences from the last model, because small differences lose less precision than
+        whole models.
         """
         return None if self._is_mean else self._given
 
     def _fold(self, sites: list[str]) -> None:
-        """Add the sites' models, or their differences from the last model, to the mean so far, and delete their rows.
+        """Add the sites' models, or their differences from the last model, to the mean so far.
 
-        If all sites send equal tensors, the mean stays exactly the same.
+        The mean of equal tensors is exactly the same tensor.
         """
         if not sites:
             return
@@ -261,14 +256,13 @@ class WeightedMean(Aggregator):
         self._begin_sum()
 
     def _combine(self, shield: "Shield", layout: Layout) -> None:
-        """Combine the waiting answers by the robust rule."""
         self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
         self._carried = shield.carried(self._rows.each(self._numbers), layout)
         self._numbers = shares
         self._rows.clear()
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
-        """Make the server's step d ← θ + η_g d from the last model θ, where d is the mean update."""
+        """Take the server's step d ← θ + η_g d from the last model θ, where d is the mean update."""
         if self.rate == 1.0 or not any(name.endswith(RUNNING) for name in layout.averaged):
             for theta, d in blocks:
                 torch.add(theta, d, alpha=self.rate, out=d)
@@ -278,7 +272,7 @@ class WeightedMean(Aggregator):
         step(blocks, spread(rates, layout), layout)
 
     def _beside(self, model: Tensors, layout: Layout) -> Iterator[tuple[Block, Tensor, Tensor]]:
-        """Yield a model and the mean block by block in double precision; callers change the mean in place."""
+        """Yield blocks of a model and of the mean in double precision, where callers change the mean in place."""
         for section in layout.sections:
             rooms = torch.empty(2, section.widest, dtype=torch.float64)
             for block in section.blocks:
@@ -305,19 +299,13 @@ class UniformMean(WeightedMean):
 
 
 def step(blocks: Iterable[tuple[Tensor, Tensor]], rates: Tensors, layout: Layout) -> None:
-    """Compute d ← θ + η d in place, with a rate η for every tensor or element."""
+    """Compute d ← θ + η d in place, where each tensor or element has a rate η."""
     places = (block for section in layout.sections for block in section.blocks)
     for (theta, d), block in zip(blocks, places, strict=True):
         torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
 
 
 def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:
-    """Create the aggregator of a group.
-
-    Args:
-        mix: the plain mean that the method selects, or a function that creates the aggregator
-        server: the method's view of the server (schedule/phase.py)
-    """
     if isinstance(mix, Mean):
         return WeightedMean() if mix is Mean.OF_CASES else UniformMean()
     return mix(server)
@@ -330,8 +318,7 @@ class Identity(Aggregator):
     """Every site has its own model, θ_i ← θ_i, without a copy.
 
     A site that does not answer keeps its model. Memory holds one model per site, and a second model for the site whose
-    answer is arriving. After a site has answered in the open round, `current` raises an error for this site until the
-    round closes.
+    answer is arriving. After a site has answered, its model is not available until the round closes.
     """
 
     def __init__(self) -> None:
@@ -341,11 +328,10 @@ class Identity(Aggregator):
 
     @property
     def sealed(self) -> Form:
-        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return ServerReadable("the server takes each site's values as they are, and does not add them up")
 
     def sent(self, site: str) -> dict[str, Tensor]:
-        """Return the tensors that a site has sent in the open round, read-only. The tensors are deleted when the round
+        """Return the tensors that a site has sent in the open round; these tensors are deleted when the round
         closes.
         """
         return dict(self._sent[site])
@@ -370,8 +356,8 @@ class Identity(Aggregator):
         return self._rows.get(site)
 
     def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """Return the state with keys "<site>/<name>". A model that several sites share is saved once, with the first
-        site.
+        """Return the state with keys "<site>/<name>", where a model that several sites share is saved once, under the
+        first site.
         """
         tensors: dict[str, Tensor] = {}
         owners: dict[int, str] = {}
@@ -390,18 +376,19 @@ class Identity(Aggregator):
         self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
 
 
-Rule = Callable[[Tensor], Tensor]  # from θ [K, numbers] of the K sites that answered to the mixed θ in double precision
+Rule = Callable[[Tensor], Tensor]  # maps θ [K, values] of the K sites that answered to the mixed θ in double precision
 
 
 class JointAggregator(Identity):
-    """θ_i ← f_i(θ_1 .. θ_K), number by number, for the K sites that answered. A single answer stays unchanged.
+    """θ_i ← f_i(θ_1, …, θ_K), element by element, for the K sites that answered. If only one site answered, its model
+    stays unchanged.
 
     Answers are copied, and combined in place when the round closes, so memory holds each model once.
     """
 
     @abstractmethod
     def _rule(self, sites: list[str]) -> Rule:
-        """Return the mixing equation for the sites that answered."""
+        """Return the mixing equation of the sites that answered."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors | {name: tensors[name].clone() for name in layout.averaged}, weight, layout)
@@ -419,9 +406,9 @@ class JointAggregator(Identity):
 
 
 class SoftPull(JointAggregator):
-    """FedSM Eq. 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, over all K sites that answered in the round.
+    """FedSM Equation 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, over all K sites that answered in the round.
 
-    With m the mean of all K, this is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
+    With the mean m of all K sites, Equation 11 is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
 
     Args:
         pull: λ in (0, 1], the weight of a site's own model; 1 is local training, and 1/K is the plain mean
@@ -433,21 +420,20 @@ class SoftPull(JointAggregator):
 
     @property
     def sealed(self) -> Form:
-        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return PullForm(self.pull)
 
     def _rule(self, sites: list[str]) -> Rule:
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
         def pull(theta: Tensor) -> Tensor:
-            mean = theta[0] + (theta - theta[0]).mean(0)  # exact where all sites are equal
+            mean = theta[0] + (theta - theta[0]).mean(0)  # exact if all sites have equal values
             return theta.lerp(mean, step)
 
         return pull
 
 
 class SimilarityMix(JointAggregator):
-    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that answered.
+    """AdaFed Equation 2: θ_i ← Σ_j W_ij θ_j, where each row of W is normalised over the sites that answered.
 
     If no site with a positive weight for site i has answered, site i keeps its model.
 
@@ -461,12 +447,10 @@ class SimilarityMix(JointAggregator):
 
     @property
     def matrix(self) -> Tensor:
-        """Return W."""
         return self.weights
 
     @property
     def sealed(self) -> Form:
-        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return ServerReadable(
             "each hospital gets a mixture of its own, and half of them can solve for the others from theirs"
         )
@@ -480,17 +464,16 @@ class SimilarityMix(JointAggregator):
 
 
 class PersonalModelPool(Aggregator):
-    """Send the sites' personal models unchanged to the sites that agreed to share. Sites send no models back.
+    """Send the sites' personal models unchanged to the sites that agreed to share them. Sites send no models back.
 
-    Tensor names are "<place>.<name>", where `place` is the site's position in sorted order. The common model replaces
-    the personal model of a site that did not agree. A site that did not agree gets its personal model, and the common
-    model for all other sites.
+    Tensor names are "<index>.<name>", where the index is the position of the model's owner among the sorted sites. A
+    site that did not agree receives its personal model, and the common model instead of all other personal models.
     """
 
     def __init__(self, personal: Aggregator, common: Aggregator, agreed: Callable[[], Set[str]]) -> None:
         super().__init__()
         self.personal, self.common = personal, common
-        self.agreed = agreed  # returns the sites that agreed to exchange their personal models
+        self.agreed = agreed  # a function that returns the sites that agreed to exchange their personal models
 
     def _row(self, site: str) -> dict[str, Tensor]:
         return {
@@ -500,7 +483,6 @@ class PersonalModelPool(Aggregator):
         }
 
     def shows(self, owner: str, site: str) -> bool:
-        """Return True if the server sends the owner's personal model to a site."""
         return owner == site or {owner, site} <= self.agreed()
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
@@ -511,21 +493,13 @@ Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
 
 
 class ComparedOnly(Identity):
-    """Store each site's tensors only for comparison, which determines the weights of another group.
-
-    Args:
-        compare: a function that returns the other group's weights from all sites' sorted names and their tensors
-    """
-
     def __init__(self, compare: Compare) -> None:
         super().__init__()
         self._compare = compare
 
     @property
     def sealed(self) -> Form:
-        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return ServerReadable("the server compares what single hospitals sent")
 
     def weights(self) -> Tensor:
-        """Return the weights that follow from the comparison of the sites' last tensors."""
         return self._compare(self._sites, {site: self.current(site) for site in self._sites})

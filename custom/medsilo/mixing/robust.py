@@ -1,6 +1,6 @@
 """A plan's `aggregation`: the defence against hospitals that send wrong or harmful tensors.
 
-The rules are defined in rules.py, which is imported only if a plan uses a rule.
+The module rules.py defines the robust rules, and is imported only if a plan uses a rule.
 """
 
 import json
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 
 
 class RobustRule(Section, ABC):
-    """A robust rule that combines the sites' updates in place of a mean. No rule helps if most sites are dishonest."""
+    """A robust rule that combines the sites' updates instead of a mean. No rule helps if most sites are dishonest."""
 
-    # True if the rule uses the method's weights (numbers of cases) when the plan bounds each site's weight.
+    # True if the rule uses the method's weights, which are numbers of cases, when the plan bounds each site's weight.
     weighs: ClassVar[bool] = False
 
     name: str
 
     @property
     def fewest(self) -> int:
-        """Return the fewest sites that the rule needs in every round."""
+        """Return the minimum number of sites in every round."""
         return 3
 
 
 def _rule_named(values: Any) -> Any:
-    """Return the rule that a plan names, or raise pydantic's validation error."""
     if values is None or isinstance(values, RobustRule):
         return values
     from medsilo.mixing.rules import NAMED_RULE
@@ -41,8 +40,6 @@ def _rule_named(values: Any) -> Any:
 
 
 class AggregationSettings(Feature):
-    """The server's defence against hospitals that send wrong or harmful tensors."""
-
     robust: Annotated[SerializeAsAny[RobustRule] | None, BeforeValidator(_rule_named)] = Field(
         None,
         description="a rule that replaces every mean over hospitals, so that a few dishonest hospitals can't bend "
@@ -58,7 +55,6 @@ class AggregationSettings(Feature):
     )
 
     def shield(self, apart: Collection[str]) -> "Shield | None":
-        """Return the defence that aggregators apply, or None if the plan has no defence."""
         if not self.robust and not self.max_weight:
             return None
         from medsilo.mixing.defence import Shield

@@ -1,8 +1,8 @@
 """Robust aggregation rules, which replace a mean so that a few dishonest sites can't distort the model.
 
-The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The result is θ + d, or the server's
-step along d. Trained weights are combined separately from other numbers of a group, such as running statistics. Their
-scales differ, so the larger numbers would hide the smaller numbers.
+The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The combined update d gives θ + d,
+or the direction of the server's step. Trained weights and running statistics are combined separately, because their
+scales differ and the larger values would hide the smaller values.
 """
 
 from abc import abstractmethod
@@ -23,33 +23,30 @@ from medsilo.mixing.robust import RobustRule
 
 @dataclass
 class Updates:
-    """The sites' updates of one part of a group, in the order of `sites`."""
+    """The updates of the sites, restricted to trained weights or to all other tensors."""
 
     rows: Contributions
     part: Layout
-    origin: Tensors | None  # the tensors sent to the sites
+    origin: Tensors | None  # tensors sent to the sites
     sites: list[str]
-    weights: Tensor  # [sites], in double precision; the weights sum to 1
+    weights: Tensor  # [sites], in double precision, with sum 1
 
     @cached_property
     def norms(self) -> Tensor:
-        """Return the Euclidean norm of each site's update, [sites]."""
         squares = torch.zeros(len(self.sites), dtype=torch.float64)
         for _, columns in self.blocks():
             squares += columns.square_().sum(1)
         return squares.sqrt()
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield each block with all sites' numbers, [sites, columns] in double precision; callers may change the
-        numbers.
-        """
+        """Yield each block's values of all sites, [sites, columns] in double precision, which callers may change."""
         for section in self.part.sections:
             for block, numbers in self.rows.columns(self.sites, section, self.origin):
                 yield block, numbers[1:]
 
 
 class Reweighting(RobustRule):
-    """A rule that gives each update one weight, and returns the weighted sum."""
+    """A rule that gives each update one weight, and returns the weighted sum of the updates."""
 
     @abstractmethod
     def shares(self, updates: Updates) -> Tensor:
@@ -57,18 +54,16 @@ class Reweighting(RobustRule):
 
 
 class Coordinatewise(RobustRule):
-    """A rule that combines each coordinate of the updates separately."""
-
     @abstractmethod
     def across(self, columns: Tensor) -> Tensor:
-        """Combine the sites' numbers [sites, columns] into one number per column, [columns]."""
+        """Combine the sites' values [sites, columns] into one value per column, [columns]."""
 
 
 class NormBound(Reweighting):
     """Sun et al., Can You Really Backdoor Federated Learning?, 2019: d = Σ p_i d_i min(1, B / ‖d_i‖).
 
-    B is a multiple of the (lower) median norm of the round's updates, so nobody has to choose a bound beforehand. This
-    rule limits updates that are too long, but not updates that point in a wrong direction.
+    The bound B is a multiple of the (lower) median norm of the round's updates, so nobody has to choose a bound
+    beforehand. The bound limits updates that are too long, but not updates that point in a wrong direction.
     """
 
     weighs: ClassVar[bool] = True
@@ -81,7 +76,8 @@ class NormBound(Reweighting):
 
 
 class Median(Coordinatewise):
-    """Yin et al., Byzantine-Robust Distributed Learning, 2018, Def. 1: the median of every number by itself.
+    """Yin et al., Byzantine-Robust Distributed Learning, 2018, Definition 1: the median of each coordinate of the
+    updates.
 
     With an even number of sites, the median is the mean of the two middle values.
     """
@@ -94,7 +90,9 @@ class Median(Coordinatewise):
 
 
 class TrimmedMean(Coordinatewise):
-    """Yin et al. 2018, Def. 2: the mean of each coordinate without its largest and smallest values."""
+    """Yin et al. 2018, Definition 2: the mean of each coordinate of the updates without its largest and smallest
+    values.
+    """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
     bad: int = Field(1, ge=1, le=2000, description="number of values that are left out at either end (b)")
@@ -111,7 +109,7 @@ class MultiKrum(Reweighting):
     """Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017.
 
     An update's score is the sum of its squared distances to the n - f - 2 nearest updates. The rule averages the
-    updates with the lowest scores, and ignores all others.
+    updates with the lowest scores, and ignores all other updates.
     """
 
     name: Literal["multi-krum"] = "multi-krum"
@@ -143,17 +141,17 @@ NAMED_RULE: TypeAdapter[RobustRule] = TypeAdapter(
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:
-    """Normalise the weights and cap each share; the excess goes to the others in proportion to their weights.
+    """Normalise the weights and cap each weight; the excess goes to the other sites in proportion to their weights.
 
-    If shares of at most `cap` can't add up to 1, all sites get equal weights.
+    All sites get equal weights if capped weights can't add up to 1.
     """
     count = len(weights)
     if cap * count <= 1:
         return torch.full_like(weights, 1 / count)
     order = weights.argsort(descending=True, stable=True)
     largest_first = weights[order]
-    rests = largest_first.flip(0).cumsum(0).flip(0)  # the sum of a weight and all smaller weights
-    for full in range(count):  # how many sites are at the cap
+    rests = largest_first.flip(0).cumsum(0).flip(0)  # sum of a weight and all smaller weights
+    for full in range(count):  # number of sites whose weight is capped
         scale = (1 - full * cap) / rests[full]
         if scale * largest_first[full] <= cap:
             break
@@ -163,12 +161,10 @@ def capped(weights: Tensor, cap: float) -> Tensor:
 
 
 def _at_most(bound: Tensor, norms: Tensor) -> Tensor:
-    """Return the factors that scale vectors of the given norms down to the bound."""
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
 def _squared_distances(updates: Updates) -> Tensor:
-    """Return the squared distances [sites, sites] between all sites' updates."""
     squares = torch.zeros(len(updates.sites), len(updates.sites), dtype=torch.float64)
     for _, columns in updates.blocks():
         for place in range(len(columns) - 1):
@@ -177,5 +173,5 @@ def _squared_distances(updates: Updates) -> Tensor:
 
 
 def _in_order(columns: Tensor) -> Tensor:
-    """Sort the numbers of every column in ascending order. NumPy sorts several times as fast as torch here."""
+    """Sort the values of every column by NumPy, which sorts columns several times as fast as torch."""
     return torch.from_numpy(np.sort(columns.numpy(), axis=0))

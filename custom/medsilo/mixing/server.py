@@ -1,8 +1,7 @@
-"""Server optimizers: the mean of the sites' models gives the direction of a step to the next model.
+"""Server optimizers, which take a step from the last model in the direction of the mean of the sites' models.
 
-As in `WeightedMean`, memory holds the result and about two answers while a round is open. The optimizer's moments are
-on disk. Use server optimizers for trained weights only. Buffers such as running statistics belong in another group with
-a plain mean, because a step of Adam may make a variance negative.
+While a round is open, memory holds the mean and about two answers, and the optimizer's moments are on disk. Use server
+optimizers for trained weights only, because a step of Adam may make the variance in running statistics negative.
 """
 
 import math
@@ -19,7 +18,7 @@ from medsilo.mixing.forms import Form, MeanForm
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 
-REACH = "reach"  # the name of FedNova's ‖a_i‖₁, which each site sends with its weights
+REACH = "reach"  # name of the tensor ‖a_i‖₁, which FedNova's sites send with their weights
 FURTHEST = 1e9
 
 
@@ -39,12 +38,12 @@ def steps_of(tensors: Tensors, arrived: Tensors) -> Tensors:
 
 
 class FedNova(WeightedMean):
-    """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁ with τ_eff = Σ p_i ‖a_i‖₁.
+    """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁, where τ_eff = Σ p_i ‖a_i‖₁.
 
-    The step is τ_eff Σ (p_i / ‖a_i‖₁) times the difference to the mean with weights p_i / ‖a_i‖₁. Every site sends its
-    ‖a_i‖₁ as the tensor "reach". In the result, the tensor "reach" is τ_eff.
+    The step is τ_eff Σ (p_i / ‖a_i‖₁) times the difference between θ and the mean with weights p_i / ‖a_i‖₁. Every site
+    sends its ‖a_i‖₁ as the tensor "reach", and the server's new tensor "reach" is τ_eff.
 
-    With `uniform`, p_i is 1 / K instead of n_i / n. K and n count only the sites that answered.
+    With `uniform`, p_i is 1 / K instead of n_i / n, where K and n count only the sites that answered.
     """
 
     _is_mean = False
@@ -58,7 +57,7 @@ class FedNova(WeightedMean):
         return MeanForm(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the means of `steps_of`, as if one site had sent the model θ + τ_eff times the mean step."""
+        """Take the means of the sites' steps, as if one site had sent the model θ + τ_eff times the mean step."""
         effective, given = reach_of(tensors), self._given or {}
         moved = {
             name: (given[name].double() + effective * step.double()).to(step.dtype)
@@ -87,16 +86,17 @@ class FedNova(WeightedMean):
 
 
 class ServerOptimizer(WeightedMean):
-    """θ ← θ + η u(D): an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et al. 2021, Alg. 2).
+    """θ ← θ + η u(D): an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et al. 2021, Algorithm
+    2).
 
-    The optimizer's vectors are in a temporary file. Each vector is as large as an answer in at least single precision.
-    Every step writes a new file, so that a checkpoint can be written from the old file.
+    The optimizer's vectors are in a temporary file, and each vector is as large as an answer in at least single
+    precision. Every step writes a new file, so that a checkpoint can be written from the old file.
 
-    With `uniform`, p_i is 1 / K instead of n_i / n. K and n count only the sites that answered.
+    With `uniform`, p_i is 1 / K instead of n_i / n, where K and n count only the sites that answered.
     """
 
     _is_mean = False
-    first: tuple[float, ...] = (0.0,)  # one value per vector: all of its numbers before the first step
+    first: tuple[float, ...] = (0.0,)  # initial value of each of the optimizer's vectors
 
     def __init__(self, lr: float, uniform: bool) -> None:
         super().__init__()
@@ -106,14 +106,13 @@ class ServerOptimizer(WeightedMean):
 
     @abstractmethod
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
-        """Return u(D) in double precision for a block of numbers, and change the optimizer's vectors in place."""
+        """Return u(D) in double precision for a block, and change the optimizer's vectors in place."""
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         self._steps += 1
         self._memory = stored(self._stepped(blocks, layout))
 
     def _stepped(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> Iterator[Tensor]:
-        """Make the optimizer's step, and yield the new vectors block by block."""
         kinds, count = [section.kept for section in layout.sections for _ in section.blocks], len(self.first)
         for place, (theta, d) in enumerate(blocks):
             before = self._memory[place * count : (place + 1) * count]
@@ -124,9 +123,7 @@ class ServerOptimizer(WeightedMean):
             yield from (vector.to(kinds[place]) for vector in wide)
 
     def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """Return the state, in which the keys of the optimizer's vectors begin with a slash, unlike the names of
-        tensors.
-        """
+        """Save the optimizer's vectors under keys that begin with a slash, unlike the names of tensors."""
         tensors, facts = super()._save()
         vectors = {f"/{place}": vector for place, vector in enumerate(self._memory)}
         return {**tensors, **vectors}, {**facts, "steps": self._steps}
@@ -151,7 +148,7 @@ class FedAvgM(ServerOptimizer):
 
 
 class FedAdam(ServerOptimizer):
-    """m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², u = m / (√v + τ).
+    """FedAdam (Reddi et al. 2021): m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², u = m / (√v + τ).
 
     Args:
         variant: "reddi" as in the paper, where v starts at τ² without bias correction; "torch" as in torch's Adam with
@@ -183,14 +180,14 @@ class FedAdam(ServerOptimizer):
 
 
 class FedYogi(FedAdam):
-    """FedAdam with v ← v - (1 - β₂) D² sign(v - D²)."""
+    """FedAdam in which v ← v - (1 - β₂) D² sign(v - D²)."""
 
     def _second(self, v: Tensor, squares: Tensor) -> None:
         v.sub_(squares * (v - squares).sign_(), alpha=1 - self.betas[1])
 
 
 class FedAdagrad(FedAdam):
-    """FedAdam with v ← v + D² from v = τ²."""
+    """FedAdam in which v starts at τ² and v ← v + D²."""
 
     def __init__(self, lr: float = 0.1, beta: float = 0.0, tau: float = 1e-3, uniform: bool = False) -> None:
         super().__init__(lr, (beta, 1.0), tau, uniform=uniform)
@@ -217,7 +214,7 @@ class DynamicStep(ServerOptimizer):
 class Scaffold(UniformMean):
     """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
 
-    S are the sites that answered, of all N sites. A site sends c + c_i⁺ - c_i.
+    S are the sites that answered, of all N sites. A site sends the control variate c + c_i⁺ - c_i.
     """
 
     @property
@@ -225,13 +222,12 @@ class Scaffold(UniformMean):
         return MeanForm(weighted=False)
 
     def _merge(self) -> None:
-        """Aggregate the answers.
-
-        The number of answers is known only now. If some sites did not answer, the mean is replaced by a step towards
-        the mean.
+        """Replace the mean by a step towards the mean if some sites did not answer, which is known only when the round
+        closes.
         """
         assert self._layout is not None
-        models = self._origin is None  # rather than differences from the last model
+        # True if the server adds up models, and False if it adds up differences from the last model
+        models = self._origin is None
         self.rate = len(self._answered) / len(self._sites)
         if models and self._total and self._origin is not None:
             for _, c, mean in self._beside(self._origin, self._layout):

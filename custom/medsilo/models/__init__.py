@@ -1,1 +1,1 @@
-"""The networks of medsilo, some of which come from MONAI. The module `medsilo.registry` lists their names."""
+"""The networks of medsilo, some of which come from MONAI; the module `medsilo.registry` lists their names."""

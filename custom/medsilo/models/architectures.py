@@ -17,7 +17,9 @@ MEANS: dict[int, type[nn.Module]] = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgP
 
 
 class Halving(nn.Module):
-    """Max pooling by two. An axis of length one stays unchanged, so that the network accepts small images, too."""
+    """Max pooling by two, where an axis of length one stays unchanged, so that the network accepts small images,
+    too.
+    """
 
     def forward(self, inputs: Tensor) -> Tensor:
         axes = inputs.shape[2:]
@@ -25,14 +27,15 @@ class Halving(nn.Module):
 
 
 def block(dimensions: int, channels: int, features: int, kernel: int, norm: Norm) -> nn.Sequential:
-    """Return a block of convolution, norm, ReLU and pooling, from [B, channels, ...] to [B, features, ... / 2]."""
     convolution = CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)
     norms = Network.norm_layer(dimensions, features, norm)
     return nn.Sequential(convolution, *norms, nn.ReLU(inplace=True), Halving())
 
 
 def use_batch_statistics(module: nn.Module) -> nn.Module:
-    """Replace every batch norm in place with a batch norm without weights that always uses the batch's statistics."""
+    """Replace every batch norm in place with a batch norm that has no weights and always uses the batch's
+    statistics.
+    """
     for name, layer in module.named_children():
         if isinstance(layer, _BatchNorm):
             setattr(module, name, type(layer)(layer.num_features, affine=False, track_running_stats=False))
@@ -42,7 +45,7 @@ def use_batch_statistics(module: nn.Module) -> nn.Module:
 
 
 Features = Annotated[int, Field(ge=1, le=4096)]
-# Configuration A of Simonyan and Zisserman 2015: the features of each convolution, by stage. Pooling ends each stage.
+# Configuration A of Simonyan and Zisserman 2015: the features of each convolution, by stages, which end with pooling.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 WIDTH = 4096
 
@@ -50,7 +53,7 @@ WIDTH = 4096
 class Linear(Network):
     """A linear layer from a case's inputs [B, channels] to its outputs [B, classes].
 
-    The task's loss makes this network a logistic, linear or Cox regression.
+    The task's loss function turns this linear layer into a logistic, linear or Cox regression.
     """
 
     name: Literal["linear"] = "linear"
@@ -76,9 +79,8 @@ class Mlp(Network):
 
 
 class SmallCnn(Network):
-    """A CNN of three convolutions with pooling, the mean over the image, and one linear layer (the head).
-
-    The network maps [B, channels, (D,) H, W] to [B, classes] for any D, H and W.
+    """A CNN of three convolutions with pooling, the mean over the image and a linear head, from [B, channels, (D,) H,
+    W] to [B, classes].
     """
 
     name: Literal["small-cnn"] = "small-cnn"
@@ -98,13 +100,12 @@ class SmallCnn(Network):
 
 
 class ActivityCnn(Network):
-    """A CNN of two temporal convolutions with norm and pooling, a layer of 64, and the head, from [B, C, T] to [B,
-    classes].
+    """A CNN of two temporal convolutions with norm and pooling, and two linear layers, from [B, C, T] to [B, classes].
 
-    The AdaFed paper uses this network with kernel 9 for activities from wearable sensors (PAMAP2). The paper flattens
-    all time steps before the layer of 64, which fixes T. Here the mean over time replaces flattening, and the
-    convolutions are padded, so that every T works. Gradients of adaptive pooling to several steps would not be
-    deterministic on a GPU.
+    The AdaFed paper uses this CNN with kernel 9 for activities from wearable sensors (PAMAP2). The paper flattens all
+    time steps before the first linear layer, which fixes T. In this implementation, the mean over time replaces
+    flattening, and the convolutions are padded, so that every T works. Adaptive pooling to several time steps would
+    have gradients that are not deterministic on a GPU.
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
@@ -124,11 +125,11 @@ class ActivityCnn(Network):
 
 
 class Vgg11(Network):
-    """VGG-11 without norm, with two layers of 4096 and dropout, from [B, channels, H, W] to [B, classes]; 129 M
-    weights.
+    """VGG-11 without norm, with two linear layers of 4096 features and dropout, from [B, channels, H, W] to [B,
+    classes]; 129 M weights.
 
-    The FedSM paper uses this network as selector. For images of 224 pixels, the pooling to 7 x 7 changes nothing. For
-    other sizes, the gradient of the pooling is not deterministic on a GPU.
+    The FedSM paper uses VGG-11 as selector. The pooling to 7 x 7 does nothing for images of 224 pixels; for other
+    sizes, the gradient of this pooling is not deterministic on a GPU.
     """
 
     name: Literal["vgg11"] = "vgg11"
@@ -149,7 +150,8 @@ class Vgg11(Network):
 class UNet(Network):
     """MONAI's `UNet`, from [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W].
 
-    Each level halves the image, so D, H and W must be multiples of 2 ** (levels - 1). The head is the last convolution.
+    Each level of the U-Net halves the image, so D, H and W must be multiples of 2 ** (levels - 1). The head is the last
+    convolution.
     """
 
     name: Literal["unet"] = "unet"
@@ -180,10 +182,11 @@ class UNet(Network):
 
 
 class DenseNet121(Network):
-    """An untrained DenseNet-121 with growth 32, from [B, channels, (D,) H, W] with sizes >= 32 to [B, classes].
+    """An untrained DenseNet-121 with growth 32, from [B, channels, (D,) H, W] to [B, classes], where images have at
+    least 32 pixels per axis.
 
-    HarmoFL's released code uses the norm "batch-statistics", and pads by two pixels after the first block. This network
-    does not pad there.
+    HarmoFL's released code uses the norm "batch-statistics", and pads by two pixels after the first block, which this
+    network does not do.
     """
 
     name: Literal["densenet121"] = "densenet121"

@@ -20,7 +20,8 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# The product of a network's parameters and a case's values: takes a fraction of a second, and at most 64 MiB
+# Largest product of a network's parameters and a case's values for a test on the CPU. A test below this limit takes a
+# fraction of a second and at most 64 MiB.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -44,11 +45,12 @@ class Network(Feature):
     [8]
     """
 
-    NORM: ClassVar[str] = (  # the description of a key `norm`
+    NORM: ClassVar[str] = (
         "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own "
         "statistics, also in tests"
     )
-    # MONAI's instance norm has no weights by default. In medsilo, instance norm has weights, as batch norm does.
+    # In medsilo, instance norm has weights, as batch norm does, although MONAI's instance norm has no weights by
+    # default.
     MONAI_NORMS: ClassVar[Mapping[str, Any]] = {
         "batch": "BATCH",
         "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
@@ -61,13 +63,13 @@ class Network(Feature):
         "leaky-relu": ("LEAKYRELU", {"negative_slope": 0.1, "inplace": True}),
         "prelu": "PRELU",
     }
-    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # parameters of all networks of a method together
+    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # largest number of parameters of all networks of a method together
 
     name: str
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        """Return a module with initial weights from torch's global random generator."""
-        from monai.networks import nets  # imported here, because importing MONAI takes seconds
+        """Return a module whose initial weights come from torch's global random generator."""
+        from monai.networks import nets  # imported within the method, because importing MONAI takes seconds
 
         told = dict(self.monai(channels, classes) or {})
         made = getattr(nets, str(told.pop("_target_", "")).rpartition(".")[2], None)
@@ -76,24 +78,20 @@ class Network(Feature):
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        """Return the module as an entry of a MONAI bundle, with its class under "_target_", or None if MONAI has no
-        such network.
-        """
+        """Return the module as an entry of a MONAI bundle, or None if MONAI has no such network."""
         return None
 
     @staticmethod
     def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
-        """Return the norm layer for a layer's features if `norm` is "batch", "batch-statistics" or "group", otherwise
-        an empty list.
-        """
+        """Return a list of the norm layer, or an empty list for no norm."""
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
-        if norm == "batch-statistics":  # as in HarmoFL's released code: no weights, and always the batch's statistics
+        if norm == "batch-statistics":  # as in HarmoFL's released code
             return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
-        """Move the module from `build` to a site's device."""
+        """Move the built module to a site's device."""
         return module.to(compute.device)
 
     @property
@@ -104,37 +102,32 @@ class Network(Feature):
         return {}
 
     def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a file's tensors under the names of `build`."""
+        """Rename the tensors of a file to the names in the built module."""
         return given
 
     @property
     def embedding(self) -> str:
-        """Return a key for the cached features of a frozen part, which a site can store in place of its cases. The key
-        is empty if features can't be cached.
+        """Return a key for the cached features of a network's frozen layers, or an empty string if features can't be
+        cached.
         """
         return ""
 
     def embed(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """Return the features of cases, [cases, features].
-
-        Args:
-            module: a module from `build`
-        """
         raise NotImplementedError
 
     @property
     def plain(self) -> "Network":
-        """Return the network that remains after training. A network that wraps another network returns the inner
+        """Return the network that remains after training, which is the inner network if this network wraps another
         network.
         """
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Convert the module from `build` to the form of `plain`, with the same outputs."""
+        """Convert the built module to the network that remains after training, with the same outputs."""
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield a message if the network has too many parameters for a site, or can't read the task's cases."""
+        """Yield an error if the network has too many parameters, or can't read the task's cases."""
         if (parameters := parameters_of(networks)) > self.MOST_PARAMETERS:
             yield f"network: has {parameters} parameters with all of the method's; {self.MOST_PARAMETERS} may be"
         if any(own.is_complex() for network in networks.values() for own in network.state_dict().values()):
@@ -169,17 +162,15 @@ class Network(Feature):
 
 
 def parameters_of(networks: Mapping[str, nn.Module]) -> int:
-    """Return the total number of parameters of all networks."""
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
 @torch.no_grad()
 def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
-    """Apply a network to zeros of a task's shape. A large network runs on torch's meta device.
+    """Apply a network to zeros of a task's shape; a large network runs on torch's meta device.
 
-    On the meta device, torch first loads its compiler, which takes longer than most networks need on the CPU. The
-    network runs in one thread, because a process that is forked after computing with several threads would wait
-    forever.
+    Small networks run on the CPU, because torch's meta device first loads its compiler, which takes longer. The network
+    runs in one thread, because a process that is forked after computing with several threads would wait forever.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"
@@ -194,7 +185,6 @@ def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
 
 
 def _in_words(output: Sequence[int]) -> str:
-    """Describe a network's output for one case."""
     classes, *grid = output
     return (
         f"a map of {' × '.join(map(str, grid))} with {classes} classes" if grid else f"{classes} scores, one per class"

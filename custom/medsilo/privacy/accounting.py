@@ -1,4 +1,4 @@
-"""Compute the privacy cost ε of several releases together at a given δ, with the privacy loss distributions of Google's
+"""Compute the privacy cost ε of several releases at a given δ, from the privacy loss distributions of Google's
 dp-accounting.
 
 The estimate is pessimistic: privacy losses are rounded so that the computed ε is never below the true ε.
@@ -22,12 +22,12 @@ from medsilo.privacy.mechanisms import (
     SampledGaussian,
 )
 
-# The grid of privacy losses is as coarse as possible for an error of ε below 1e-3. The grid has POINTS points for all
-# losses, and more points if a single step's losses would fall between two points.
+# The grid of privacy losses is as coarse as possible for an error of ε below 1e-3. The grid has POINTS points, and more
+# points if the losses of a single training step would fall between two points.
 POINTS, MOST_POINTS = 1 << 16, 1 << 19
-WITHIN = 1 / 32  # largest step of the grid, as a fraction of the standard deviation of a single step's loss
-FINEST, COARSEST = 2.0**-26, 2.0**-4  # if the losses do not fit on the coarsest grid, ε is infinite
-TAIL = 12.0  # standard deviations in the half-width of a distribution
+WITHIN = 1 / 32  # largest step of the grid, as a fraction of the standard deviation of a single training step's loss
+FINEST, COARSEST = 2.0**-26, 2.0**-4  # if the losses exceed the coarsest grid, ε is infinite
+TAIL = 12.0  # half-width of a distribution, in standard deviations
 ROUGH = 1.001  # largest ratio of the noise found by the search to the least sufficient noise
 
 Part = tuple[str, float, float, int]  # kind, noise, rate and sensitivity of mechanisms that are accounted together
@@ -35,12 +35,10 @@ Parts = tuple[tuple[Part, int], ...]
 
 
 def epsilon(charges: Iterable[Charge], delta: float) -> float:
-    """Return the ε of all charges together at the given δ."""
     return epsilon_of(counted(charges), delta)
 
 
 def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
-    """Return the ε at the given δ for mechanisms with their numbers of uses, as `counted` returns them."""
     if not 1e-12 <= delta < 1:
         raise MedsiloError(f"δ = {delta:g} is out of range; give a number from 1e-12 to less than 1")
     parts = _parts(used)
@@ -48,13 +46,11 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise multiplier, to a thousandth, with which all steps together cost at most ε at the given δ.
+    """Return the least noise multiplier, to a thousandth, that limits the cost of all training steps and further
+    charges to ε at δ.
 
-    The noise multiplier is relative to the L2 sensitivity to one unit. At rate 1, a step is a release over all units.
-    Raises MedsiloError if no noise is sufficient.
-
-    Args:
-        beside: the study's other charges
+    The noise multiplier is relative to the L2 sensitivity to one unit. At sampling rate 1, a training step is a release
+    over all units. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(noise: float) -> float:
@@ -67,10 +63,9 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 
 
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
-    """Return the least scale of geometric noise, to a thousandth, with which `count` releases cost at most ε at the
-    given δ.
+    """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
 
-    The scale is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
+    The scale of the noise is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -80,10 +75,10 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
-    """Return the least noise, to a thousandth, that costs at most ε. Raises MedsiloError if this noise is above
+    """Return the least noise, to a thousandth, that costs at most ε. Raises MedsiloError if the least noise is above
     MOST_NOISE.
     """
-    high = 1.0  # a noise level that keeps ε within the bound
+    high = 1.0  # a sufficient noise level
     while cost(high) > epsilon:
         high *= 2
         if high > MOST_NOISE:
@@ -92,7 +87,7 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
     dear, cheap = low, high
-    for _ in range(8):  # guess the noise whose cost is ε, and check whether the bisection would end at this noise
+    for _ in range(8):  # estimate the sufficient noise, and check whether the bisection would find the same noise
         if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
             break
         share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
@@ -107,9 +102,7 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
 
 
 def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
-    """Return the last interval of a bisection: insufficient noise, and sufficient noise that is at most ROUGH times
-    larger.
-    """
+    """Return insufficient noise, and sufficient noise that is at most ROUGH times larger."""
     while high / low > ROUGH:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -121,7 +114,7 @@ def _no_noise(what: str, epsilon: float, delta: float) -> str:
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
-    """Count the uses of each mechanism; charges of public data do not count."""
+    """Count the uses of each mechanism, where releases of public data do not count."""
     found: Counter[Mechanism] = Counter()
     for charge in charges:
         of = charge.of
@@ -133,7 +126,7 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
 
 
 def together(charges: Iterable[Charge], what: str) -> list[Charge]:
-    """Return one charge for each mechanism, without public charges."""
+    """Return one charge for each mechanism, without releases of public data."""
     found = []
     for of, times in counted(charges).items():
         key = "steps" if isinstance(of, SampledGaussian) else "count"
@@ -142,10 +135,7 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Group the mechanisms that are accounted together.
-
-    Gaussians without sampling are one part, because the squares of their μ = 1 / noise add up.
-    """
+    """Gaussian mechanisms without sampling become one entry, because the squares of their μ = 1 / noise add up."""
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():
@@ -175,7 +165,6 @@ def _epsilon(parts: Parts, delta: float) -> float:
 
 @lru_cache(16)
 def _composed(parts: Parts) -> Any:
-    """Return the privacy loss distribution of all parts together."""
     step = _step(parts)
     return reduce(lambda one, other: one.compose(other), (_distribution(part, times, step) for part, times in parts))
 
@@ -208,7 +197,6 @@ def _reach(part: Part, times: int) -> float:
 
 @lru_cache(64)
 def _distribution(part: Part, times: int, step: float) -> Any:
-    """Return the privacy loss distribution of a mechanism after the given number of uses."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     kind, noise, rate, sensitivity = part

@@ -1,7 +1,8 @@
-"""The noise mechanisms for releasing results from a hospital's records, with their parameters for privacy accounting.
+"""Define the noise mechanisms by which a hospital releases results, and their parameters for privacy accounting.
 
 Two data sets are neighbours if they differ in one unit: one record, or one patient with all records. The sensitivity Δ
-is the largest change of a release between neighbours (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
+of a release is its largest change between neighbours, measured as Euclidean length (Δ₂) or as the sum of absolute
+values (Δ₁).
 """
 
 from typing import Annotated, Literal, Self, TypeAlias
@@ -17,7 +18,7 @@ Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 
 
 class Gaussian(Section):
-    """Normal noise on a result computed from all records."""
+    """Normal noise on a result that is computed from all records."""
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
@@ -25,9 +26,7 @@ class Gaussian(Section):
 
 
 class SampledGaussian(Section):
-    """Normal noise on a sum over a Poisson sample, in which every step draws each unit independently and clips its
-    contribution.
-    """
+    """Normal noise on a sum over a Poisson sample of units, where the contribution of each unit is clipped."""
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one drawn unit")
@@ -36,7 +35,7 @@ class SampledGaussian(Section):
 
 
 class Geometric(Section):
-    """Two-sided geometric (discrete Laplace) noise on a whole number: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
+    """Two-sided geometric (discrete Laplace) noise on an integer: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
 
     kind: Literal["geometric"] = "geometric"
     scale: Noise = Field(description="scale of the noise / sensitivity, for one unit")
@@ -45,7 +44,9 @@ class Geometric(Section):
 
 
 class Public(Section):
-    """A number that the hospital declared public in writing, and that is neither charged nor protected."""
+    """A number that the hospital declared public in writing, so that it is released without noise and without a
+    charge.
+    """
 
     kind: Literal["public"] = "public"
     reason: Reason
@@ -55,18 +56,16 @@ Mechanism: TypeAlias = Annotated[Gaussian | SampledGaussian | Geometric | Public
 
 
 class Charge(Section):
-    """A release and its mechanism, for example "weights of phase train, round 3" with SampledGaussian(...)."""
+    """A release and its mechanism, for example "weights of phase train, round 3" and SampledGaussian(...)."""
 
     what: Reason
     of: Mechanism
 
     @classmethod
     def normal(cls, what: str, noise: float, count: int = 1) -> Self:
-        """Return the charge of a result from all records with normal noise.
+        """Return the charge of a result that is computed from all records and released with normal noise.
 
         Args:
-            what: a description of the release
             noise: σ / Δ₂, for one unit
-            count: the number of releases
         """
         return cls(what=what, of=Gaussian(noise=noise, count=count))

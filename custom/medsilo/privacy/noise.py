@@ -1,16 +1,16 @@
 """Cryptographically secure random numbers for noise and for sampling.
 
-ChaCha20 generates the bits from a key of 32 bytes, which the operating system provides. Every attempt of an answer uses
-a new key that is never stored. If two different sums had the same noise, the noise would cancel in their difference.
+ChaCha20 generates the random bits from a key of 32 bytes, which the operating system provides. Every attempt of an
+answer uses a new key that is never stored, because equal noise on two different sums would cancel in their difference.
 
 Floating-point noise on a floating-point sum reveals the sum in the low digits (Mironov 2012 for Laplace noise, Jin et
 al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
-deviation. The noise is a whole number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
-and Steinke 2020). The results are points of a grid that does not depend on the sum. If floating point can't decide
-whether to accept a draw, 192-bit arithmetic decides. Rounding d numbers to the grid moves a sum by at most √d cells.
-This error is below 1e-6 of the clipping bound as long as √d times the noise multiplier is below 10^6. The module
-learning/private.py leaves room for this error. With so small cells, the discrete Gaussian has the same privacy loss as
-the normal distribution, which the privacy account uses.
+deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
+and Steinke 2020). The noisy sums are points of a grid that does not depend on the exact sum. If floating point can't
+decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid changes their vector by at
+most √d cells. The change by rounding is below 1e-6 of the clipping bound as long as √d times the noise multiplier is
+below 10^6. The clipping in learning/private.py leaves room for the change. With cells this small, the discrete Gaussian
+has the same privacy loss as the normal distribution, which the privacy account uses.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-CHUNK = 1 << 16  # count of numbers that are generated at once, and that fit into the processor's cache
+CHUNK = 1 << 16  # number of values that are generated at once, and that fit into the processor's cache
 EXACT = 2.0**-53
 BITS = 40
-CELLS = 2.0**BITS  # cells of the grid in one standard deviation
-LARGEST = 20  # standard deviations; larger noise has a probability of 1e-88
+CELLS = 2.0**BITS  # number of cells of the grid in one standard deviation
+LARGEST = 20  # limit of the noise in standard deviations, because larger noise has a probability of 1e-88
 DOUBT = 2.0**-42  # bound on the relative floating-point error of exp(-e) for e ≤ 200
 LONG = 192  # bits of the numbers in an exact decision
 EXACTLY = Context(prec=80, Emin=-99999)
@@ -36,42 +36,34 @@ Floats = NDArray[np.float64]
 
 
 class NoiseSource:
-    """A stream of secret random numbers.
+    """A stream of secret random numbers, which returns each number once.
 
-    Every attempt of an answer needs a new source. A source returns each number once.
+    Every attempt of an answer needs a new stream of random numbers.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Start a stream with a new random key. If a key of 32 bytes is given, the stream is only as secret as the
-        key.
-        """
+        """Start a stream with a new random key, or with a key of 32 bytes, which the caller must keep secret."""
         drawn = secrets.token_bytes(32) if key is None else key
         self._stream = Cipher(algorithms.ChaCha20(drawn, bytes(16)), None).encryptor()
 
     @classmethod
     def from_seed(cls, seed: int, *purpose: str | int) -> Self:
-        """Return a reproducible stream for synthetic data, from a plan's seed and a purpose."""
         said = "\x1f".join(map(str, ("medsilo noise 1", seed, *purpose)))
         return cls(hashlib.sha256(said.encode()).digest())
 
     # ------------------------------------------------------------------ uniform
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Return whole numbers of 64 random bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
     def uniform(self, count: int) -> Floats:
-        """Return random numbers in (0, 1] with 53 bits each."""
         return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * EXACT
 
     def poisson_sample(self, count: int, rate: float) -> list[int]:
-        """Return the indices of a Poisson sample, in which each index is drawn independently with probability
-        `rate`.
-        """
         return np.flatnonzero(self.uniform(count) <= rate).tolist() if rate < 1 else list(range(count))
 
     # ------------------------------------------------------------------ noise
     def whole_normal(self, count: int, bits: int = BITS) -> Floats:
-        """Return whole numbers k with P(k) ∝ exp(-k² / 2σ²), σ = 2^bits."""
+        """Return random integers k with P(k) ∝ exp(-k² / 2σ²), where σ = 2^bits."""
         made, missing = [np.empty(0)], count
         while missing > 0:
             tries = min(CHUNK, int(2.1 * missing) + 64)
@@ -81,33 +73,27 @@ class NoiseSource:
         return np.concatenate(made)[:count]
 
     def with_normal(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
-        """Return the tensor with normal noise of the given standard deviation, in the same type and on the same
-        device.
-        """
+        """Add normal noise to a tensor, and keep its data type and device."""
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
-        # Without pinned memory, the copy waits for the GPU
+        # A copy to a GPU waits for the GPU unless the copied memory is pinned.
         noise = noise.pin_memory() if exact.device.type == "cuda" else noise
-        # A GPU rounds, adds and multiplies with the same results as a CPU
+        # A GPU rounds, adds and multiplies with the same results as a CPU.
         there = noise.to(exact.device, non_blocking=True)
         return (((exact.detach().double() / cell).round() + there) * cell).to(exact.dtype)
 
     def geometric(self, scale: float) -> int:
-        """Return a whole number k with P(k) ∝ exp(-|k| / scale)."""
+        """Return a random integer k with P(k) ∝ exp(-|k| / scale)."""
         return self._failures(scale) - self._failures(scale)
 
     def _failures(self, scale: float) -> int:
-        """Return a random number of a geometric distribution, P(k) = (1 - q) q^k with q = exp(-1 / scale)."""
+        """Return a random integer k with P(k) = (1 - q) q^k, where q = exp(-1 / scale)."""
         with localcontext(EXACTLY):
             return int(-self.long_uniform().ln() * Decimal(scale))
 
     def long_uniform(self, first: int | None = None) -> Decimal:
-        """Return a random number in (0, 1) with 192 bits.
-
-        Args:
-            first: the first 64 bits, if they are drawn already
-        """
+        """Return a random number of 192 bits in (0, 1), whose first 64 bits may be given."""
         words = [*([] if first is None else [first]), *self.words(LONG // 64).tolist()][: LONG // 64]
         whole = (words[0] << 128) + (words[1] << 64) + words[2]
         with localcontext(EXACTLY):
@@ -115,16 +101,16 @@ class NoiseSource:
 
 
 def accepted(numbers: NDArray[np.uint64], second: NDArray[np.uint64], bits: int, more: NoiseSource) -> Floats:
-    """Convert random words to integers of the discrete Gaussian with σ = 2^bits. A rejected proposal becomes NaN.
+    """Convert random words to integers of the discrete Gaussian with σ = 2^bits, and rejected proposals to NaN.
 
-    The proposal is |k| = v σ + u with a random sign, P(v) = 2^-(v+1) and u uniform below σ. The probability of
+    The proposal is |k| = v σ + u with a random sign, where P(v) = 2^-(v+1) and u is uniform below σ. The probability of
     acceptance is 13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986.
 
     Args:
         more: a source of further random bits, for cases that floating point can't decide
     """
     coins = (numbers >> np.uint64(BITS)) & np.uint64((1 << LARGEST) - 1) | np.uint64(1 << LARGEST)
-    # Number of tails before the first head of the coin tosses
+    # number of tails before the first head in the coin tosses
     blocks = np.frexp((coins & (~coins + np.uint64(1))).astype(np.float64))[1] - 1.0
     size = blocks * 2.0**bits + (numbers & np.uint64((1 << bits) - 1)).astype(np.float64)
     minus = (numbers >> np.uint64(63)).astype(bool)

@@ -15,36 +15,34 @@ from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 
-DAY = 86_400.0  # seconds in a day
+DAY = 86_400.0
 OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
-# Every folder of a run or comparison contains at least one of these files or folders.
+# Names of files and folders, of which every folder of a run or comparison contains at least one.
 OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
-DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, number of entries
-HALF_WRITTEN = (".*.part", ".part-*")  # temporary names of write_text and similar functions, and of 'medsilo predict'
+DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, and number of entries
+# temporary names of unfinished files
+HALF_WRITTEN = (".*.part", ".part-*")
 
 
 @dataclass(frozen=True)
 class Old:
-    """A file or folder that can be deleted."""
-
     path: Path
     bytes: int
     why: str
     days: float  # days since the last change of the file or folder
-    stays: str = ""  # name of the only file in the folder that must not be deleted
+    stays: str = ""  # name of the one file that stays when the folder is deleted
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
-        """Describe a file, or a folder with all files in the folder; symbolic links are not followed."""
+        """Describe a file, or a folder and all of its files, where symbolic links are not followed."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
         return cls(path, sum(fact.st_size for fact in facts), why, age / DAY, stays)
 
     def remove(self) -> None:
-        """Delete the file or folder, except the file named in `stays`."""
         evidence = bool(self.stays) and (self.path / self.stays).exists()
         for path in self.path.iterdir() if evidence else [self.path]:
             if evidence and path.name == self.stays:
@@ -56,10 +54,10 @@ class Old:
 
 
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
-    """Return the incomplete files and the saved states of ended studies, if these files are at least `days` old.
+    """Return old incomplete files, and old saved states of ended studies.
 
-    Models, scores and reports are kept. All files of an unfinished run are kept, unless the run's folder was unchanged
-    for `unfinished` days. Symbolic links are not followed.
+    The function never returns models, scores or reports. Files of an unfinished run are returned only if the run's
+    folder has not changed for a longer time.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
@@ -94,7 +92,7 @@ def check_holds_runs(folder: Path) -> None:
 
 
 def remove(old: Sequence[Old]) -> int:
-    """Delete files and folders; returns the number of bytes freed."""
+    """Delete files and folders, and return the number of bytes freed."""
     freed = 0
     for one in old:
         try:
@@ -130,12 +128,11 @@ def _why(here: Path, name: str, unfinished: float) -> str:
 
 
 def is_left(run: Path, days: float) -> bool:
-    """True if a run's folder has been unchanged for this number of days."""
     return days < math.inf and Old.of(run, "").days >= days
 
 
 def _has_ended(site: Path) -> bool:
-    """True if a study has ended for a site: the run has a final summary, or the hospital has answered the test."""
+    """Return True if a study has ended at a site: the run has a final summary, or the hospital has tested the model."""
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
         return is_finished(run)
@@ -143,8 +140,7 @@ def _has_ended(site: Path) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """True if a run's summary has the status `finished`."""
     try:
         return read_summary(run).finished
-    except MedsiloError:  # summary missing or damaged: keep the run
+    except MedsiloError:  # a run whose summary is missing or damaged is kept
         return False

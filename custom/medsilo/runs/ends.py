@@ -1,6 +1,4 @@
-"""The final states of NVFlare's jobs and their meanings, for `medsilo status`, events, messages and
-automatic restarts.
-"""
+"""Define the final states of NVFlare's jobs and their meanings."""
 
 from dataclasses import dataclass
 
@@ -10,15 +8,11 @@ COMPLETED, ABORTED, COULD_NOT_START = (f"{OVER}{how}" for how in ("COMPLETED", "
 
 @dataclass(frozen=True)
 class End:
-    """A final state of a job.
-
-    Args:
-        passes: whether medsilo may restart the job's study automatically
-    """
+    """A final state of a job, which determines whether medsilo may restart the job's study automatically."""
 
     words: str
     passes: bool = False
-    needs_somebody: bool = True  # whether somebody must act, if the study is not restarted automatically
+    needs_somebody: bool = True  # whether somebody must act if the study is not restarted automatically
 
 
 ENDS = {
@@ -34,12 +28,10 @@ UNKNOWN = End("it ended in a way that this version of medsilo does not know")
 
 
 def is_over(status: str) -> bool:
-    """True if this state means that a job has ended."""
     return status.startswith(OVER)
 
 
 def end_of(status: str) -> End:
-    """Return the meaning of a job's final state."""
     return ENDS.get(status, UNKNOWN)
 
 
@@ -47,9 +39,7 @@ def study_state(runs: bool, last: tuple[str, bool] | None, status: str | None) -
     """Return a study's state: running, waits (for an automatic restart), finished, failed, cancelled or stopped.
 
     Args:
-        runs: whether the process of the study's last job is running
-        last: the last job's last event, and whether somebody must act
-        status: the status in the study's summary, if any
+        last: the type of the last job's last event, and whether somebody must act
     """
     what, needs_somebody = last or ("", True)
     if runs:
@@ -62,10 +52,4 @@ def study_state(runs: bool, last: tuple[str, bool] | None, status: str | None) -
 
 
 def goes_on(seconds: float, turn: str) -> str:
-    """Return a text about the time of a study's next automatic restart.
-
-    Args:
-        seconds: seconds until the restart; 0 if the restart waits for hospitals
-        turn: the number of this attempt and of the allowed attempts, as text
-    """
     return f"goes on in {seconds:.0f} s, {turn}" if seconds > 0 else f"goes on when all its hospitals are back, {turn}"

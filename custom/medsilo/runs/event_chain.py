@@ -1,7 +1,7 @@
 """Sign and verify a kit's events.log, in which each line contains the hash of the previous line.
 
-A key of the kit signs the hash of the last line. Changes, removals, additions and swaps of lines are detected in all
-lines up to the last signed line. Removal of later lines, and changes by the owner of the key, are not detected.
+A key of the kit signs the hash of the log's last line. Changes, removals, additions and swaps of lines are detected in
+all lines before the last signature. Removal of later lines, and changes by the owner of the key, are not detected.
 """
 
 import os
@@ -20,16 +20,14 @@ from medsilo.site.accepted_settings import moment
 from medsilo.site.kit import KitFiles
 from medsilo.site.signed import read_of_kit, write_signed
 
-HEAD = "events.head.json"  # file in the kit
-EVERY = 3600.0  # seconds between signatures
+HEAD = "events.head.json"  # name of the kit's file with the signed hashes
+EVERY = 3600.0  # seconds between two signatures
 REMEDY = "find out who changed it; 'medsilo check --kit KIT --accept' lets the kit sign it as it is now"
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Head(Section):
-    """The hashes of the log's first and last line, which the kit's key signs."""
-
-    first: Hash  # hash of the oldest line that was kept
+    first: Hash  # hash of the oldest line in the kit
     last: Hash
     lines: int = Field(ge=1)
     time: int
@@ -38,7 +36,7 @@ class _Head(Section):
 @dataclass(frozen=True)
 class _Line:
     text: bytes
-    newest: bool  # whether the line is in the current file
+    newest: bool  # whether the line is in the current log file
 
     @property
     def hash(self) -> str:
@@ -46,7 +44,7 @@ class _Line:
 
     @property
     def before(self) -> str | None:
-        """The hash of the previous line; None for a line without a hash."""
+        """The hash of the previous line, or None for a line without a hash."""
         columns = self.text.decode("utf-8", "replace").split("\t")
         return columns[COLUMNS] if len(columns) == COLUMNS + 1 else None
 
@@ -56,32 +54,29 @@ class _Line:
 
 
 class EventChain:
-    """Verifies and signs the hash chain of a kit's events.log."""
-
     def __init__(self, kit: KitFiles) -> None:
         self.kit, self.head, self._key = kit.kit, kit.kit / HEAD, kit
-        # Time of this process's last signature, and the hash of the log file's first line at that time
+        # Time of this process's last signature, and the hash of the log file's first line at that time.
         self._signed: tuple[float, str] | None = None
-        # A log without a head is signed only if the kit is new; otherwise, somebody removed the head
+        # True for a log that was never signed. If a log has hashes but no head, somebody removed the head.
         self._begins = not self.head.exists() and not any(line.before for line in _lines(self.kit))
 
     def check(self) -> str:
-        """Verify the log, and return a text about its last signature; empty before the first signature. Raises
-        MedsiloError if signed lines were changed.
-        """
+        """Verify the log, and describe its last signature. Raises MedsiloError if signed lines were changed."""
         with alone(self.kit):
             head = self._checked(_lines(self.kit))
         return f"events.log is whole; its lines up to {moment(head.time)} are signed" if head else ""
 
     def sign(self, accept: bool = False) -> None:
-        """Sign the log; raises MedsiloError if signed lines were changed, unless `accept` is true."""
+        """Sign the log. Raises MedsiloError if signed lines were changed, unless the caller accepts the changes."""
         with alone(self.kit):
             lines = _lines(self.kit)
             if not (accept or self._begins):
                 self._checked(lines)
             if not lines:
                 return
-            for path in filter(Path.exists, files(self.kit)):  # synced to disk: signed lines must survive a power cut
+            # synced to disk, because signed lines must survive a power failure
+            for path in filter(Path.exists, files(self.kit)):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             now, begin = int(time.time()), _begin(self.kit)
@@ -90,15 +85,13 @@ class EventChain:
         self._signed, self._begins = (time.monotonic(), begin), False
 
     def sign_in_time(self) -> None:
-        """Sign the log once an hour and after each rotation of the log, because a rotation may delete the last signed
-        line.
-        """
+        """Sign the log once an hour and after each rotation, because a rotation may delete the last signed line."""
         then, first = self._signed or (-EVERY, "")
         if time.monotonic() - then >= EVERY or _begin(self.kit) not in ("", first):
             self.sign()
 
     def _checked(self, lines: list[_Line]) -> _Head | None:
-        """Return the signed head that these lines continue; None if no line has a hash yet."""
+        """Return the signed head that these lines continue, or None if no line has a hash."""
         if not self.head.exists():
             if any(line.before for line in lines):
                 raise MedsiloError(f"{NAME} is not signed: {HEAD} is missing")
@@ -130,7 +123,6 @@ def _lines(kit: Path) -> list[_Line]:
 
 
 def _begin(kit: Path) -> str:
-    """Return the hash of the first line of the current log file."""
     path = kit / NAME
     if not path.is_file():
         return ""

@@ -10,8 +10,9 @@ from typing import TextIO
 from medsilo.core.text import plain
 from medsilo.runs.events import COLUMNS, NAME, files
 
-POLL = 0.5  # seconds between checks for new lines
-RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # events by which a job is running, or has ended
+POLL = 0.5  # seconds between two checks for new lines
+# events that say that a job is running, or that a job has ended
+RUNNING, LAST = ("began", "resumed"), ("ended", "failed")
 
 
 def read(kit: Path, of: str = "") -> Iterator[str]:
@@ -27,15 +28,15 @@ def read(kit: Path, of: str = "") -> Iterator[str]:
 
 
 def fates(kit: Path) -> dict[str, str]:
-    """Return, for each job, the last event that reports a beginning or an end of the job."""
+    """Return the last event about the beginning or end of each job."""
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[2] in RUNNING + LAST)
     return {columns[5]: columns[2] for columns in found}
 
 
 def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
-    """Return, for each job, the job's last event, and whether somebody must act.
+    """Return the type of each job's last event, and whether somebody must act.
 
-    A job's last event may be that the job's study waits for an automatic restart.
+    A job's last event may say that the job's study waits for an automatic restart.
     """
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[3] == "-")
     return {
@@ -46,27 +47,26 @@ def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
 
 
 def last_words(kit: Path, job: str) -> str:
-    """Return the logged reason why a study's job failed; an empty text if no failure is logged."""
+    """Return the logged reason why a study's job failed, or an empty string if no failure is logged."""
     found = [columns for columns in map(columns_of, read(kit, job)) if columns and columns[2] in LAST]
     return found[-1][6] if found and found[-1][2] == "failed" else ""
 
 
 def columns_of(line: str) -> list[str] | None:
-    """Return the columns of a line except the hash of the previous line; None for a damaged line."""
+    """Return the columns of a line except the hash of the previous line, or None for a damaged line."""
     columns = line.rstrip("\n").split("\t")
     return columns[:COLUMNS] if len(columns) in (COLUMNS, COLUMNS + 1) else None
 
 
 def is_of(line: str, of: str) -> bool:
-    """True if a line is about this study or job."""
     return not of or of in line.split("\t", COLUMNS - 1)[4:6]
 
 
 def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
-    """Yield each new line of a kit's log when the line is written. The iterator never ends.
+    """Yield each new line of a kit's log when another process writes the line; this iterator never ends.
 
     Args:
-        after: an earlier line; all lines after this line are yielded first
+        after: an earlier line, after which all existing lines are yielded first
     """
     path = kit / NAME
     file = _other(path, None)
@@ -75,7 +75,7 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     missed = [] if after is None else since(kit, after)  # may contain lines that are also in the open file
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # detect a rotation first, then read the remaining lines of the rotated file
+        new = _other(path, file)  # a rotation is detected before the remaining lines of the rotated file are read
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:
@@ -87,8 +87,8 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the lines of a kit's log that follow this line. If this line was dropped from the log, return all lines
-    with a later time.
+    """Return the log's lines after the given line. If the given line was deleted from the log, return all lines with a
+    later time.
     """
     lines = list(read(kit))
     if line in lines:
@@ -97,10 +97,8 @@ def since(kit: Path, line: str) -> list[str]:
 
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
-    """Open the log file again if the file at this path is no longer the open file, or was truncated; returns None
-    otherwise.
-    """
-    with suppress(OSError):  # the file is missing, or is being rotated
+    """Open the log file again if it was rotated or truncated, and return None otherwise."""
+    with suppress(OSError):  # the log file is missing, or is being rotated
         now = path.stat()
         if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):
             return path.open(encoding="utf-8", errors="replace")
@@ -108,7 +106,6 @@ def _other(path: Path, file: TextIO | None) -> TextIO | None:
 
 
 def connected(kit: Path) -> dict[str, bool]:
-    """Return, for each party in a kit's log, True if the party is connected."""
     here = dict[str, bool]()
     for columns in map(columns_of, read(kit)):
         if columns is None:
@@ -122,12 +119,11 @@ def connected(kit: Path) -> dict[str, bool]:
 
 
 def jobs(kit: Path) -> dict[str, str]:
-    """Return the last job of each study in a kit's log."""
     return {columns[4]: columns[5] for columns in map(columns_of, read(kit)) if columns}
 
 
 def shown(line: str) -> str:
-    """Format a line for people; a damaged line is unchanged."""
+    """Format a line for people, but return a damaged line unchanged."""
     columns = columns_of(line)
     if columns is None:
         return plain(line)

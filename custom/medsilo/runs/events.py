@@ -26,19 +26,20 @@ from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
 
 NAME = "events.log"
-REPEATED = ".events.repeated.json"  # file in the kit with counts of repeated rejections
-COLUMNS = 7  # without the hash
-LARGEST, KEPT = 1 << 20, 4  # bytes at which the file is rotated, and number of rotated files that are kept
-WAIT = 5.0  # seconds to wait for the lock of the file
-TEXT = 500  # longest reason in bytes
-NOT_APPROVED = "has not approved"  # text in the reason of a rejection if a hospital has not decided about a plan
+REPEATED = ".events.repeated.json"  # name of the kit's file that counts repeated rejections
+COLUMNS = 7  # number of columns without the hash
+LARGEST, KEPT = 1 << 20, 4  # bytes at which the log file is rotated, and number of rotated files that are kept
+WAIT = 5.0  # seconds to wait for the lock of the log file
+TEXT = 500  # limit on the bytes of a reason
+NOT_APPROVED = "has not approved"  # occurs in the reason of a rejection if a hospital has not decided about a plan
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
-AGAIN = 3600.0  # seconds until a repeated rejection of a party is logged again
-OFTEN = 60.0  # seconds until a party's count of repeated rejections is logged; doubled each time, up to AGAIN
-MOST_KINDS, MOST_PARTIES = 20, 50  # limits on the kinds of rejections that are counted for a party, and on the parties
-OTHERS = "others"  # name under which all parties above the limit are counted together
-LARGEST_COUNTS = 1 << 20  # bytes of the file of counts
-START = "0" * 64  # stands for the previous hash in the first line
+AGAIN = 3600.0  # seconds until the same rejection of a party is logged again
+OFTEN = 60.0  # seconds until a party's number of repeated rejections is logged; doubled each time, up to AGAIN
+# limits on the kinds of rejections that are counted for a party, and on the number of parties
+MOST_KINDS, MOST_PARTIES = 20, 50
+OTHERS = "others"  # name under which all parties above the limit are counted
+LARGEST_COUNTS = 1 << 20  # limit on the bytes of the file of counts
+START = "0" * 64  # stands for the previous line's hash in the first line
 What = Literal[
     "started",
     "joined",
@@ -63,7 +64,6 @@ class Event:
     Repeated rejections are only counted, so that no sender can fill the log and displace other lines.
 
     Args:
-        needs_somebody: whether somebody must act
         by: for a rejection, the party whose request was rejected
     """
 
@@ -76,7 +76,6 @@ class Event:
     by: str = ""
 
     def line(self, at: float | None = None) -> str:
-        """Format the event as a line of the log."""
         moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
         level = "WARNING" if self.needs_somebody else "INFO"
         of = (plain(name, 80) or "-" for name in (self.who, self.study, self.job))
@@ -84,32 +83,30 @@ class Event:
 
 
 class _Party(Section):
-    """Recent rejections of one party: times of log lines, and the number of rejections that are not logged."""
+    """One party's recent rejections, of which repeated rejections are only counted."""
 
-    kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last line, by kind of rejection
+    kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last log line, by kind of rejection
     more: int = Field(0, ge=0)  # number of rejections that are not logged yet
     since: float = 0.0  # time of the first rejection that is not logged
-    pause: float = OFTEN  # seconds until the number is logged
-    who: Annotated[str, Field(max_length=500)] = ""  # party, study, job and text of the last event
+    pause: float = OFTEN  # seconds until the number of rejections is logged
+    who: Annotated[str, Field(max_length=500)] = ""  # party, study, job and text of the last rejection
     study: Annotated[str, Field(max_length=500)] = ""
     job: Annotated[str, Field(max_length=500)] = ""
     text: Annotated[str, Field(max_length=2000)] = ""
 
 
 class _Repeated(Section):
-    """Counts of repeated rejections by party."""
-
     parties: dict[str, _Party] = Field({}, max_length=MOST_PARTIES + 1)
 
     @classmethod
     def read(cls, kit: Path) -> "_Repeated":
-        """Read the counts in a kit; a damaged file counts as empty."""
+        """Read a kit's counts of repeated rejections, where a damaged file counts as empty."""
         with suppress(OSError, ValueError, ValidationError):
             return cls.model_validate_json(read_bounded(kit / REPEATED, LARGEST_COUNTS))
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return the events that report the counts that are due now, and the counts that are not due yet."""
+        """Return events about those counts of rejections that must be logged now, and all other counts."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:
@@ -122,7 +119,7 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Count a rejection; returns a pair: True if the rejection gets a line in the log, and the updated counts."""
+        """Count a rejection, and return True if the rejection gets a line in the log, together with the new counts."""
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())
@@ -139,7 +136,7 @@ class _Repeated(Section):
 def write(kit: Path, event: Event) -> None:
     """Add an event to a kit's events.log and to this process's log.
 
-    Repeated rejections of a party are only counted. No error is raised if the file can't be written.
+    A failure to write the log file raises no error.
     """
     level = logging.WARNING if event.needs_somebody else logging.INFO
     LOG.log(level, "%s", " ".join(filter(None, (event.what, event.who and f"{event.who}:", plain(event.text, TEXT)))))
@@ -147,7 +144,6 @@ def write(kit: Path, event: Event) -> None:
 
 
 def tell_counts(kit: Path) -> None:
-    """Log the counts of repeated rejections that are due."""
     if (kit / REPEATED).exists():
         _write(kit)
 
@@ -174,7 +170,7 @@ def _write(kit: Path, event: Event | None = None) -> None:
 
 @contextmanager
 def alone(kit: Path) -> Iterator[None]:
-    """Within the context, lock a kit's events.log against other processes."""
+    """Lock a kit's events.log against other processes within the context."""
     with FileLock(kit / f".{NAME}.lock", timeout=WAIT, mode=FILE):
         yield
 
@@ -185,18 +181,13 @@ def files(kit: Path) -> list[Path]:
 
 
 def hash_of(line: bytes) -> str:
-    """Return a line's hash, which the next line contains.
-
-    Args:
-        line: the line without its line break
-    """
     return hashlib.sha256(line).hexdigest()
 
 
 def whole_lines(content: bytes) -> list[bytes]:
-    """Return the complete lines of a file, whose last line may be incomplete after a crash.
+    """Return the complete lines of a log file, whose last line may be incomplete after a crash.
 
-    After a power cut, the beginning of the last line may read as zeros although the end of the line is on disk.
+    After a power failure, the beginning of the last line may read as zeros although the end of the line is on disk.
     """
     lines = content.split(b"\n")[:-1]
     while lines and b"\0" in lines[-1]:

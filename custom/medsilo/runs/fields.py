@@ -1,4 +1,4 @@
-"""Types of values, and the base class of pydantic models, for the JSON files of a study.
+"""Define types of values, and the base class of pydantic models, for the JSON files of a study.
 
 Writing and reading validate the same ranges, so medsilo can read every file that it writes.
 """
@@ -12,11 +12,12 @@ from medsilo.core.text import plain
 SCHEMA: Literal[1] = 1
 LARGEST = 1e39  # larger than any float32 number
 SCRIPT = "script"  # name of the task of a user's training script
-FURTHEST = 1e12  # largest absolute value of a script's metric; scores of all other tasks are between 0 and 1
-SLACK = 1e-6  # tolerance for a mean of scores that rounding puts outside of its range
+FURTHEST = 1e12  # largest absolute value of a metric of a training script; all other scores are between 0 and 1
+SLACK = 1e-6  # tolerance for a mean of scores that rounding moves out of the range of scores
 
 Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
-Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # exact in every JSON parser
+# every JSON parser represents integers up to this limit exactly
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Amount = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
@@ -44,9 +45,7 @@ class RecordPart(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values as they are written to JSON."""
         return self.model_dump(mode="json", by_alias=True)
 
     def changed(self, **values: Any) -> Self:
-        """Return a validated copy with these values changed."""
         return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **values})

@@ -11,38 +11,34 @@ from typing import Any
 from medsilo.core.text import duration
 from medsilo.runs.event_reading import LAST, columns_of, shown
 
-GATHER = 8.0  # seconds to wait for further problems before an incident's first message
+GATHER = 8.0  # seconds to wait for further problems before the first message about an incident
 SETTLED = 10.0  # seconds without news before the end of a problem is reported
-TOGETHER = 60.0  # seconds after an incident's beginning in which further problems are added to the incident
-# Seconds after which a solved or late problem is reported, although other problems are open: normally, and if all open
-# problems may resolve by themselves.
+TOGETHER = 60.0  # seconds after the beginning of an incident in which further problems are added to the incident
+# Seconds until the end of a problem, or a late problem, is reported while other problems continue. The second number of
+# seconds applies if all continuing problems may end by themselves.
 STILL, PASSING = 20.0, 90.0
 MOST = 500  # limit on open problems
-NAMED, LINES = 10, 20  # limits on parties in a line, and on lines in a message
+NAMED, LINES = 10, 20  # limits on the parties in a line, and on the lines in a message
 
 
 @dataclass(frozen=True)
 class News:
-    """The beginning of a problem, the end of a problem, or another event. The fields `begins` and `ends` contain the
-    key of the problem.
-    """
+    """The beginning of a problem, the end of a problem, or another event."""
 
-    text: str  # text of one line
+    text: str
     at: float  # seconds since 1970
     begins: str = ""
     ends: str = ""
-    about: str = ""  # the party concerned
-    brief: str = ""  # the text without party and time
-    joins: bool = False  # whether the news is added to messages about problems
-    alone: bool = True  # whether the news gets a message even without a problem
-    passes: bool = False  # whether the problem may resolve without anybody's action
+    about: str = ""  # the party that the news concerns
+    brief: str = ""  # the text of the news without party and time
+    joins: bool = False  # whether messages about problems mention the news
+    alone: bool = True  # whether the news gets a message even if no problem is open
+    passes: bool = False  # whether the problem may end without anybody's action
     changes: bool = False  # whether the problem may change its type before its end
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message to people, and the time of its first event."""
-
     text: str
     at: float
 
@@ -52,23 +48,23 @@ class Incident:
     """Problems that began within a minute of each other."""
 
     told: bool = False
-    wrong: dict[str, News] = field(default_factory=dict)  # open problems
-    late: dict[str, float] = field(default_factory=dict)  # monotonic times of problems added after the first message
-    over: list[tuple[News, News]] = field(default_factory=list)  # solved problems whose end is not reported yet
+    wrong: dict[str, News] = field(default_factory=dict)  # problems that have not ended
+    # monotonic times of problems that began after the first message
+    late: dict[str, float] = field(default_factory=dict)
+    over: list[tuple[News, News]] = field(default_factory=list)  # problems whose end is not reported yet
     beside: list[News] = field(default_factory=list)  # other events that are not reported yet
     began: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())
-    ended: float | None = None  # time at which the first of `over` ended
+    ended: float | None = None  # monotonic time at which the first of the ended problems ended
 
 
 @dataclass
 class Incidents:
-    """Collects news into incidents, and makes the messages that are due."""
+    """Collects news into incidents, and creates the messages about these incidents."""
 
     open: list[Incident] = field(default_factory=list)
 
     def take(self, news: News) -> None:
-        """Add a problem, an end of a problem, or an event."""
         now = time.monotonic()
         for incident in self.open if news.begins else ():
             if known := incident.wrong.get(news.begins):
@@ -101,7 +97,6 @@ class Incidents:
             incident.late[news.begins] = now
 
     def due(self) -> Iterator[Message]:
-        """Yield the messages that are due now."""
         now = time.monotonic()
         for incident in list(self.open):
             patience = PASSING if all(news.passes for news in incident.wrong.values()) else STILL
@@ -123,7 +118,6 @@ class Incidents:
                 self.open.remove(incident)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return the incidents as JSON values."""
         return [
             {"told": one.told, "wrong": {key: asdict(news) for key, news in one.wrong.items()}}
             | {"over": [[asdict(begun), asdict(end)] for begun, end in one.over]}
@@ -133,7 +127,6 @@ class Incidents:
 
     @classmethod
     def of_json(cls, kept: Iterable[dict[str, Any]]) -> "Incidents":
-        """Restore incidents from the JSON values that `as_json` returned."""
         found = cls()
         for one in kept:
             over = [(News(**begun), News(**end)) for begun, end in one["over"]]
@@ -144,12 +137,11 @@ class Incidents:
         return found
 
     def keys(self) -> set[str]:
-        """Keys of all open problems."""
         return {key for one in self.open for key in one.wrong}
 
 
 def _begun(incident: Incident) -> Message:
-    """Return an incident's first message; problems that have ended already are listed with their duration."""
+    """Return an incident's first message, in which problems that have already ended have a duration."""
     over = [News(f"{begun.text}; over after {_took(begun, end)}", begun.at) for begun, end in incident.over]
     lines = [*over, *_lines([*incident.wrong.values(), *incident.beside])]
     incident.beside = []
@@ -169,7 +161,7 @@ def _over(incident: Incident) -> Message:
 
 
 def _lines(news: list[News]) -> list[News]:
-    """Merge news with the same text about several parties into one line."""
+    """Merge news about several parties into one line if their texts are equal."""
     alike: dict[str, list[News]] = {}
     for one in news:
         alike.setdefault(one.brief or one.text, []).append(one)
@@ -195,11 +187,7 @@ def _took(begun: News, end: News) -> str:
 
 
 def news_of(line: str, first: bool = False) -> News | None:
-    """Return the news in a line of events.log, or None if the line needs no message.
-
-    Args:
-        first: whether the line is the first line of the log
-    """
+    """Return the news in a line of events.log, or None if the line needs no message."""
     columns = columns_of(line)
     if columns is None:
         return None
@@ -217,12 +205,13 @@ def news_of(line: str, first: bool = False) -> News | None:
         return News(told, at, ends=of_site, about=who, joins=what == "joined", alone=what == "back")
     if what in ("away", "refused") and who != "-" and warns:
         return News(told, at, begins=of_site, about=who, brief=brief)
-    # The study waits for an automatic restart, or for a hospital to reconnect
+    # The study waits for an automatic restart, or for a hospital to reconnect.
     if what == "failed" or (what == "waits" and who == "-"):
         return News(told, at, of_study, about=study, brief=f"{study}: {text}", passes=not warns, changes=True)
     if what in ("resumed", "ended") and who == "-":
         return News(told, at, ends=of_study, about=study)
-    if what == "certificate" and not warns:  # a certificate was renewed
+    if what == "certificate" and not warns:
         return News(told, at, about=who, joins=True)
-    # A slow hospital needs no message, because the hospital may still answer, and a stalled study is reported anyway.
+    # A slow hospital needs no message, because the hospital may still answer, and a study that makes no progress is
+    # reported anyway.
     return News(told, at, about=who) if (warns and what != "slow") or what in LAST else None

@@ -1,6 +1,6 @@
-"""Messages between the server and sites: named groups of tensors, and typed models of all other values.
+"""Define the messages between the server and sites: named groups of tensors, and typed models of all other values.
 
-No sender is trusted: every message is validated by a typed model before use, or rejected with a one-line reason.
+No sender is trusted: a typed model validates every message before use, or rejects the message with a one-line reason.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from medsilo.runs.site_files import Readiness
 from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 
 MOST_CASES = 10_000_000  # limit on cases of one site
-MOST_ROUNDS = 10_000_000  # limit on rounds, over all phases of a study
+MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
 MOST_VALUES, DEEPEST = 10_000, 12  # limits on the number and nesting of an answer's values, except counts
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
@@ -33,15 +33,13 @@ PARTS = ("train", "validation", "test")
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MOST_HEADS = 8  # limit on heads of a hospital's privacy ledgers at the server
-FILES = "files"  # group of tensors that transfers a file, such as a network's initial weights
-PIECE = 1 << 20  # bytes of a file in each tensor; over HTTP, NVFlare's sites accept at most 4 MB
+MOST_HEADS = 8  # limit on the number of a hospital's ledger heads at the server
+FILES = "files"  # name of the group of tensors that transfers a file, such as initial weights
+PIECE = 1 << 20  # bytes of a file in each tensor, because NVFlare's sites accept at most 4 MB over HTTP
 
 
 class MessageFacts(Section):
-    """Base class of the typed models of a message's values, with strict validation. `received` parses a message from
-    another party.
-    """
+    """The base class of the typed models of a message's values, which are validated strictly."""
 
     model_config = ConfigDict(strict=True)
 
@@ -59,15 +57,13 @@ class StudyMessage:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def size(self) -> int:
-        """Return the number of bytes of all tensors."""
         return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
 
 
-BETWEEN = "\x1f"  # separates a group's name from a tensor's name
+BETWEEN = "\x1f"  # separates the name of a group from the name of a tensor
 
 
 def flat(groups: Groups) -> Tensors:
-    """Merge the groups' tensors into one mapping, sorted by name."""
     return {f"{group}{BETWEEN}{name}": own for group in sorted(groups) for name, own in sorted(groups[group].items())}
 
 
@@ -81,53 +77,50 @@ def digest_of(request: StudyMessage) -> str:
 
 
 class LedgerHead(MessageFacts):
-    """The signed head of a hospital's privacy ledger: its number of lines, first and last hash, and time."""
+    """The signed head of a hospital's privacy ledger."""
 
-    began: Digest  # hash of the first line
+    began: Digest  # hash of the ledger's first line
     lines: Annotated[int, Field(ge=0, le=MOST_ROUNDS * 10)]
-    hash: Digest  # hash of the last line
+    hash: Digest  # hash of the ledger's last line
     time: Annotated[int, Field(ge=0, le=2**53)]
     signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,1024}$")]
 
 
 # ----------------------------------------------------------------------------------------------------- requests
 class Request(MessageFacts):
-    """A request from the server to one site."""
-
     task: Task
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     study: Name
     plan: Name  # the plan's hash
     sites: Annotated[tuple[Name, ...], Field(strict=False)]  # all sites of the study, including evaluation sites
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # round whose model is tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # round whose model the site tests
     packages: dict[str, Any] = {}  # version and hash of each package that the plan uses
-    # Training cases of the smallest site, if the plan has training.truncate
+    # Number of training cases of the smallest site, if the plan has training.truncate.
     train_cases: Annotated[int, Field(ge=1)] | None = None
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
-    outcome: dict[str, Any] = {}  # facts about the outcome
-    # Heads of the hospital's privacy ledgers, as of the hospital's last answer
+    outcome: dict[str, Any] = {}  # facts about the method's outcome
+    # The latest heads of the hospital's privacy ledgers that the server received.
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
-    # For training scripts: the number of training cases that each site reported at joining
+    # For a training script, the number of training cases that each site reported when it joined.
     stated: dict[Name, Annotated[int, Field(ge=0, le=MOST_CASES)]] = Field({}, exclude_if=not_)
-    # Values for secure aggregation, which medsilo_secagg validates
+    # Values for secure aggregation, which the package medsilo_secagg validates.
     secagg: dict[str, Any] = Field({}, exclude_if=not_)
 
     def parcel(self, groups: Groups) -> StudyMessage:
-        """Return the request as a message with these groups of tensors."""
         return StudyMessage(groups, self.model_dump(mode="json"))
 
 
 # ----------------------------------------------------------------------------------------------------- answers
 class Counted(MessageFacts):
-    """Number of cases, or of patients, in each part of a site's data."""
+    """Number of cases, or of patients, in each part of a site's data: training, validation and test."""
 
     train: Annotated[int, Field(ge=0, le=MOST_CASES)]
     validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
-WARNINGS = {  # all warnings that a site may send with an answer; the site only fills in the numbers
+WARNINGS = {  # warnings that a site may send; the site chooses only the numbers in the warnings
     "state lost": "the site's own state after round {} is not on its disk any more: it went on from {}; look after its "
     "output folder",
     "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",
@@ -142,7 +135,7 @@ WARNINGS = {  # all warnings that a site may send with an answer; the site only 
 
 
 class SiteWarning(MessageFacts):
-    """A site's warning to the lead, as a type and numbers, because no free text leaves a site."""
+    """A site's warning to the lead as a kind and numbers, because no free text leaves a site."""
 
     kind: Literal[tuple(WARNINGS)]  # type: ignore[valid-type]
     numbers: Annotated[tuple[Number, ...], Field(strict=False, max_length=3)] = ()
@@ -155,7 +148,6 @@ class SiteWarning(MessageFacts):
 
     @property
     def text(self) -> str:
-        """The warning as text."""
         told = [f"{number:.10g}" for number in self.numbers]
         if self.kind in ("state lost", "server back"):
             told[-1] = f"that after round {told[-1]}" if self.numbers[-1] else "the initial one"
@@ -165,34 +157,31 @@ class SiteWarning(MessageFacts):
 
 
 class SiteAnswer(MessageFacts):
-    """The values in every answer of a site."""
-
     task: Task
     round: int
     study: Name
     packages: dict[str, Any]
     cases: Counted
     patients: Counted
-    # Whether the counts of classes and decisions count patients instead of cases
+    # True if the counts of classes and decisions count patients instead of cases.
     by_patient: bool = Field(False, exclude_if=not_)
     seconds: Annotated[float, Field(ge=0, le=1e9)]
     memory: Annotated[float, Field(ge=0, le=2**53)]
-    warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS)]  # warnings to the lead
-    # Parts of the data (validation or test) whose scores are suppressed
+    warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS)]
+    # Parts of the data (validation or test) whose scores the site suppresses.
     suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
-    # Parts of the data (validation or test) whose scores have noise for differential privacy
+    # Parts of the data (validation or test) whose scores have noise for differential privacy.
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    ledger: LedgerHead | None = Field(None, exclude_if=not_)  # head of the hospital's privacy ledger, if any
-    readiness: Readiness | None = Field(None, exclude_if=not_)  # in a canary study only
+    # head of the hospital's privacy ledger, if there is a ledger
+    ledger: LedgerHead | None = Field(None, exclude_if=not_)
+    readiness: Readiness | None = Field(None, exclude_if=not_)  # only in a canary study
     _noted: list[str] = PrivateAttr([])  # notes that the server adds
 
     def note(self, text: str) -> None:
-        """Add a note of the server to this answer."""
         self._noted = [*self._noted, text]
 
     @property
     def notes(self) -> list[str]:
-        """The server's notes and the site's warnings as texts."""
         return [*(warning.text for warning in self.warnings), *self._noted]
 
     @property
@@ -208,7 +197,6 @@ class SiteAnswer(MessageFacts):
         return self
 
     def parcel(self, groups: Groups | None = None) -> StudyMessage:
-        """Return the answer as a message with these groups of tensors."""
         return StudyMessage(groups or {}, self.model_dump(mode="json"))
 
 
@@ -219,17 +207,15 @@ Version = Annotated[str, Field(max_length=60, pattern=r"^(\d[A-Za-z0-9._+-]*|[a-
 
 
 class Joined(SiteAnswer):
-    """A site's answer to the request to join a study."""
-
     task: Literal["join"]
     shares: bool  # whether other hospitals may receive this site's personal model
-    # Versions of software, and the processor, on which the last digits of results depend
+    # Versions of software, and the type of processor, which affect the last digits of results.
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}
-    # Structures and columns of the plan that the site's data lack
+    # Structures and columns of the plan that are missing in the site's data.
     absent: Annotated[list[Name], Field(max_length=300)] = []
-    # By part of the data: the step to which the site rounds scores; absent without rounding
+    # Step to which the site rounds scores, by part of the data (validation or test).
     steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
-    # By part of the data: number of cases of each class; None without classes, or if the site suppresses the counts
+    # Number of cases of each class, by part of the data; None without classes, or if the site suppresses these numbers.
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 
     @model_validator(mode="after")
@@ -244,17 +230,15 @@ class Joined(SiteAnswer):
 
 
 class SecAggAnswer(SiteAnswer):
-    """A site's answer in a step of secure aggregation outside of rounds."""
+    """A site's answer to a request of secure aggregation."""
 
     task: SecAggTask
     secagg: dict[str, Any]
 
 
 class Trained(SiteAnswer):
-    """A site's answer in a round of training."""
-
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # number of training cases on which the tensors were trained
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # number of cases on which the site trained the tensors
     train_loss: Number | None
     validation: Number | None  # score of the received model before training
     validation_loss: Number | None
@@ -267,8 +251,6 @@ class Trained(SiteAnswer):
 
 
 class Delivered(SiteAnswer):
-    """A site's answer after the site has received the final models."""
-
     task: Literal["deliver"]
     validation: Number | None
     validation_loss: Number | None
@@ -276,7 +258,7 @@ class Delivered(SiteAnswer):
 
 
 class SubgroupScore(MessageFacts):
-    """The test score of one level of a subgroup. A suppressed score is `null`, and its number of patients is 0."""
+    """The test score of one level of a subgroup. If the site suppresses the score, the number of patients is 0."""
 
     subgroup: SubgroupWord
     level: SubgroupWord
@@ -293,16 +275,14 @@ class SubgroupScore(MessageFacts):
 
 
 class Tested(SiteAnswer):
-    """A site's answer with the results of testing the selected model."""
-
     task: Literal["test"]
     test: Number | None
     test_loss: Number | None
-    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # round whose model was tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # round whose model the site tested
     counts: dict[str, list[Number]]  # counts that can be summed over sites
-    # Probability above which the second class is predicted, chosen on validation cases
+    # Threshold on the probability of the second class, chosen on validation cases.
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
-    # Score of each level of the subgroups that the hospital's data set declares
+    # Score of each level of the subgroups that the hospital's data set declares.
     subgroups: Annotated[list[SubgroupScore], Field(max_length=MOST_SUBGROUPS * MOST_LEVELS + 1, exclude_if=not_)] = []
     outcome: dict[str, Any] | None
 
@@ -329,7 +309,7 @@ HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
-    """Raise Refused unless the values are JSON values within the limits on their number and nesting.
+    """Raise Refused if a message's values are not JSON values, or exceed the limits on their number and nesting.
 
     The check is safe for arbitrary objects, including objects that can't be compared, sorted or printed.
     """
@@ -357,7 +337,7 @@ def check_values(values: Any, most: int) -> None:
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
-    """Raise Refused if names are missing or unexpected; the error lists the first few names."""
+    """Raise Refused if names are missing or unexpected."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -2,17 +2,16 @@
 
 The notes about outliers do not change the aggregation.
 
-A site's update is an outlier in a round in each of these cases:
+A site's update is an outlier in a round in each of these three cases:
 
 - The update points away: its cosine to the mean of the other sites' updates is below AWAY, while the other sites agree.
 - The update is long: its norm is more than LONG times the median norm of the other sites' updates.
 - The update has a large weight: its fraction of the mean exceeds HEAVY, or MUCH times the median fraction of the other
   sites.
 
-The tests of length and weight need at least two other sites. The other sites agree if the mean cosine over pairs of
-their updates is above AGREE + DOUBT / pairs. This bound on the mean cosine is stricter with few pairs. A site is an
-outlier if its update is an outlier in at least FEWEST rounds. These rounds must also be more than the fraction OFTEN of
-the site's rounds.
+The tests of an update's length and weight need at least two other sites. The other sites agree if the mean cosine over
+pairs of their updates is above AGREE + DOUBT / pairs, because few pairs give an uncertain mean. A site is an outlier if
+its updates are outliers in at least FEWEST rounds, and in more than the fraction OFTEN of its rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,13 +22,13 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# A function that returns the number by which a site's update is an outlier in a round; None if the update is no
-# outlier.
+# A function that returns the cosine, length or weight that makes a site's update an outlier in a round, or None for
+# other updates.
 Sign = Callable[[Round, str, str], float | None]
 
 
 def standing_out(rounds: Sequence[Round]) -> dict[str, list[str]]:
-    """Return notes about outliers, as a list of lines for each site; sites without notes are left out."""
+    """Return lines of notes about each site that is an outlier."""
     sites = sorted({site for line in rounds for site in line.sites})
     found = {site: list(_lines(rounds, site)) for site in sites}
     return {site: lines for site, lines in found.items() if lines}

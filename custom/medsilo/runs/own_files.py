@@ -1,4 +1,4 @@
-"""Typed models of a study's files that stay at the hospital."""
+"""Define typed models of those files of a study that stay at the hospital."""
 
 from typing import Literal
 
@@ -8,20 +8,20 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seconds, Share, Text
 
 
 class Spent(RecordPart):
-    """The ε that a study cost a hospital's patients; the file stays at the hospital."""
+    """The privacy cost ε of a study for a hospital's patients."""
 
-    study: Amount | None  # ε of this study; None: no bound
+    study: Amount | None  # ε of this study, or None without a bound on ε
     all_studies: Amount | None
     delta: Share
     allowed: Amount | None  # allowed ε of all studies together
-    entries: Count  # number of ledger entries about this study
+    entries: Count  # number of the ledger's entries about this study
 
 
 FAR_OFF = 0.1  # relative error of the disclosed weight above which the hospital gets a warning
 
 
 class Weighed(RecordPart):
-    """The disclosed and the exact aggregation weight of a hospital's updates; the file stays at the hospital."""
+    """The disclosed and the exact aggregation weight of a hospital's updates."""
 
     by: Text = Field(description="`algorithm.weighting` of the plan")
     patients: Count = Field(description="exact number of training patients")
@@ -33,12 +33,11 @@ class Weighed(RecordPart):
 
     @property
     def off(self) -> float:
-        """Relative error of the disclosed weight."""
         return abs(self.told_weight - self.weight) / self.weight if self.weight else 0.0
 
     @property
     def warning(self) -> str:
-        """A warning for the hospital, or an empty text if the disclosed weight is nearly exact."""
+        """A warning for the hospital, or an empty string if the disclosed weight is nearly exact."""
         if self.off < FAR_OFF:
             return ""
         return (
@@ -55,7 +54,7 @@ Deed = Literal["starting", "training", "measuring", "validating", "testing", "se
 
 
 class SiteActivity(RecordPart):
-    """A site's status.json: the site's present work in a study."""
+    """A site's status.json, which describes the site's present work in a study."""
 
     task: Text = Field(description="task that the server requested")
     round: Count = Field(description="number of the round")
@@ -67,7 +66,9 @@ class SiteActivity(RecordPart):
 
 
 class LogEntry(RecordPart):
-    """A line of a site's log.jsonl: an answer that left, or the reason why no answer left."""
+    """A line of a site's log.jsonl, about an answer that the site sent, or about the reason why the site sent no
+    answer.
+    """
 
     at: Seconds = Field(description="time, in seconds since 1970")
     kind: Literal["began", "answered", "refused", "died", "ended"]

@@ -1,6 +1,4 @@
-"""Names of the files and folders of runs and comparisons (docs/reference/run-folder.md), and names of a lead's requests
-to a job.
-"""
+"""Define the names of files and folders of runs and comparisons, and the names of a lead's requests to a job."""
 
 from pathlib import Path
 
@@ -22,7 +20,7 @@ SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
-REFUSED = "medsilo-refused.txt"  # file in NVFlare's folder of the job
+REFUSED = "medsilo-refused.txt"  # file with the reason of a rejection, in NVFlare's folder of the job
 
 # Names of further files of runs and hospitals.
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -31,7 +29,7 @@ SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 WEIGHT = "weight.json"
-LEDGER_HEADS = "ledger-heads.json"  # at the server, in the folder of all studies: latest heads of privacy ledgers
+LEDGER_HEADS = "ledger-heads.json"  # file of the latest heads of privacy ledgers, in the server's folder of all studies
 NOISY_COUNTS = "counts.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"
@@ -43,28 +41,29 @@ DIARY = "log.jsonl"
 PICTURES = "pictures"
 EMBEDDINGS = "embeddings-{}.safetensors"
 
-# Folder of a hospital's records, in the folder of all studies. Names of studies cannot begin with an underscore.
+# Name of a hospital's folder of records. No study's folder can have the same name, because a study's name cannot begin
+# with an underscore.
 HOSPITAL = "_hospital"
-MODELS = "_models"  # in the folder of all studies: files that the server sent to a hospital, such as initial weights
+# name of a hospital's folder of files that the server sent, such as initial weights
+MODELS = "_models"
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 COMPARISON = "comparison.json"
 VERDICT = "verdict.json"
 LOCKS = ".locks"
 
-# Folders that the lead may download; the super model contains personal models only of sites that agreed.
+# Folders that the lead may download. The super model contains only personal models of sites that agreed.
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
-# A lead's request to a running job, and the job's answer.
-PROGRESS, AFTER = "medsilo.progress", "after"  # parameter of the request: only rounds after this number
-CANCELS = "cancels"  # announces that the job will be cancelled, and by whom
-OUTCOME = "outcome"  # in a failed job's metadata: the reason
-GOES_ON = "goes_on"  # in a failed job's metadata: time and number of the next automatic restart
+# Names of a lead's request to a running job, and of two parameters of this request.
+PROGRESS, AFTER = "medsilo.progress", "after"
+CANCELS = "cancels"  # name of the parameter that announces a cancellation, with the person who cancels
+OUTCOME = "outcome"  # key of a failed job's metadata with the reason
+GOES_ON = "goes_on"  # key of a failed job's metadata with the time and number of the next automatic restart
 
 
 def site_folder(run: Path, site: str) -> Path:
-    """Return a site's folder within a run's folder."""
     return run / SITES / site
 
 

@@ -1,4 +1,4 @@
-"""Texts about a running study: lines of rounds, present activities, and remaining time."""
+"""Describe a running study: rounds, present activities of sites, and remaining time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,19 +15,18 @@ if TYPE_CHECKING:  # slow imports, which `medsilo --help` does not need
     from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
 
-LATE = 1.5  # a site is late after this multiple of its longest time for an answer so far
-GRACE = 5.0  # minimum number of seconds after which a site is late
-NAMED = 5  # limit on sites listed in a line
+LATE = 1.5  # A site is late after this multiple of its longest time for an answer.
+GRACE = 5.0  # a site is not late before this number of seconds
+NAMED = 5  # largest number of sites that a line lists
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
 ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "testing"}
 
 
 def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | None:
-    """Return the number of seconds after which a site's answer is late.
+    """Return the seconds after which a site's answer is late.
 
-    The limit depends on the site's earlier rounds. In the site's first round, the limit depends on the other sites'
-    answers.
+    The limit depends on the site's earlier answers, and in the site's first round on the answers of other sites.
     """
     own = [line.sites[site].seconds for line in rounds if site in line.sites]
     others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
@@ -37,16 +36,15 @@ def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | 
 
 @dataclass(frozen=True)
 class Moment:
-    """A study's state during a round: pending requests, and the present work of sites on this machine."""
+    """A study's state during a round: pending requests, and present activities of the sites on this machine."""
 
     turns: "Turns | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
-    age: float = 0.0  # seconds since `turns` was read
-    away: Mapping[str, str] = field(default_factory=dict)  # site -> reason why it can't answer
+    age: float = 0.0  # seconds since the state of the requests was read
+    away: Mapping[str, str] = field(default_factory=dict)  # maps a site to the reason why it can't answer
 
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
-        """Read the present state of a run on this machine."""
         from medsilo.runs.own_files import SiteActivity
         from medsilo.runs.rounds import Turns
 
@@ -59,8 +57,6 @@ class Moment:
 
 
 class StudyProgress:
-    """The progress of a running study: its sites, rounds done, and remaining time."""
-
     def __init__(
         self,
         sites: Iterable[str],
@@ -69,21 +65,15 @@ class StudyProgress:
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[], Moment] = Moment,
     ) -> None:
-        """Prepare the progress of a study that begins now.
-
-        Args:
-            look: a function that returns the state during a round
-        """
         self.states = dict.fromkeys(sites, "waiting")  # states of sites after the last round
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
-        self.last: dict[str, Any] = {}  # the last round as JSON
+        self.last: dict[str, Any] = {}  # the last round as JSON values
         self.rounds: list[Round] = []
-        self._standing_out: set[str] = set()  # sites already reported as outliers
+        self._standing_out: set[str] = set()  # sites that were already reported as outliers
         self._clock = clock
-        self._ends = [clock()]  # times of the start and of the end of each round
+        self._ends = [clock()]  # times of the start of the study and of the end of each round
 
     def add(self, line: "Round") -> list[str]:
-        """Add a round; returns its lines of text."""
         self.done, self.last = line.round, line.as_json()
         for site in line.asked:
             self.states[site] = "answered" if site in line.sites else "refused" if site in line.refused else "lost"
@@ -91,7 +81,7 @@ class StudyProgress:
         return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
-        """Yield lines about new outliers; a site is reported again only if it was no outlier in the meantime."""
+        """Yield lines about new outliers, which include sites that were outliers earlier but not in the last round."""
         from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)
@@ -103,7 +93,7 @@ class StudyProgress:
 
     # ------------------------------------------------------------------ between two rounds
     def now(self) -> dict[str, str]:
-        """Return the present activity of each site, or its state after the last round if the activity is unknown."""
+        """Return each site's present activity, or the site's state after the last round if the activity is unknown."""
         states, moment = dict(self.states), self.look()
         if moment.turns is None or self._is_over(moment.turns):
             return states
@@ -118,7 +108,6 @@ class StudyProgress:
         return late_after(site, self.rounds, turns)
 
     def sentence(self) -> str:
-        """Return the study's present state in one line."""
         moment = self.look()
         if moment.turns is None or self._is_over(moment.turns):
             since = self._clock() - self._ends[-1]
@@ -130,18 +119,18 @@ class StudyProgress:
         return "; ".join(facts)
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds that the remaining rounds take; None before the end of the first round."""
+        """Estimate the seconds that the remaining rounds take; unknown before the end of the first round."""
         if len(self._ends) < 2:
             return None
-        # The first round is left out, because it includes the start of processes
+        # The first round is left out, because it includes the start of processes.
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends
-        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]  # durations that the server recorded
+        # durations of rounds that the server recorded
+        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]
         pace, rounds = max((ends[-1] - ends[0]) / (len(ends) - 1), sum(told) / len(told)), self.planned - self.done
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
 
 
 def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, expected: float | None) -> str:
-    """Describe a site's present activity, and the delay of a late site."""
     if turn.answered is not None:
         return "answered"
     if turn.asked is None and doing is None:
@@ -156,7 +145,7 @@ def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, e
 
 
 def listed(states: Mapping[str, str]) -> str:
-    """Format sites with their activities. Sites that have answered come last; of many such sites, only the number is
+    """Format the activities of sites. Sites that have answered come last; of many answering sites, only the number is
     shown.
     """
     busy = [f"{site} {state}" for site, state in states.items() if state != "answered"]
@@ -197,7 +186,7 @@ def _value(value: float | None) -> str:
 
 
 def read_now(model: "type[AnyPart]", folder: Path) -> "AnyPart | None":
-    """Read the status file of a run (Turns) or of a site (SiteActivity); returns None without a readable file."""
+    """Read the status file of a run (Turns) or of a site (SiteActivity), or return None without a readable file."""
     try:
         return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the file may be missing or incomplete at any time

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
-version_of = cache(importlib.metadata.version)  # cached, because the function reads a file of package metadata
+version_of = cache(importlib.metadata.version)  # cached, because the function reads a package's metadata from a file
 
 
 def now() -> str:
@@ -25,11 +25,6 @@ def now() -> str:
 
 
 def write_provenance(folder: Path, plan: "Plan", device: str | None = None) -> None:
-    """Write provenance.json into a folder.
-
-    Args:
-        device: the training device, at a site
-    """
     provenance = Provenance(
         packages={name: Package(**facts) for name, facts in plan.code.items()},
         plan_hash=plan.hash,

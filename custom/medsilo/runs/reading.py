@@ -1,4 +1,4 @@
-"""Read the files of a run's folder. Each error is one line that names the file and the fix."""
+"""Read the files of a run's folder, where each error is one line that names the file and the fix."""
 
 import json
 from pathlib import Path
@@ -20,12 +20,10 @@ AnyPart = TypeVar("AnyPart", bound=RecordPart)
 
 
 def read_summary(folder: Path) -> Summary:
-    """Read summary.json."""
     return read_versioned(Summary, folder, paths.SUMMARY, "run")
 
 
 def read_provenance(folder: Path) -> Provenance:
-    """Read provenance.json."""
     where = _where(folder, paths.PROVENANCE)
     return _checked(Provenance, _parsed(read_text(folder, paths.PROVENANCE), where), where)
 
@@ -48,7 +46,7 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
 
 
 def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
-    """Read the file of this name from each site's folder in a run. Sites without the file are left out."""
+    """Read the files of this name from the folders of a run's sites, where sites without the file are left out."""
     found = {}
     for folder in (path.parent for path in sorted((run / paths.SITES).glob(f"*/{name}"))):
         content = _parsed(read_text(folder, name, "site"), _where(folder, name))
@@ -57,12 +55,11 @@ def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPa
 
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:
-    """Read a text file in a run's folder."""
     name = folder.resolve().name
     try:
         return (folder / file).read_text(encoding="utf-8")
     except FileNotFoundError:
-        below = sorted(folder.glob(f"*/medsilo/*/{file}"))  # in an NVFlare workspace, or in a downloaded job
+        below = sorted(folder.glob(f"*/medsilo/*/{file}"))  # a file in an NVFlare workspace, or in a downloaded job
         remedy = f"give a complete {kind} folder, or repeat the {kind} if it was interrupted"
         remedy = f"give {below[-1].parent.relative_to(folder)} in it" if below else remedy
         raise MedsiloError(f"{kind.capitalize()} '{name}' has no {file}: {remedy}", str(folder)) from None
@@ -71,7 +68,6 @@ def read_text(folder: Path, file: str, kind: str = "run") -> str:
 
 
 def read_versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyPart:
-    """Read a JSON file that contains its schema version."""
     where = _where(folder, file, kind)
     content = _parsed(read_text(folder, file, kind), where)
     version = content.get("schema") if isinstance(content, dict) else None
@@ -100,7 +96,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Make all texts in a value safe to print, because other parties wrote the texts."""
+    """Make all strings in a value safe to print, because other parties wrote these strings."""
     if isinstance(value, dict):
         return {plain(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

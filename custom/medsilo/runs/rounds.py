@@ -1,4 +1,4 @@
-"""Typed models of a study's rounds (rounds.jsonl) and of the state of a running study."""
+"""Define typed models of a study's rounds (rounds.jsonl) and of the state of a running study."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 class SentUpdate(RecordPart):
-    """Norm and cosines of one group of tensors that a site sent."""
+    """The norm and the cosines of one group of tensors that a site sent."""
 
     norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
@@ -26,8 +26,6 @@ class SentUpdate(RecordPart):
 
 
 class SiteRound(RecordPart):
-    """The numbers of one site in one round."""
-
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
     validation: Metric | None = Field(
         None,
@@ -61,7 +59,7 @@ class SiteRound(RecordPart):
 
 
 class Round(RecordPart):
-    """A line of rounds.jsonl: the sites that were asked, that answered, and that are missing, with reasons."""
+    """A line of rounds.jsonl about one round: sites that answered, and sites that are missing for a reason."""
 
     round: Count = Field(description="number of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
@@ -83,14 +81,11 @@ class Round(RecordPart):
     )
 
     def absence(self, site: str) -> str | None:
-        """Return the reason why a site is missing from the round, or None."""
         kinds = {"refused": self.refused, "lost": self.lost}
         return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
 
 
 class SiteTurn(RecordPart):
-    """The state of the server's present request to one site."""
-
     asked: Seconds | None = Field(
         None, description="seconds since the request to the site; `null` while the request waits"
     )
@@ -98,7 +93,7 @@ class SiteTurn(RecordPart):
 
 
 class Turns(RecordPart):
-    """A run's status.json while the study runs: the sites that were asked, and that have answered."""
+    """A run's status.json while the study runs, with the sites that were asked and that have answered."""
 
     task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
     round: Count = Field(description="the round")
@@ -107,7 +102,7 @@ class Turns(RecordPart):
 
 
 class Progress(RecordPart):
-    """The state of a running study, which the server sends to `medsilo status ID --watch`."""
+    """The state of a running study, which the server sends to the lead on request."""
 
     study: str | None = Field(None, description="the run's name")
     planned: Count = Field(description="rounds of the plan")

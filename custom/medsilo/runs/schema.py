@@ -1,6 +1,6 @@
-"""Typed models of summary.json, the record of a study at the server.
+"""Define typed models of summary.json, the record of a study at the server.
 
-`python -m tools.tables` generates `docs/reference/run-folder.md` from the descriptions of fields in this module.
+The reference page of a run's folder is generated from the field descriptions in this module (`python -m tools.tables`).
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from medsilo.runs.fields import (
 from medsilo.runs.score import UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
-SEE_LOG = "see the server's log"  # end of the failure's reason if an unexpected error ended the run
+SEE_LOG = "see the server's log"  # end of the reason of a failure if an unexpected error ended the run
 STOPPED = "stopped"  # reason if a run was stopped before its end
 
 
@@ -36,15 +36,11 @@ STOPPED = "stopped"  # reason if a run was stopped before its end
 
 
 class RoundCount(RecordPart):
-    """The number of planned and completed rounds."""
-
     planned: Count
     done: Count
 
 
 class Agreement(RecordPart):
-    """The terms of participation: training sites, and the rule for missing sites."""
-
     sites: list[str] = Field([], description="the sites that train")
     minimum: Count | None = Field(None, description="least number of contributing sites in a round")
     when_missing: str | None = Field(None, description="`stop`, `wait` or `continue`")
@@ -64,8 +60,6 @@ TENTHS = 10  # number of bins for predicted probabilities
 
 
 class Decisions(RecordPart):
-    """A classifier's decisions and probabilities on one site's test cases."""
-
     confusion: list[list[Count]] = Field(description="row: true class of a case; column: most probable class")
     threshold: Share | None = Field(
         None,
@@ -94,8 +88,6 @@ class Decisions(RecordPart):
 
 
 class SubgroupResult(RecordPart):
-    """The test score of one level of a subgroup at one site."""
-
     subgroup: Text = Field(description="the subgroup's name, such as `sex`, as the hospital's data set declares it")
     level: Text = Field(description="the level's name, such as `female`")
     patients: Count = Field(
@@ -111,7 +103,7 @@ class SubgroupResult(RecordPart):
 
 
 class SiteResult(RecordPart):
-    """One site's contributions and results in the whole run. A missing value is never 0, but None."""
+    """One site's contributions and results in the whole run, where None marks a missing value."""
 
     cases: dict[str, Count | None] | None = Field(
         None,
@@ -188,8 +180,6 @@ class SiteResult(RecordPart):
 
 
 class Similarity(RecordPart):
-    """AdaFed's aggregation weights W."""
-
     sites: list[str] = Field(description="the order of rows and columns")
     weights: list[list[Number]] = Field(description="row i: the weights of all sites in site i's model")
 
@@ -202,7 +192,7 @@ class Similarity(RecordPart):
 
 
 class SuperModelFacts(RecordPart):
-    """FedSM's super model: the chosen threshold, and for each site the number of cases for which each model was
+    """FedSM's super model, its chosen threshold, and for each site the number of cases for which each model was
     chosen.
     """
 
@@ -224,8 +214,6 @@ class SuperModelFacts(RecordPart):
 
 
 class SecureAggregationFacts(RecordPart):
-    """The secure aggregation of a study: mode, keys, protection."""
-
     mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
     keys: Text = Field(description="how hospitals' public keys are verified")
     protects: list[Text] = Field(
@@ -234,7 +222,7 @@ class SecureAggregationFacts(RecordPart):
 
 
 class Details(RecordPart):
-    """Results that are specific to the method. Methods may add keys."""
+    """Results that are specific to the method, to which methods may add keys."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
@@ -252,21 +240,17 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values that this method has set."""
+        """Return only those results that the method has set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class StudyFacts(RecordPart):
-    """The lead's description of the study, from the plan."""
-
     title: str = Field("", description="the study's title")
     purpose: str = Field("", description="the purpose of the model")
     contact: str = Field("", description="the contact for questions")
 
 
 class Summary(RecordPart):
-    """The content of summary.json: the results of a run."""
-
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="schema version of this file")
     status: Literal["finished", "failed"] = Field(description="how the run ended")
     reason: Text | None = Field(None, description="why it failed, in one line")
@@ -332,7 +316,6 @@ class Summary(RecordPart):
 
     @property
     def finished(self) -> bool:
-        """True if the run's status is `finished`."""
         return self.status == "finished"
 
     @property
@@ -345,12 +328,10 @@ class Summary(RecordPart):
         return not self.finished and self.rounds.done == 0 and joined < needed
 
     def score(self, site: str) -> float | None:
-        """Return the test score of a training or evaluation site, or None if the score is unknown."""
         result = self.sites.get(site) or self.evaluation_sites.get(site)
         return None if result is None or result.test is None else result.test[self.metric]
 
     def score_at(self, site: str) -> Score:
-        """Return a site's test score: exact, as a range, or missing."""
         result = self.sites.get(site) or self.evaluation_sites.get(site) or SiteResult()
         told = result.test or {}
         cases = told.get("cases")
@@ -364,7 +345,6 @@ class Summary(RecordPart):
         )
 
     def validated_at(self, site: str, rounds: int) -> Score:
-        """Return a site's validation score after this number of rounds."""
         own = self.sites.get(site) or SiteResult()
         value = own.validation[rounds] if rounds < len(own.validation) else None
         cases = (own.cases or {}).get("validation")
@@ -372,7 +352,6 @@ class Summary(RecordPart):
 
     @property
     def bounds(self) -> Interval:
-        """The range of possible values of the metric."""
         return (-FURTHEST, FURTHEST) if self.task == SCRIPT else UNIT_RANGE
 
     @property
@@ -386,7 +365,7 @@ class Summary(RecordPart):
         return self._mean(self.pooled_test, by_cases=True)
 
     def _mean(self, told: float | None, by_cases: bool = False) -> Score:
-        """Return a mean as a score. If sites round scores, the mean is a range that contains the exact mean."""
+        """Return a mean as a score, which is a range that contains the exact mean if sites round scores."""
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
         if told is None or not known:
@@ -404,7 +383,6 @@ class Summary(RecordPart):
         return [site for site in self.sites if self.score(site) is not None]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values as they are written to summary.json."""
         of_sites = {site: self.score_at(site).as_json() for site in (*self.sites, *self.evaluation_sites)}
         scores = {"mean": self.mean_score.as_json(), "pooled": self.pooled_score.as_json(), "sites": of_sites}
         return {**super().as_json(), "details": self.details.as_json(), "scores": scores}
@@ -423,7 +401,7 @@ class Summary(RecordPart):
         return self
 
     def _scores(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the path and the value of every score in the file."""
+        """Yield the path and the value of every score in summary.json."""
         yield from (("mean_test", self.mean_test), ("pooled_test", self.pooled_test))
         for name, site in {**self.sites, **self.evaluation_sites}.items():
             yield from ((f"sites.{name}.validation", score) for score in site.validation)

@@ -1,6 +1,6 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code uses this module to format scores. Ranges are therefore always shown as ranges, and a number has only as many
+All code uses this module to format scores. A rounded score is always shown as a range, and a score has only as many
 digits as its number of cases justifies.
 """
 
@@ -13,15 +13,13 @@ from pydantic import Field
 from medsilo.runs.fields import Amount, Count, Metric, RecordPart
 
 MISSING, SUPPRESSED, UNTRAINED = "–", "suppressed", "untrained"
-DIGITS, DIGITS_OF_FEW = 3, 2  # decimal places
+DIGITS, DIGITS_OF_FEW = 3, 2  # decimal places for many cases, and for few cases
 FEW = 100  # number of cases below which a third decimal place is meaningless
 UNIT_RANGE = (0.0, 1.0)
 Interval = tuple[float, float]
 
 
 class Score(RecordPart):
-    """One score, and the number of cases that the score covers."""
-
     kind: Literal["value", "range", "suppressed", "missing"] = Field(
         description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because "
         "it covers too few patients; `missing`: no score"
@@ -47,11 +45,10 @@ class Score(RecordPart):
         suppressed: bool = False,
         bounds: Interval = UNIT_RANGE,
     ) -> Self:
-        """Make a score from the number that a site disclosed.
+        """Create a score from the number that a site disclosed.
 
         Args:
             step: step to which the site rounded the number
-            bounds: range of the metric
         """
         if value is None:
             return cls(kind="suppressed" if suppressed else "missing", n=n, step=step, trained=trained)
@@ -62,19 +59,12 @@ class Score(RecordPart):
 
     @classmethod
     def within(cls, ends: Interval, n: int | None = None) -> Self:
-        """Make a score of which only a range is known."""
         return cls(kind="range", low=ends[0], high=ends[1], n=n, step=ends[1] - ends[0])
 
     @classmethod
     def mean(cls, low: float, high: float, parts: Sequence["Score"]) -> Self:
-        """Make the score that is the mean of these scores.
-
-        Args:
-            low: lower end of the mean's range
-            high: upper end of the mean's range
-            parts: the scores
-        """
-        low, high = (float(f"{end:.12g}") for end in (low, high))  # remove rounding errors of sums
+        """Create the mean of scores from the ends of the mean's range."""
+        low, high = (float(f"{end:.12g}") for end in (low, high))  # removes rounding errors of sums
         n = None if any(part.n is None for part in parts) else sum(part.n or 0 for part in parts)
         step, trained = max(part.step for part in parts), all(part.trained for part in parts)
         if not step:
@@ -83,7 +73,6 @@ class Score(RecordPart):
 
     @property
     def known(self) -> bool:
-        """True if the score is a value or a range."""
         return self.low is not None
 
     @property
@@ -104,7 +93,7 @@ class Score(RecordPart):
 
 
 def about(text: str) -> str:
-    """Mark the text of a number that was computed from rounded numbers as approximate."""
+    """Mark a number as approximate, because it was computed from rounded numbers."""
     return text if text == MISSING else f"≈{text}"
 
 
@@ -114,12 +103,11 @@ def digits_of(n: int | None) -> int:
 
 
 def number_text(value: float | None, n: int | None = None) -> str:
-    """Format a number that covers `n` cases; a missing number is a dash."""
+    """Format a score with the digits that its number of cases justifies, and a missing score as a dash."""
     return MISSING if value is None else f"{value:.{digits_of(n)}f}"
 
 
 def interval_text(interval: Interval | None, n: int | None = None) -> str:
-    """Return the text of a score's interval (lower and upper end); empty without an interval."""
     return "" if interval is None else "–".join(number_text(end, n) for end in interval)
 
 

@@ -1,4 +1,4 @@
-"""Typed models of a hospital's readiness for a study, and of a run's provenance."""
+"""Define typed models of a hospital's readiness for a study, and of a run's provenance."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seed, Text
 
 
 class Readiness(RecordPart):
-    """A hospital's report about its readiness in a canary study. The report contains no facts from the data."""
+    """A hospital's report about its readiness in a canary study, which contains no facts from the data."""
 
     data: Literal["readable", "not readable", "not set"] | None = Field(
         None, description="whether the hospital's data can be read: the first file opens"
@@ -30,14 +30,12 @@ class Readiness(RecordPart):
 
 
 class Package(RecordPart):
-    """The version and hash of a package that a study used."""
-
     version: str | None = None
     hash: str | None = None
 
 
 class Provenance(RecordPart):
-    """The content of provenance.json: the versions, plan and seed that produced a run's numbers."""
+    """The content of provenance.json: versions, plan and seed that produced a run's results."""
 
     packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
@@ -51,9 +49,9 @@ class Provenance(RecordPart):
 
     @property
     def code(self) -> dict[str, dict[str, Any]]:
-        """The version and hash of each package, in the format of a plan's `code`."""
+        """The version and hash of each package, in the format of a plan."""
         return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:
-        """Return only the values that were in the file."""
+        """Return only those values that provenance.json contained."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -1,7 +1,7 @@
 """Define two additions to any method: a shared amplitude spectrum of images, and perturbed training steps.
 
-Both additions are from HarmoFL. The numbers of equations and of lines of Alg. 1 refer to Jiang et al., AAAI 2022. The
-amplitude changes a method's phases, and the perturbation replaces the step of the method's optimizer.
+Both additions are from HarmoFL (Jiang et al., AAAI 2022). The amplitude changes a method's phases, and the perturbation
+replaces the step of the method's optimizer.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from medsilo.schedule.phase import Phase
 if TYPE_CHECKING:
     from medsilo.learning.amplitude import AmplitudeNorm
 
-INPUT = "amplitude"  # the input layer's name in a site's dictionary of networks
+INPUT = "amplitude"  # name of the input layer in a site's dictionary of networks
 
 
 class Amplitude(Section):
-    """Amplitude normalisation, Ψ of Eqs. 2 to 4.
+    """Amplitude normalisation, Ψ of HarmoFL's Equations 2 to 4.
 
     An image keeps its phase spectrum, and its amplitude spectrum is replaced by an average over all sites' images.
     """
@@ -45,31 +45,27 @@ class Amplitude(Section):
 
     @property
     def released_alone(self) -> bool:
-        """True if sites send the amplitude before training. Only then, the privacy account can charge the amplitude."""
+        """True if sites send the amplitude before training, because the privacy account can charge only such an
+        amplitude.
+        """
         return self.measured == "before"
 
     def layer(self, shape: Sequence[int]) -> "AmplitudeNorm":
-        """Return the input layer, which normalises batches of images.
-
-        Args:
-            shape: The shape of one image.
-        """
         from medsilo.learning.amplitude import AmplitudeNorm
 
         return AmplitudeNorm(shape, self.decay, self.band, self.start)
 
     def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
-        """Add the exchange of amplitudes to a method's phases, and return the new phases (amplitude_phases.py)."""
         from medsilo.schedule.amplitude_phases import behind
 
         return behind(self, phases)
 
 
 class Perturbation(Section):
-    """Weight perturbation, δ of Eqs. 6 and 7.
+    """Weight perturbation, δ of HarmoFL's Equations 6 and 7.
 
-    A training step makes two passes over a batch. The first pass finds nearby weights where the loss is higher, and the
-    second pass computes the gradient at these weights.
+    The first of two passes over a batch finds nearby weights with a higher loss, and the second pass computes the
+    gradient at these weights.
     """
 
     alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")

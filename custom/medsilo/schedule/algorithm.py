@@ -23,19 +23,19 @@ from medsilo.tasks.task import Task
 if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
-# stands for the value of a key if the plan omits the key's section
+# Stands for the value of a key whose section the plan omits.
 MISSING = object()
 
 
 class Algorithm(Section):
     """A federated method, as a section of the plan.
 
-    A method object contains settings only. The method's state is in the sites' networks and in the server's
-    aggregators. A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its settings.
+    A method object contains settings only, because the method's state is in the sites' networks and the server's
+    aggregators. A subclass declares its name, title, paper and settings.
 
-    `groups` returns the exchanged tensors and their aggregation, and `train_round` trains at a site. A method whose
-    rounds differ overrides `phases`. `networks` returns a site's networks. `personal` or `outcome` determines the final
-    models.
+    Subclasses override `groups` (the exchanged tensors and their aggregation), `train_round` (training at a site) and
+    `networks` (a site's networks). Subclasses whose rounds differ override `phases`. The final models are one model for
+    all hospitals, or personal models (`personal`, `outcome`).
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -46,17 +46,19 @@ class Algorithm(Section):
     title: ClassVar[str]
     paper: ClassVar[str]
     pooled: ClassVar[bool] = False  # whether the method is a baseline on pooled data, which can't run on NVFlare
-    # Names of networks that a site does not save, because it rebuilds them in every round from the received networks.
+    # Names of networks that a site does not save, because the site rebuilds them in every round from the received
+    # networks.
     made_anew: ClassVar[frozenset[str]] = frozenset()
-    # For each protocol: the values that the protocol prescribes, by the plan's dotted keys. The protocol "default"
-    # prescribes no value and is always allowed.
+    # The values that each protocol prescribes, by the plan's dotted keys. The protocol "default" prescribes no value
+    # and is always allowed.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a personal model
     exact_networks: ClassVar[tuple[str, ...]] = ()  # networks that train without noise even under differential privacy
-    # whether the training in a round depends on the study's number of rounds
+    # Whether the training in a round depends on the study's number of rounds.
     paced: ClassVar[bool] = False
     own_step: ClassVar[bool] = False  # whether the method has its own training step, which excludes perturbed steps
-    # whether the method's training loop does more than a loss and a step per batch, so that no user's script can run it
+    # Whether the method's training loop does more than a loss and a step per batch, so that no user's script can run
+    # it.
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -86,20 +88,19 @@ class Algorithm(Section):
 
     # The definition of a method
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """Return the phases of a study in order. By default, there is one phase, with `groups` and `train_round`."""
+        """Return the phases of a study in order, by default a single phase of training rounds."""
         return [Phase("train", rounds, self.groups(), self.train_round)]
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups of tensors that are exchanged in every round."""
         return ()
 
     def train_round(self, bench: "TrainContext") -> float:
-        """Train a site's networks for one round, and return the training loss. NaN means that there is no loss."""
+        """Train a site's networks for one round, and return the training loss, or NaN without a loss."""
         return bench.train()
 
     @property
     def outcome(self) -> Outcome:
-        """The kind of final models: by default one model for all hospitals, or one for each if `personal` is true."""
+        """The kind of final models: one model for all hospitals, or a personal model for each hospital."""
         return OwnModels() if self.personal else OneModel()
 
     def networks(self, build: ModelFactory) -> Modules:
@@ -111,46 +112,41 @@ class Algorithm(Section):
         return {"model": build()}
 
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
-        """Return the optimizer for a network that has trainable parameters.
-
-        Args:
-            name: The network's name.
-            module: The network.
-        """
         return training.make_optimizer(module.parameters())
 
     def personalise(self, bench: "TrainContext") -> None:
         """Adapt the received networks to a site before validation. The method may use the site's training data only."""
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure the image statistics of an evaluation site. Training sites measure their statistics while they train.
+        """Measure the image statistics of an evaluation site, because only training sites measure them while they
+        train.
 
         Args:
-            inputs: Returns an iterator over batches of the site's training images. A site without training images has
-                its test images here.
+            inputs: Returns an iterator over batches of the site's training images, or of its test images if it has no
+                training images.
         """
 
     def private(self) -> Private | tuple[str, ...]:
         """Return the method's privacy mechanism, or only the names of the networks that train with noisy steps.
 
-        The tensors that a site sends must depend on its data only through these networks. Raises PlanError if the
-        method's settings exclude differential privacy. A subclass must override this method, because an inherited
-        mechanism does not cover what the subclass adds.
+        The tensors that a site sends must depend on its data only through the networks that train with noisy steps.
+        Raises PlanError if the method's settings exclude differential privacy. A subclass must override this method,
+        because an inherited mechanism does not cover the subclass's additions.
         """
         raise NotImplementedError
 
     @classmethod
     def declares_account(cls) -> bool:
-        """True if this class itself, and not only a base class, declares a privacy mechanism."""
+        """Return True if this class itself, and not only a base class, declares a privacy mechanism."""
         return "private" in vars(cls)
 
     # Warnings about useless plans
     def warnings(self, sites: Sequence[str]) -> list[str]:
-        """Return warnings that the lead of the study should read. Each warning is one line."""
+        """Return the warnings for the study's lead, one line each."""
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield one message for each conflict between the plan and this method: the key, the cause, and the remedy."""
+        """Yield each conflict between the plan and this method: the plan's key, the cause, and the remedy."""
         if plan.protocol != "default" and plan.protocol not in self.protocols:
             told = " or ".join(["default", *self.protocols])
             yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"
@@ -185,7 +181,7 @@ class Algorithm(Section):
         return Schedule(phases, self.outcome.delivery(phases[-1]))
 
     def modules(self, build: ModelFactory) -> Modules:
-        """Return a site's networks by name. If the plan adds amplitudes, the networks include the input layer."""
+        """Return a site's networks, and the input layer that normalises amplitudes if the plan adds amplitudes."""
         modules = self.networks(build)
         if self.amplitude is None:
             return modules
@@ -196,15 +192,15 @@ class Algorithm(Section):
                 "algorithm.amplitude: a table's columns have no spectrum; set algorithm.amplitude=null (HarmoFL's step "
                 "is algorithm.perturbation, which any method takes)"
             )
-        # The sum over an image's pixels may exceed the range of half precision.
+        # Half precision could overflow in the sum over an image's pixels.
         precision = torch.promote_types(precision_of(modules["model"]), torch.float32)
         return modules | {INPUT: self.amplitude.layer(build.shape).to(precision)}
 
     def privacy_mechanism(self, able: Iterable[str]) -> Private:
-        """Return the plan's privacy mechanism. Raises PlanError if the method has no privacy mechanism.
+        """Return the plan's privacy mechanism, or raise PlanError if the method has no privacy mechanism.
 
         Args:
-            able: The names of the methods that support differential privacy, for the error's message.
+            able: The names of the methods that support differential privacy, for the error message.
         """
         if not self.declares_account():
             raise PlanError(
@@ -220,25 +216,23 @@ class Algorithm(Section):
         return told if isinstance(told, Private) else Private(told, self.exact_networks)
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
-        """Return the plan's input layer, which transforms the inputs of training and evaluation; None if absent."""
+        """Return the plan's input layer, which transforms all inputs of training and evaluation, or None if there is no
+        such layer.
+        """
         return modules[INPUT] if self.amplitude else None
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
-        """Return the module that is evaluated and saved: a network, with the plan's input layer, if any, before it.
-
-        Args:
-            name: The network's name.
-        """
+        """Return the module that is evaluated and saved: a network behind the plan's input layer."""
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
 
 
 def _value_at(plan: Any, key: str, wanted: Any) -> Any:
-    """Return the value of a dotted key in a plan; MISSING if the plan omits the key's section.
+    """Return the value of a dotted key in a plan, or MISSING if the plan omits the key's section.
 
     Args:
-        wanted: The value that the protocol prescribes. It is returned if the section has no such key.
+        wanted: The value that the protocol prescribes, which is returned if the section has no such key.
     """
     own = plan
     for part in key.split("."):
@@ -248,5 +242,5 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     return own
 
 
-# The values that the protocol "paper" prescribes for a method whose paper has no amplitudes and no perturbation.
+# The values that the protocol "paper" prescribes for a method whose paper has neither amplitudes nor perturbation.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}

@@ -1,4 +1,4 @@
-"""Add the exchange of image amplitudes to the phases of a method (additions.py)."""
+"""Add the exchange of image amplitudes to the phases of a method."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-# factor by which augmentation may exceed the task's largest pixel value
+# Augmentation may exceed the task's largest pixel value by this factor.
 BRIGHTER = 10
 
 
 def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
-    """Add the exchange of amplitudes to a method's phases, and return the new phases.
-
-    Sites send their amplitudes in one round. Each site then receives the mean amplitude once, and never changes it.
+    """Add to a method's phases one round in which sites send their amplitudes, and the delivery of the mean
+    amplitude.
     """
     own, shared = _groups(addition)
     if addition.released_alone:
@@ -42,11 +41,10 @@ def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
 
 
 def _groups(addition: Amplitude) -> tuple[Group, Group]:
-    """Return two groups of tensors: the amplitude that each site sends, and the mean that each site receives once."""
     own = Group(
         AMPLITUDE,
         used,
-        site_mean,  # line 17: A ← 1/N Σ A_i
+        site_mean,  # line 17 of HarmoFL's Algorithm 1: A ← 1/N Σ A_i
         "up",
         average=Average(
             "one average amplitude spectrum per channel over the whole training set of a site: no phase and no "
@@ -61,7 +59,7 @@ def _groups(addition: Amplitude) -> tuple[Group, Group]:
 
 
 def _measure(bench: "TrainContext") -> float:
-    """Set a site's amplitude to the mean over the site's images. Under differential privacy, noise is added."""
+    """Set a site's amplitude to the mean over the site's images, with noise under differential privacy."""
     norm = cast(AmplitudeNorm, bench.modules[INPUT])
     found = (norm.amplitudes(inputs) for inputs, _ in bench.cases.in_order())
     if bench.private:
@@ -78,7 +76,7 @@ def _covers(addition: Amplitude, images: int, training: Training) -> int:
 
 
 def used(modules: Modules) -> Tensors:
-    """Return the amplitude at those frequencies that the input layer uses. Sites do not send other frequencies."""
+    """Return the amplitude at the frequencies that the input layer uses, because sites send no other frequencies."""
     return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
 
 
@@ -92,8 +90,7 @@ def fix(modules: Modules, came: bool) -> None:
     """Freeze the input layer's amplitude when the mean amplitude arrives.
 
     Args:
-        came: Whether this message contains the mean amplitude. If not, and if no earlier message contained it, the
-            function raises Refused.
+        came: Whether this message contains the mean amplitude; the function raises Refused if no message contained it.
     """
     norm = cast(AmplitudeNorm, modules[INPUT])
     if came:

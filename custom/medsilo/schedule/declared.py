@@ -17,23 +17,24 @@ class Private:
     """A method's privacy mechanism. Sent tensors depend on a site's cases only through networks with noisy steps.
 
     In a step, all networks train on the same sampled cases, so the privacy account charges their gradients together.
-    Computations on the noisy weights, such as averages or momentum, cost no further privacy.
+    Averages or momentum of the noisy weights cost no further privacy.
     """
 
-    networks: tuple[str, ...]  # networks that train with noisy steps
-    # Networks that train without noise. Sites send neither their tensors nor values that depend on these tensors.
+    networks: tuple[str, ...]  # names of networks that train with noisy steps
+    # Names of networks that train without noise, because sites send neither these networks nor values that depend on
+    # them.
     exact_networks: tuple[str, ...] = ()
     disclosure_notes: str = "everything that leaves follows from noisy gradients"
 
 
 class NumbersOffer(Section):
-    """The fraction of ε that is spent on scores or counts, which a site sends in addition to tensors."""
+    """The fraction of ε that is spent on scores or on counts, which a site sends in addition to tensors."""
 
     epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
 
 
 class StatisticsOffer(NumbersOffer):
-    """The fraction of ε that is spent on means over a site's cases. The site sends each such mean once."""
+    """The fraction of ε that is spent on means over a site's cases, each of which the site sends once."""
 
     clip: float = Field(
         1.0,
@@ -45,8 +46,6 @@ class StatisticsOffer(NumbersOffer):
 
 
 class PrivacyOffer(Feature, PrivacyGuarantee):
-    """The section `privacy` of a plan: the differential privacy that a study promises to each hospital."""
-
     epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
     delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
     unit: Unit = Field("record", description="the protected unit: a record, or a patient with all cases")
@@ -76,7 +75,6 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
 
     @property
     def besides(self) -> float:
-        """The sum of the ε that is spent on scores, counts and statistics."""
         return sum(own.epsilon for own in (self.scores, self.counts, self.statistics) if own)
 
     @model_validator(mode="after")
@@ -86,7 +84,9 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield conflicts with differential privacy: values that depend on cases must be sent with noise only."""
+        """Yield conflicts between a plan and differential privacy, under which all values that depend on cases need
+        noise.
+        """
         private: Private = plan.private
         if why := plan.task.not_private:
             yield f"privacy: {why}, or leave privacy out"

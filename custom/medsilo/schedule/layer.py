@@ -1,4 +1,4 @@
-"""Define the base class of a plan's layers. A layer wraps each site of a study, and the server's channel to sites."""
+"""Define the base class of a plan's layers, which wrap each site of a study and the server's channel to the sites."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,8 @@ from medsilo.core.section import Feature
 class Layer(Feature):
     """A section of the plan that changes the messages between the server and the sites.
 
-    A layer object contains settings only, because the server and all sites use it. The objects that `site` and `server`
-    return contain the state.
+    A layer object contains settings only, because the server and all sites use the same object. The state of a layer is
+    in the objects that wrap sites and the channel.
 
     >>> class Silent(Layer):
     ...     name: str = "silent"
@@ -21,32 +21,20 @@ class Layer(Feature):
     name: str
 
     def charges(self, task: str, number: int) -> Mapping[str, float]:
-        """Return the noise multiplier of each value that this layer adds to an answer with noise.
+        """Return the noise multiplier of each value that this layer adds to an answer.
 
         The keys are the values' names in the hospital's privacy ledger. A noise multiplier is the noise's standard
         deviation divided by the value's sensitivity to one privacy unit.
-
-        Args:
-            task: The name of the request that the site answers.
-            number: The round's number.
         """
         return {}
 
     def site(self, inner: Any, place: Any) -> Any:
-        """Return a site that wraps another site. A site has the method `answer(message, stop)`.
-
-        Args:
-            inner: The wrapped site.
-            place: The site's context.
-        """
+        """Return a site that wraps another site, where a site has the method `answer(message, stop)`."""
         return inner
 
     def server(self, inner: Any, plan: Any) -> Any:
         """Return a channel that wraps another channel.
 
         A channel has the methods `ask(sites, outgoing, receive, timeout)` and `pause(seconds)`.
-
-        Args:
-            inner: The wrapped channel.
         """
         return inner

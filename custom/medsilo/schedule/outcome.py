@@ -12,7 +12,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 
-if TYPE_CHECKING:  # used at sites only
+if TYPE_CHECKING:  # imports that only sites need
     from medsilo.schedule.site_end import SiteEnd
 
 Part = Literal["validation", "test"]
@@ -20,20 +20,20 @@ Part = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class ServerEnd:
-    """The data from which a method makes its outcome at the server."""
+    """The data from which the server creates a method's outcome."""
 
     plan: Any
     layout: Modules  # the networks on PyTorch's meta device
     server: ServerSide
-    folder: Path  # the folder that contains the run's results
+    folder: Path  # the folder of the run
 
 
 class Outcome:
     """The outcome of a study: the final models, their delivery to the sites, and facts for the server's summary.
 
-    `personal`: whether each site ends with a personal model, and selects the best round of this model. `common`: the
-    name of the network that all sites share and that the lead gets. `for_others`: whether evaluation sites can use the
-    final model. `one_network`: whether the final model is one network, and not an ensemble of networks.
+    If an outcome is personal, each site ends with a personal model, and selects the best round of this model. The
+    common network of an outcome is shared by all sites and sent to the lead. An outcome is for others if evaluation
+    sites can use the final model. An outcome has one network unless the final model is an ensemble of networks.
 
     >>> from medsilo.registry import METHODS
     >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]
@@ -51,15 +51,10 @@ class Outcome:
         return 0
 
     def delivery(self, last: Phase) -> Phase:
-        """Return the phase whose groups of tensors the server delivers to the sites at the end of the study.
-
-        Args:
-            last: The study's last phase, which is the default.
-        """
+        """Return the phase whose groups of tensors the server delivers to the sites at the end of the study."""
         return last
 
     def disclosure_notes(self) -> Sequence[str]:
-        """Return the lines about this outcome in the hospitals' disclosure report."""
         return ()
 
     # At the server
@@ -68,22 +63,21 @@ class Outcome:
         return {}
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> BaseModel | None:
-        """Return a site's facts about the outcome after validation. Raises Refused for invalid facts.
+        """Validate a site's facts about the outcome, or raise Refused for invalid facts.
 
         Args:
-            answer: The facts in the site's answer.
-            part: "validation" if the site answers the delivery of the final tensors, and "test" if it answers the test.
+            part: "validation" if the site answers the delivery of the final tensors, and "test" if the site answers the
+                test.
             suppressed: Whether the site has too few cases in this part, so that it may send no scores.
-            cases: The number of the site's cases in this part.
         """
         if answer is not None:
             raise Refused("unexpected field: outcome; this method has none")
         return None
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:
-        """Make the outcome after all sites have received the final tensors.
+        """Create the outcome after all sites have received the final tensors.
 
-        Returns facts for the summary, and facts that the server sends to the sites before the test.
+        The method returns facts for the summary, and facts that the server sends to the sites before the test.
 
         Args:
             answers: The sites' answers to the delivery of the final tensors.
@@ -91,7 +85,7 @@ class Outcome:
         return {}, {}
 
     def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
-        """Add facts from the sites' answers to the test to the summary's details, and return all details."""
+        """Add facts from the sites' answers to the test to the summary's details."""
         return details
 
     # At a site
@@ -99,12 +93,12 @@ class Outcome:
         """Process the delivered tensors at a site, and return facts that the site sends to the server.
 
         Args:
-            told: The facts that the server sent together with the tensors.
+            told: The facts that the server sent together with the delivered tensors.
         """
         return None
 
     def tested(self, end: "SiteEnd", model: nn.Module, told: Facts) -> nn.Module:
-        """Return the model that a site tests. By default, this is the selected model."""
+        """Return the model that a site tests, which is the selected model by default."""
         return model
 
     def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:

@@ -1,4 +1,4 @@
-"""Define the plan's section `participation`: the study's hospitals, and the behaviour when a hospital is missing."""
+"""Define the plan's section `participation`, which names the hospitals of a study."""
 
 from collections.abc import Iterable
 from string import ascii_lowercase
@@ -16,12 +16,12 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-}  # With these defaults, limits are measured. The defaults can't be null, because plans' hashes would change.
+    # With these default values, the server measures the time limits. A default of null would change the hashes of
+    # plans.
+}
 
 
 class Participation(Feature):
-    """The hospitals of a study, and the study's behaviour when a hospital is missing."""
-
     sites: tuple[str, ...] = Field(
         (),
         max_length=MOST_SITES,
@@ -116,22 +116,20 @@ class Participation(Feature):
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """The sorted names of all hospitals that the plan names, including evaluation sites."""
         return tuple(sorted({*self.sites, *self.evaluation_sites}))
 
     @property
     def limit(self) -> int | None:
-        """The plan's time limit for one answer, in seconds; None if the server measures activity instead."""
+        """The plan's time limit for one answer, in seconds, or None if the server measures activity instead."""
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property
     def longest_silence(self) -> int | None:
-        """The longest silence of a site's connection, in seconds; None if the limit depends on measured silences."""
+        """The longest silence of a site's connection, in seconds, or None if the server measures silences instead."""
         return None if self.heartbeat_timeout == MEASURED["heartbeat_timeout"] else self.heartbeat_timeout
 
     @property
     def required(self) -> int:
-        """The least number of sites that must contribute to each round."""
         return self.minimum if self.minimum is not None else len(self.sites)
 
     def conflicts(self, plan: Any, networks: "Modules") -> Iterable[str]:
@@ -149,6 +147,6 @@ class Participation(Feature):
 
 
 def names_for(number: int) -> list[str]:
-    """Return this number of names, such as "hospital-a"."""
+    """Return names of hospitals, such as "hospital-a"."""
     marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
     return [f"hospital-{mark}" for mark in marks[:number]]

@@ -12,7 +12,7 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # aggregation is used at the server only, and training at sites only
+if TYPE_CHECKING:  # aggregation, which only the server uses, and training, which only sites use
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # aggregation is used at the server only, and training at sit
 class ModelFactory:
     """Makes a new instance of the plan's network at each call.
 
-    `shape` is the shape of each case, or None if the shapes of cases differ.
+    The attribute `shape` is the shape of each case, or None if the shapes of cases differ.
     """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
     channels: int
-    # the sorted names of the training sites; placeholders if the plan names no sites
+    # the sorted names of the training sites, or placeholders if the plan names no sites
     sites: Sequence[str]
 
     def __call__(self) -> nn.Module:
@@ -38,27 +38,23 @@ class ModelFactory:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """The server's data that a method may use: sites, aggregators, training data and computing device.
-
-    The mappings and sets change during the study.
-    """
+    """The server's data that a method may use: sites, aggregators, training data and computing device."""
 
     sites: Sequence[str]  # the training sites, sorted
-    # aggregators by the name of their group: all of earlier phases, and those declared earlier in this phase
+    # Aggregators by the name of their group: of all earlier phases, and of groups declared earlier in this phase.
     mixers: Mapping[str, "Aggregator"]
-    joined: Mapping[str, Any]  # each site's answer to "join"
-    contributed: Callable[[], Set[str]]  # returns the sites that have contributed to at least one round
+    joined: Mapping[str, Any]  # each site's answer to the request "join"
+    contributed: Callable[[], Set[str]]  # a function that returns the sites that have contributed to at least one round
     task: Task
     training: Training
     seed: int
     compute: "Callable[[], Compute]"
-    data: "DataSource | None"  # the server's own data, if it has any
+    data: "DataSource | None"
     stop: Callable[[], None]  # raises an error if the run should stop
 
     def sharing(self) -> Set[str]:
-        """Return the sites that share their personal models with other sites.
-
-        A training site that never contributed to a round has no model and does not share.
+        """Return the sites that share their personal models, without sites that never contributed to a round and have
+        no model.
         """
         absent = set(self.sites) - self.contributed()
         return {site for site, answer in self.joined.items() if answer.shares and site not in absent}
@@ -67,23 +63,17 @@ class ServerSide:
 sample_mean, site_mean = Mean.OF_CASES, Mean.OF_SITES
 Facts = dict[str, Any]  # JSON values
 Ranges = Mapping[str, tuple[float, float]]
-# largest activation of a trained network, as a multiple of the task's largest input
+# Largest activation of a trained network, as a multiple of the task's largest input.
 FURTHEST = 1e4
 
 
 def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
-    """Return all tensors except those with these names."""
     kept_back = set(names)
     return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
 
 
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
-    """Return a function that returns a network's tensors.
-
-    Args:
-        name: The network's name.
-        but: Returns the names of tensors to omit.
-    """
+    """Return a function that returns a network's tensors."""
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
@@ -102,8 +92,8 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 class Average:
     """An average over a site's training images, which the site sends only if the average covers enough images."""
 
-    of: str  # the average's description in the disclosure report
-    # returns the number of images that the average covers
+    of: str  # description of the average in the disclosure report
+    # A function that returns the number of images that the average covers.
     covers: Callable[[int, Training], int]
 
 
@@ -111,8 +101,8 @@ class Average:
 class Group:
     """Tensors that sites and the server exchange together, and that the server aggregates in the same way.
 
-    The server aggregates a phase's groups in the order in which the phase lists them. So a group's `mix` may use the
-    aggregators of earlier groups, which are in `server.mixers`.
+    The server aggregates the groups of a phase in their order, so a group's aggregator may use the aggregators of
+    earlier groups.
 
     >>> import torch
     >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")
@@ -123,66 +113,61 @@ class Group:
     name: str
     of: Callable[[Modules], Tensors]  # returns views of a site's networks, never copies
     mix: Mean | Callable[[ServerSide], "Aggregator"] = sample_mean
-    # "both": sites send and receive the group in every round.
-    # "down": each site receives the group once in a phase, and does not send it.
-    # "up": sites send the group, and do not receive it.
-    # "given": sites receive the group in every round, and do not send it, because only the server changes it.
+    # "both": sites send and receive the group in every round. "down": each site receives the group once in a phase, and
+    # does not send the group. "up": sites send the group, and do not receive the group. "given": sites receive the
+    # group in every round, and only the server changes the group.
     travels: Literal["both", "up", "down", "given"] = "both"
     personal: bool = False  # whether each site receives different values
-    title: str = ""  # the group's title in tables of the tensors that a site sends; by default its name
-    # the group that the server sends instead to a site for which it has no personal values
+    title: str = ""  # the group's title in tables of the tensors that a site sends, by default the group's name
+    # Name of the group that the server sends instead to a site for which the server has no personal values.
     fallback_group: str | None = None
-    # Computes a personal group at the site under secure aggregation, because the server then knows no single site's
-    # tensors. The second argument is the site's index among the training sites; None at an evaluation site.
+    # A function that computes a personal group at the site under secure aggregation, because the server then knows no
+    # single site's tensors. The function's second argument is the site's index among the training sites, or None at an
+    # evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
-    undefended: str = ""  # why no robust aggregation can replace the mean of the group, and an alternative
-    # Returns the smallest and the largest valid value of each of the group's tensors, by the tensor's name. The
-    # networks in the first argument are on PyTorch's meta device.
+    undefended: str = ""  # why no robust aggregation can replace the group's mean, and which other method can
+    # A function that returns the smallest and the largest valid value of each of the group's tensors, by the tensor's
+    # name. The function's first argument contains networks on PyTorch's meta device.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
-    # Raises Refused for values that have the right shape, type and range but are impossible.
+    # Raises Refused for impossible values that have the right shape, type and range.
     check: Callable[[Tensors], object] = lambda tensors: None
-    # Called at a site after it received a phase's groups. The second argument is False if the server omitted this
-    # group. The function may raise Refused.
+    # A function that may raise Refused, and that a site calls after the site received a phase's groups. The function's
+    # second argument is False if the server omitted this group.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
-    # Returns facts about the sites for the summary. Its arguments are the group's aggregator and the sites.
+    # A function that returns facts about the sites for the summary.
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
-    # Returns further lines about the group for the hospitals' disclosure report.
+    # A function that returns further lines about the group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # set if the tensors are an average over a site's training images
-    # whether secure aggregation clips the group's values to `ranges`, and not to the plan's smaller bound
+    # Whether secure aggregation clips the group's values to their valid ranges, and not to the plan's smaller bound.
     unclipped: bool = False
 
     def given_only(self) -> Self:
-        """Return a copy of the group that travels "down": each site receives it once, and does not send it."""
+        """Return a copy of the group that each site receives once and does not send."""
         return replace(self, travels="down")
 
     @property
     def goes_up(self) -> bool:
-        """True if sites send the group."""
         return self.travels in ("both", "up")
 
     @property
     def goes_down(self) -> bool:
-        """True if sites receive the group."""
         return self.travels != "up"
 
 
 def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each group in a site's networks, by the group's name. Groups without tensors are omitted.
-
-    The tensors are views: changing them changes the networks.
-    """
+    """Return views of each group's tensors in a site's networks, so that changes of the views change the networks."""
     found = {group.name: group.of(modules) for group in groups}
     return {name: tensors for name, tensors in found.items() if tensors}
 
 
 def places_of(tensors: Iterable[Tensor]) -> set[int]:
-    """Return the memory addresses of tensors. Two views of the same tensor have the same address."""
+    """Return the memory addresses of tensors, which are equal for two views of the same tensor."""
     return {tensor.data_ptr() for tensor in tensors}
 
 
-# Returns the only site that trains in a round. The arguments are the round's number, the sorted training sites, and the
-# plan's seed.
+# A function that returns the only site that trains in a round, given the round's number, the sorted training sites, and
+# the plan's seed.
 Turn = Callable[[int, Sequence[str], int], str]
 
 
@@ -198,52 +183,39 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    train_round: Callable[["TrainContext"], float] = lambda bench: (
-        bench.train()
-        # trains at a site, and returns the loss, or NaN without a loss
-    )
-    # set if only one site trains in each round and sends tensors; the other sites only validate the received tensors
+    # A function that trains a site's networks and returns the loss, or NaN without a loss.
+    train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
+    # A function that chooses the only site that trains in a round and sends tensors, or None if all sites train. All
+    # other sites only validate the received tensors.
     turn: Turn | None = None
-    # Called at the server before the phase, but not again in a resumed study. This function may change initial weights
-    # that the server has not sent yet, and returns facts for the summary.
+    # A function that the server calls before the phase, but not again in a resumed study. The function called before a
+    # phase may change initial weights that the server has not sent yet, and returns facts for the summary.
     before: Callable[[ServerSide, Modules], Facts] | None = None
-    trains: bool = True  # whether sites train on their data in this phase
-    # number of noisy means over cases that a site sends in each round under differential privacy
+    trains: bool = True
+    # Number of noisy means over cases that a site sends in each round under differential privacy.
     releases: int = 0
-    disclosure_notes: tuple[
-        str, ...
-        # the phase's lines in the hospitals' disclosure report
-    ] = ()
+    disclosure_notes: tuple[str, ...] = ()  # the phase's lines in the hospitals' disclosure report
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
-        """True if a site trains in a round and sends its tensors.
-
-        Args:
-            number: The round's number.
-            sites: The sorted training sites.
-            seed: The plan's seed.
-        """
+        """Return True if a site trains in a round and sends its tensors."""
         return self.turn is None or self.turn(number, sites, seed) == site
 
     @property
     def sent(self) -> tuple[Group, ...]:
-        """The groups that sites send."""
         return tuple(group for group in self.groups if group.goes_up)
 
     @property
     def given(self) -> tuple[Group, ...]:
-        """The groups that sites receive."""
         return tuple(group for group in self.groups if group.goes_down)
 
     @property
     def once(self) -> tuple[Group, ...]:
-        """The groups that each site receives once and keeps."""
         return tuple(group for group in self.groups if group.travels == "down")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A phase, its index `place` in the schedule, and its first and last round."""
+    """A phase of the schedule, with its index, its first round and its last round."""
 
     place: int
     first: int
@@ -254,7 +226,7 @@ class Segment:
 class Schedule:
     """All phases of a study in order, and the phase in which the server delivers the study's outcome.
 
-    Two phases may have the same name, so a phase is identified by its index.
+    The index of a phase identifies the phase, because two phases may have the same name.
     """
 
     def __init__(self, phases: Sequence[Phase], delivery: Phase) -> None:
@@ -271,12 +243,13 @@ class Schedule:
             first += phase.rounds
 
     def place_of(self, number: int) -> int:
-        """Return the index of the phase that contains a round. A round after the study's last is in the last phase."""
+        """Return the index of the phase that contains a round, where rounds after the study's end belong to the last
+        phase.
+        """
         here = (stretch.place for stretch in self.stretches() if number <= stretch.last)
         return next(here, len(self.phases) - 1)
 
     def phase_of(self, number: int) -> Phase:
-        """Return the phase that contains a round. The first round has the number 1."""
         return self.phases[self.place_of(number)]
 
     @property
@@ -285,10 +258,14 @@ class Schedule:
         return self.phases[-1]
 
     def has_travelled(self, rounds: int) -> bool:
-        """True if the server has all groups that sites receive in the last phase, after this number of rounds."""
+        """Return True if the server has all groups that sites receive in the last phase, after this number of
+        rounds.
+        """
         so_far = self.phases[: self.place_of(rounds) + 1]
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """True if the last phase begins after at most this number of rounds: then the model can be the final model."""
+        """Return True if the model after this number of rounds can be the final model, because the last phase follows
+        or has begun.
+        """
         return self.phase_of(rounds + 1).name == self.last.name

@@ -1,4 +1,4 @@
-"""Change a plan by the option `--set key.subkey=value`, and name the hospitals of a simulation."""
+"""Change a plan's values from the command line, and name the hospitals of a simulation."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# The usual values of each optimizer, which replace the plan's values if --set chooses another optimizer.
+# The usual values of each optimizer, which replace the plan's values if a change chooses another optimizer.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
@@ -21,17 +21,17 @@ OWN_NUMBERS = ("learning_rate", "weight_decay", "momentum", "nesterov", "betas")
 
 
 def change(values: dict[str, Any], changes: Iterable[str]) -> None:
-    """Change a plan's values in place. Changes that reset other keys are applied first.
+    """Change a plan's values in place, beginning with changes that reset other keys.
 
     Args:
-        changes: Texts of the form "key.subkey=value".
+        changes: Strings of the form "key.subkey=value".
     """
     for one in sorted(changes, key=lambda one: one.partition("=")[0] not in (OPTIMIZER, NAMES)):
         _apply(values, one)
 
 
 def name_hospitals(values: dict[str, Any]) -> None:
-    """Name as many hospitals as a plan requires at least, if the plan names no hospitals."""
+    """Name as many hospitals as a plan requires, if the plan names no hospitals."""
     part = values.get("participation")
     if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
         values["participation"] = {**part, "sites": names_for(part["minimum"]), "minimum": None}
@@ -54,15 +54,15 @@ def _apply(values: dict[str, Any], change: str) -> None:
     if last == "name" and len(path) == 1 and path[0] in TABLES:
         value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:
-        # The values belong to the previous method, task or network.
+        # The section's values belong to the previous method, task or network.
         place.clear()
         if path == ["task"]:
-            values.pop("network", None)  # the network was for the previous task
+            values.pop("network", None)  # the network belongs to the previous task
     if key == OPTIMIZER and isinstance(value, str) and value in USUAL and place.get(last, "sgd") != value:
-        for number in OWN_NUMBERS:  # these values belong to the previous optimizer
+        for number in OWN_NUMBERS:  # the values of these keys belong to the previous optimizer
             place.pop(number, None)
         place.update(USUAL[value])
-    # A minimum without names is for plans that name no hospitals.
+    # Only plans that name no hospitals need a minimum number of sites.
     if key == NAMES and value and not place.get(last):
         place.pop("minimum", None)
     if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:
@@ -71,7 +71,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
 
 
 def _learn_slices(values: dict[str, Any]) -> None:
-    """Change a plan that trains on volumes into a plan that trains on slices, as `init --slices` does."""
+    """Change a plan that trains on volumes into a plan that trains on slices."""
     task, network = values["task"], values.get("network")
     task.update({key: task[key][:2] for key in ("size", "target_spacing") if isinstance(task.get(key), list)})
     if isinstance(network, dict) and "dimensions" in network:

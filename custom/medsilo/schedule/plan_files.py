@@ -13,18 +13,18 @@ from medsilo.core.text import is_safe_name
 from medsilo.core.yaml_text import load_yaml, why_unread
 
 FROM_FILES = ("question", "plans")  # keys of a task whose value may be the name of a file in the plan's folder
-LARGEST = 8 << 20  # most bytes of a text file
+LARGEST = 8 << 20  # limit on the bytes of a text file
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
     """Replace the file names in a plan, and return the new values.
 
-    In the task, a file's content replaces its name. For the network's initial weights, the file's hash is added.
+    In the plan's task, the content of a file replaces the file's name. In the plan's network, the file of initial
+    weights gets its hash.
 
     Args:
-        folder: The plan's folder.
-        beside: Whether all files must be in this folder.
+        beside: Whether all files must be in the plan's folder.
     """
     task, network = values.get("task"), values.get("network")
     if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder, beside)):
@@ -36,12 +36,12 @@ def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> di
 
 
 def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
-    """Return the section `network.from`, completed by the hash of the file with the initial weights.
+    """Add the hash of the file of initial weights to the plan's section about initial weights.
 
-    Returns None if the section is absent or already has a hash.
+    The function returns None if the plan names no file of initial weights, or already has its hash.
 
     Args:
-        told: The plan's value of `network.from`: the file's name, or a section.
+        told: The plan's value of `network.from`, which is the file's name or a section.
     """
     own = {"file": told} if isinstance(told, str) else told
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):

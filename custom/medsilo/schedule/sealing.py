@@ -1,7 +1,8 @@
-"""Define the interface of secure aggregation: the server learns sums over hospitals, but no single hospital's tensors.
+"""Define the interface of secure aggregation, by which the server learns sums over hospitals but no single hospital's
+tensors.
 
-A package registers an implementation as an entry point of the group `medsilo.aggregations`. A plan chooses an
-implementation by its name in `secure_aggregation.mode`.
+A package registers its secure aggregation as an entry point of the group `medsilo.aggregations`. A plan chooses a
+secure aggregation by its name.
 """
 
 from abc import abstractmethod
@@ -17,12 +18,12 @@ from medsilo.schedule.phase import Phase
 class SecureAggregation(Feature):
     """A protocol by which hospitals mask the tensors that they send.
 
-    The objects that `site` and `server` return contain the protocol's state.
+    The state of the protocol is in the objects at a site and at the server.
     """
 
     name: str
     promises: ClassVar[tuple[str, ...]]  # threats that the protocol prevents, and threats that it does not prevent
-    # largest ratio between the bytes of a masked tensor and the bytes of the same tensor in half precision
+    # Largest ratio between the bytes of a masked tensor and the bytes of the same tensor in half precision.
     times_as_large: ClassVar[int]
 
     @abstractmethod
@@ -31,7 +32,7 @@ class SecureAggregation(Feature):
 
     @abstractmethod
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:
-        """Return the shapes and types of the tensors that sites send in place of a phase's masked groups.
+        """Return the shapes and types of the masked tensors that sites send in a phase.
 
         Args:
             networks: A site's networks on PyTorch's meta device.
@@ -39,12 +40,8 @@ class SecureAggregation(Feature):
 
     @abstractmethod
     def site(self, place: Any) -> Any:
-        """Return a site's `UpdateCodec` (federation/site_context.py), which masks the tensors that the site sends."""
+        """Return the object that masks the tensors which a site sends (`UpdateCodec` in federation/site_context.py)."""
 
     @abstractmethod
     def server(self, asker: Any, state: Any, kit: Any) -> Any:
-        """Return the server's `RoundAggregation` (medsilo_server/server_state.py), which unmasks sums over sites.
-
-        Args:
-            kit: The server's startup kit, or None.
-        """
+        """Return the object that unmasks sums over sites (`RoundAggregation` in medsilo_server/server_state.py)."""

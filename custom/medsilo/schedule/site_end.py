@@ -1,4 +1,4 @@
-"""Define the data that a method uses at a site to end a study."""
+"""Define the data from which a site creates a method's outcome at the end of a study."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,15 +16,13 @@ from medsilo.tasks.task import Task
 
 @dataclass(frozen=True)
 class SiteEnd:
-    """The data from which a method makes its outcome at a site."""
-
-    plan: Any  # a medsilo.plan.Plan, which this package can't import
+    plan: Any  # a medsilo.plan.Plan; the package medsilo.schedule can't import medsilo.plan
     site: str
-    modules: Modules  # the networks, which contain the delivered tensors
-    folder: Path  # the site's folder in the study's run
+    modules: Modules  # the networks with the delivered tensors
+    folder: Path  # the site's folder within the run's folder
     task: Task
     compute: Compute
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # yields each validation case once, in order
-    suppressed: Collection[Part]  # the parts of the data that have too few cases to send any score
-    resolution: Mapping[str, Resolution]  # for each part of the data: the rounding of means and counts
+    suppressed: Collection[Part]  # the parts of the data (validation or test) that have too few cases to send any score
+    resolution: Mapping[str, Resolution]  # the rounding of means and counts for each part of the data
     stop: Callable[[], None]

@@ -1,4 +1,6 @@
-"""Average each output of a segmentation network's last layer over those hospitals that annotated this structure."""
+"""Average each output of a segmentation network's last layer only over hospitals that annotated the output's
+structure.
+"""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from functools import partial
@@ -17,14 +19,13 @@ PLAIN = (WeightedMean, UniformMean)
 def mix_by_structure(
     mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
-    """Average each output of the last layer over only those sites that annotated the output's structure.
+    """Replace aggregators of the last layer if a site did not annotate all structures.
 
-    If a site did not annotate all structures, the function replaces the aggregators of those groups that contain the
-    whole last layer. Only aggregators that are plain means are replaced.
+    The function replaces the aggregators of groups that contain the whole last layer, and only aggregators that are
+    plain means.
 
     Args:
         mixers: The aggregators by group, which the function changes in place.
-        groups: The tensors of each group.
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names
@@ -34,7 +35,7 @@ def mix_by_structure(
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> dict[str, float | Tensor]:
-        # The server rejected all sites with other structures when they joined.
+        # The server rejects a site with other structures when the site joins.
         absent = server.joined[site].absent if site in server.joined else ()
         drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
@@ -51,7 +52,7 @@ def mix_by_structure(
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
     """Return the output axis of each parameter of a model's last layer.
 
-    The mapping is empty if the last layer does not have this number of outputs.
+    The function returns an empty mapping if the last layer has another number of outputs.
     """
     found = {}
     for name in names_of_last_layers(model, 1):

@@ -14,13 +14,11 @@ from medsilo.learning.compute import Compute, LossFunction
 from medsilo.learning.loop import ObjectiveFunction, OutputLoss, Step, TrainStep, lesson, plain_step
 from medsilo.learning.training import Training
 
-if TYPE_CHECKING:  # needed only with differential privacy
+if TYPE_CHECKING:  # imports for differential privacy
     from medsilo.learning.private import PrivateSteps
 
 
 class TrainingCases(Protocol):
-    """A site's training cases in one round."""
-
     @property
     def steps(self) -> int:
         """The number of mini-batches in one epoch."""
@@ -30,12 +28,11 @@ class TrainingCases(Protocol):
 
         Args:
             lessons: The training steps, which are applied in this order.
-            number: The epoch's number within the round.
-            most: The largest number of mini-batches. None: the whole epoch.
+            most: The largest number of mini-batches, or None for the whole epoch.
         """
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each training case once, in batches, in the data set's order."""
+        """Yield batches that contain each training case once, in the data set's order."""
 
     def count(self) -> int:
         """Return the number of training cases as the site discloses it, which may be rounded."""
@@ -44,13 +41,15 @@ class TrainingCases(Protocol):
         """Return the exact number of training cases in each class."""
 
     def told_loss(self, model: nn.Module) -> float | None:
-        """Return a model's mean loss on the training cases as the site sends it, which may be rounded.
+        """Return a model's mean loss on the training cases as the site sends this loss, which may be rounded.
 
-        The loss is computed without dropout. None: the hospital suppresses the loss.
+        The training loss is computed without dropout, and is None if the hospital suppresses it.
         """
 
     def told_score(self, model: nn.Module) -> float | None:
-        """Return a model's validation score as the site sends it, which may be rounded; None if it is suppressed."""
+        """Return a model's validation score as the site sends this score, which may be rounded, or None if it is
+        suppressed.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +57,17 @@ class TrainContext:
     """The networks, optimizers and data that a method uses for training at a site in one round."""
 
     site: str
-    sites: Sequence[str]  # the sorted names of the training sites
+    sites: Sequence[str]
     modules: Modules
     optimizers: Mapping[str, Optimizer]
     training: Training
     loss: LossFunction  # the task's loss, with the plan's class weights
     compute: Compute
     cases: TrainingCases
-    random: Generator  # makes this site's random numbers in this round
-    # makes the plan's kind of training step; None: the plain step
+    random: Generator  # generator of this site's random numbers in this round
+    # A function that creates the plan's kind of training step, or None for the plain step.
     rule: Callable[[nn.Module, Optimizer], Step] | None = None
-    # makes noisy training steps; None without differential privacy
+    # An object that creates noisy training steps, or None without differential privacy.
     private: "PrivateSteps | None" = None
 
     def lesson(
@@ -77,9 +76,8 @@ class TrainContext:
         """Return a training step for one network.
 
         Args:
-            name: The network's name.
-            objective: Computes the loss; by default the task's loss.
-            step: Changes the weights; by default the plan's kind of step.
+            objective: Computes the loss, and is the task's loss by default.
+            step: Changes the weights, and is the plan's kind of step by default.
         """
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
@@ -99,8 +97,8 @@ class TrainContext:
         """Train for one round, and return the mean loss of the first training step in the last epoch.
 
         Args:
-            lessons: The training steps, which are all applied to a mini-batch before the next mini-batch is loaded. By
-                default, there is one step, which trains the network "model".
+            lessons: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.
+                By default, one step trains the network "model".
             share: The fraction of the round's mini-batches that are used.
         """
         lessons = lessons or (self.lesson(),)

@@ -18,18 +18,18 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-REMEMBERED = "accepted-settings.json"  # file name in the kit
-# Suffixes of the files in local/ that medsilo or NVFlare reads or imports
+REMEMBERED = "accepted-settings.json"  # name of the kit's file with the accepted settings
+# suffixes of those files in local/ that medsilo or NVFlare reads or imports
 READ = (".yaml", ".json", ".default", *all_suffixes())
-BESIDE = "startup/*__*resources.json"  # NVFlare reads components from these files, too
+BESIDE = "startup/*__*resources.json"  # NVFlare also reads components from files of this pattern in the kit
 LARGEST_FILE = 1 << 20  # bytes
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
 
 
 class _SettingsRecord(Section):
-    files: dict[str, str]  # SHA-256 by path, relative to local/
+    files: dict[str, str]  # SHA-256 of each file, by path relative to local/
     at: int = Field(ge=0)
-    # Whether the settings promise protection of patients; if not, the settings may change
+    # Whether the settings promise protection of patients, because other settings may change freely.
     promises: bool = Field(True, exclude_if=bool)
 
 
@@ -37,10 +37,10 @@ class AcceptedSettings:
     """The accepted settings of a kit. If the settings promise protection of patients, no study runs after a change to
     the settings.
 
-    The record of accepted settings is in the kit and signed with the kit's key. The record is not in `state_dir`,
-    because a changed setting could name another folder. The first check or study writes the record; a later change
-    needs the engineer's acceptance. If a hospital has a privacy ledger but no record, somebody removed the record,
-    because the record is created before the ledger.
+    The record of accepted settings is in the kit and signed with the kit's key. The record of accepted settings is not
+    in the hospital's state folder, because a changed setting could name another folder. The first check or study
+    records the accepted settings, and a later change needs the engineer's acceptance. If a hospital has a privacy
+    ledger but no record, somebody removed the record, because the record is created before the ledger.
     """
 
     def __init__(self, kit: KitFiles, book: Path | None = None) -> None:
@@ -52,8 +52,8 @@ class AcceptedSettings:
         self.file, self.local, self._kit, self._book = kit.kit / REMEMBERED, kit.kit / "local", kit, book
 
     def check(self) -> str:
-        """Return the time of the last acceptance as text; empty without an acceptance. Raises Refused if the settings
-        have changed since the last acceptance.
+        """Return the time of the last acceptance as text, which is empty without an acceptance. Raises Refused if the
+        settings have changed since the last acceptance.
         """
         if not self.file.exists():
             from medsilo.site.ledger import ledgers
@@ -84,13 +84,13 @@ class AcceptedSettings:
         return moment(remembered.at)
 
     def begin(self, settings: SiteSettings) -> str:
-        """Check the settings as `check` does, or accept the settings if nobody has accepted any settings yet."""
+        """Check the settings, or accept them if nobody has accepted any settings yet."""
         return self.check() or ("" if self.file.exists() and not settings.promise() else self.accept(settings))
 
     def accept(self, settings: SiteSettings) -> str:
-        """Record the present settings as accepted.
+        """Record the present settings as accepted, and return the time as text.
 
-        Returns the time of the acceptance as text; empty if the settings promise no protection of patients.
+        The returned text is empty if the settings promise no protection of patients.
         """
         from medsilo.site.signed import write_signed
 
@@ -112,8 +112,8 @@ class AcceptedSettings:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return a file's content, or the target of a symbolic link to a folder; None for a file that neither medsilo nor
-    NVFlare reads.
+    """Return a file's content or a symbolic link's target, or None for a file that neither medsilo nor NVFlare
+    reads.
     """
     if path.is_symlink() and path.is_dir():
         return bytes(path.readlink())
@@ -122,7 +122,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def check_there(local: Path) -> None:
-    """Raise MedsiloError if a hospital's kit has no medsilo.yaml, because without this file nothing would protect the
+    """Raise MedsiloError if a hospital's kit lacks medsilo.yaml, because without this file nothing would protect the
     hospital's patients.
     """
     if not (local / FILE_NAME).exists():
@@ -130,5 +130,4 @@ def check_there(local: Path) -> None:
 
 
 def moment(seconds: float) -> str:
-    """Format a time, in seconds since 1970, for people."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,4 +1,4 @@
-"""A hospital's limits on a lead's training script: `room` and `border` in the hospital's medsilo.yaml."""
+"""Define a hospital's limits on a lead's training script."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,12 +10,12 @@ from medsilo.core.section import Section
 Airlock = Literal["off", "wanted", "required"]
 MiB = 1 << 20
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
-# Prefixes of environment variables that can make a program load code, or that the isolated process itself sets
+# Prefixes of environment variables that can make a program load code, or that the isolated process sets.
 LOADERS = ("LD_", "PYTHON", "MEDSILO_", "PATH", "HOME", "TMPDIR")
 
 
 class RoomSettings(Section):
-    """`room` in a hospital's medsilo.yaml: the environment and limits of an isolated training script."""
+    """A hospital's settings for an isolated training script: environment and limits."""
 
     studies: bool = Field(
         False, description="whether medsilo's own studies also read images and train in an isolated process"
@@ -51,7 +51,7 @@ class RoomSettings(Section):
 
 
 class BorderSettings(Section):
-    """`border` in a hospital's medsilo.yaml: limits on a training script's answers."""
+    """A hospital's limits on a training script's answers."""
 
     norm: float | None = Field(
         None,

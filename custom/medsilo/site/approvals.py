@@ -2,9 +2,9 @@
 
 One signed file contains all decisions, so any change to the file invalidates all decisions. The file's name depends on
 the key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the approvals that the
-earlier key signed (`KitFiles.earlier_key_for`). The same folder contains the plans that wait for approval, and the code
-of jobs, in files that are named by hash. The signature does not protect against somebody who can read the key. A reset
-of the whole file to an earlier state is not detected.
+earlier key signed. The folder of approvals also contains the plans that wait for approval, and the code of jobs, in
+files that are named by hash. The signature does not protect against somebody who can read the key. A reset of the file
+of approvals to an earlier state is not detected.
 """
 
 import hashlib
@@ -30,17 +30,17 @@ from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
-FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # a subfolder of the hospital's query budget
+FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # subfolder of the hospital's query budget, and its lock file
 ASKED, ANSWERED, CODE = "asked", "answered", "code"
 WAIT = 60.0  # seconds to wait for another process's lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
-LARGEST = 8 << 20  # bytes of a plan that waits for approval
-MOST_ASKED = 50  # number of plans waiting for approval that are kept; older plans are dropped
-MOST_KEPT = 50  # number of approvals whose code is kept; older code is dropped
-LATEST = 253_402_300_799  # the end of the year 9999
+LARGEST = 8 << 20  # limit on the bytes of a plan that waits for approval
+MOST_ASKED = 50  # largest number of stored plans that wait for approval; older plans are deleted
+MOST_KEPT = 50  # largest number of approvals whose code is stored; older code is deleted
+LATEST = 253_402_300_799  # the end of the year 9999, in seconds since 1970
 MADE_ANEW = "decide again once somebody has found out why, and moved that file away"
 
-Asked = Annotated[str, Field(max_length=64)]  # a request's digest
+Asked = Annotated[str, Field(max_length=64)]
 PlanHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=200)]
 When = Annotated[int, Field(ge=0, le=LATEST)]  # seconds since 1970
@@ -51,7 +51,7 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval: expiry, rounds, sites. A missing limit means no limit."""
+    """The limits of an approval on time, rounds and sites, where a missing limit means no limit."""
 
     expires: When | None = None
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # limit on answered rounds, over all studies of the plan
@@ -59,7 +59,7 @@ class ApprovalLimits(Section):
 
     @classmethod
     def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
-        """Return the limits of an approval that is given now; raises MedsiloError for invalid limits.
+        """Return the limits of an approval that is given now, or raise MedsiloError for invalid limits.
 
         Args:
             hours: hours from now until the approval expires
@@ -78,24 +78,20 @@ class ApprovalLimits(Section):
 
 
 class ApprovedPackage(Section):
-    """The version and the hash of a package that a plan uses, as of the time of the approval."""
-
     version: Text
-    hash: Text  # hash of the package's files
+    hash: Text
 
 
 class Decision(Section):
-    """A hospital's decision about a plan."""
-
     plan: PlanHash
     verdict: DecisionKind
     at: When
     by: Text
     limits: ApprovalLimits = ApprovalLimits()
-    # The packages that an approved plan uses
     packages: dict[Text, ApprovedPackage] = Field({}, max_length=MOST_PACKAGES)
-    data: Text = ""  # the identifier of the hospital's data set
-    job_code: CodeFacts | None = Field(None, exclude_if=not_)  # for an approval: the code in the job, if any
+    data: Text = ""
+    # the code in the job of an approved plan, if the job has code
+    job_code: CodeFacts | None = Field(None, exclude_if=not_)
 
     def objection(
         self,
@@ -108,16 +104,14 @@ class Decision(Section):
         now: float,
         job_code: CodeFacts | None = None,
     ) -> str:
-        """Return the reason why the plan must not run, as the end of a sentence "this hospital ..."; an empty text if
-        the plan may run.
+        """Return the reason why the plan must not run, as the end of a sentence "this hospital ...". The reason is
+        empty if the plan may run.
 
         Args:
-            plan: the plan's name in the text
+            plan: the plan's name in the reason
             named: the sites that the plan names
             sites: the sites that the server names, which may be fewer
-            number: the round
             code: the plan's packages as installed now
-            data: the identifier of the hospital's data set
             job_code: the code in the job, with its packages as installed now
         """
         own = self.limits
@@ -141,7 +135,7 @@ class Decision(Section):
 
 
 def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None) -> str:
-    """Return an objection if the job's code is not the approved code; an empty text otherwise."""
+    """Return an objection if the job's code differs from the approved code, and an empty string otherwise."""
     if approved is None or now is None:
         told = "without code, and this job brings code" if now else "with code, and this job brings none"
         return "" if approved is now else f"approved {plan} {told}"
@@ -154,9 +148,9 @@ def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None
 
 
 class AskingPlan(Section):
-    """A plan that waits for this hospital's approval, or waited for it."""
+    """A plan that waits for this hospital's approval, or that has waited for it."""
 
-    plan: dict[str, Any]  # code that reads this plan must check the plan's hash
+    plan: dict[str, Any]  # the plan's values, whose hash the code that reads them must check
     hash: PlanHash
     study: Text = ""
     lead: Text = ""
@@ -165,11 +159,6 @@ class AskingPlan(Section):
     job_code: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = Field("", exclude_if=not_)  # hash of the job's code
 
     def waits(self, last: Decision | None) -> bool:
-        """True if the plan still needs a decision.
-
-        Args:
-            last: the last decision about this plan
-        """
         if last is None:
             return True
         approved = last.job_code.hash if last.job_code else ""
@@ -177,16 +166,13 @@ class AskingPlan(Section):
 
     @property
     def is_canary(self) -> bool:
-        """True if the plan declares itself a canary: one round on synthetic data."""
         return any(layer.get("name") == CANARY for layer in self.plan.get("layers") or [])
 
 
 class _RoundsRecord(Section):
-    """The digests of the requests that were answered under one approval."""
-
     since: When
     rounds: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
-    # Requests at the end of a study, when a model is delivered and tested
+    # Requests for the delivery and the test of a model at the end of a study.
     deliver: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
     test: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
 
@@ -198,14 +184,11 @@ class _Register(Section):
 
 
 class Approvals:
-    """A hospital's decisions about plans, and the plans that wait for a decision."""
-
     def __init__(self, book: Path, key: UseKey, data: str = "") -> None:
         """Prepare the approvals of a hospital.
 
         Args:
             book: folder of the hospital's query budget
-            data: the data set's identifier
         """
         self.folder, self.data, self._key = book / FOLDER_NAME, data, key
         public = bytes.fromhex(public_text(key))
@@ -214,7 +197,7 @@ class Approvals:
 
     # ------------------------------------------------------------------ decisions
     def decisions(self) -> tuple[Decision, ...]:
-        """Return all decisions, the earliest first; raises Refused if this key did not sign the file."""
+        """Return all decisions, the earliest first, or raise Refused if this key did not sign the file of decisions."""
         if not self.file.exists():
             return ()
         try:
@@ -226,7 +209,6 @@ class Approvals:
             ) from error
 
     def last(self, plan: str) -> Decision | None:
-        """Return the last decision about a plan, given its hash."""
         return next((one for one in reversed(self.decisions()) if one.plan == plan), None)
 
     def decide(
@@ -238,11 +220,10 @@ class Approvals:
         code: PlanCode = NOTHING,
         job_code: JobCode | None = None,
     ) -> Decision:
-        """Sign a decision and write it to disk; raises MedsiloError if there is no approval to withdraw.
+        """Sign a decision and write it to disk, or raise MedsiloError if there is no approval to withdraw.
 
         Args:
             code: for an approval, the packages that the plan may use
-            job_code: the code in the job, if any
         """
         decision = Decision(
             plan=plan,
@@ -267,8 +248,8 @@ class Approvals:
         return decision
 
     def take_over(self, before: "Approvals") -> None:
-        """After a kit's renewal, sign with the new key the decisions and plans that the earlier key signed. The files
-        signed with the earlier key are kept.
+        """After a kit's renewal, sign with the new key the decisions and plans that the earlier key signed, and keep
+        the earlier files.
         """
         with self._folder.alone():
             if self.file.exists() or not (decisions := before.decisions()):
@@ -278,11 +259,11 @@ class Approvals:
             write_signed(self.file, _Register(decisions=decisions), self._key)
 
     def count(self, decision: Decision, asked: str, task: CountedTask = "round", each: int = 1) -> None:
-        """Count a request before it is answered; raises Refused if the approval's limit of rounds is reached.
+        """Count a request before it is answered, or raise Refused if the approval's limit on rounds is reached.
 
         Args:
-            asked: the request's digest; a repeated request is not counted again
-            each: the number of rounds in a study, which is delivered and tested once
+            asked: the request's digest, because a repeated request counts only once
+            each: the number of rounds in a study, because each study is delivered and tested only once
         """
         most = decision.limits.rounds
         if most is None:
@@ -314,10 +295,7 @@ class Approvals:
     # ----------------------------------------------------------------- plans that wait for approval
     def keep(self, asked: AskingPlan, job_code: JobCode | None = None) -> None:
         """Store a plan that waits for approval, so that somebody can review it. Only the latest undecided plans are
-        kept.
-
-        Args:
-            job_code: the code in its job, if any
+        stored.
         """
         folder = self.folder / ASKED
         with self._folder.alone():
@@ -334,7 +312,7 @@ class Approvals:
                 drop_code(self.folder / CODE, {*approved[-MOST_KEPT:], *(one.job_code for one in self.asked())})
 
     def asked(self, beginning: str = "") -> list[AskingPlan]:
-        """Return the stored plans whose hash has this beginning, the latest plan first. Files with an invalid signature
+        """Return the stored plans whose hash has this beginning, the latest plan first. Plans with an invalid signature
         are left out.
         """
         found = []
@@ -345,16 +323,16 @@ class Approvals:
 
     # ------------------------------------------------------------------ code of jobs
     def code_of(self, asked: AskingPlan) -> JobCode | None:
-        """Return the code of a plan's job, or None if the job has no code; raises MedsiloError if the stored code is
+        """Return the code of a plan's job, or None if the job has no code. Raises MedsiloError if the stored code is
         missing.
         """
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the last approved code and the decision that approved it, to show differences from a plan's code. This
-        plan's code is preferred, then code of the same lead or study title, then any code.
+        """Return the last approved code, for a comparison with a plan's code, and the decision that approved it.
 
-        Returns None if no approved code is stored.
+        Approved code of the same plan is preferred, then code of the same lead or study title, then any code. The
+        method returns None if no approved code is stored.
         """
         plans = {one.hash: one for one in self.asked()}
 
@@ -373,17 +351,12 @@ class Approvals:
 
 
 def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the title, purpose and contact of a study as pairs of name and text.
-
-    Args:
-        study: the plan's `study` section
-    """
     said = ((name, plain(study.get(name) or "")) for name in ("title", "purpose", "contact"))
     return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
 
 
 def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, signed with a key of the site's kit."""
+    """Return a hospital's approvals, which a key of the hospital's kit signs."""
     found = Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
     if not found.file.exists() and (before := kit.earlier_key_for("approvals")):
         found.take_over(Approvals(book.folder, before))

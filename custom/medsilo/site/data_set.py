@@ -1,8 +1,8 @@
-"""A hospital's data set: a description of how to read the data and which facts are disclosed, and a person's acceptance
-of the description.
+"""Define a hospital's data set: a description of how to read the data, and of the facts that are disclosed.
 
-People read `data.yaml`. `inventory.csv` lists the files that were read, and `data.yaml` contains its digest.
-`accepted.json` contains a person's acceptance of `data.yaml`. Later changes to the files of the data are detected.
+The description for people is in data.yaml, and a person's acceptance of the description is in accepted.json. An
+inventory, inventory.csv, lists the files of the data. The description contains the inventory's digest, so that later
+changes to the data are detected.
 """
 
 import csv
@@ -31,23 +31,23 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.sources import DataSource
 
 INVENTORY, ACCEPTED, PRIVATE = "inventory.csv", "accepted.json", "private"
-AS_ACCEPTED, FILES_AS_ACCEPTED = "accepted.yaml", "accepted.csv"  # in PRIVATE: accepted data.yaml and inventory
-CASES = "cases.csv"  # in PRIVATE: the list of cases, if patterns of file names cannot describe them
+# accepted data.yaml and accepted inventory, in the folder PRIVATE
+AS_ACCEPTED, FILES_AS_ACCEPTED = "accepted.yaml", "accepted.csv"
+CASES = "cases.csv"  # list of cases in the folder PRIVATE, if patterns of file names cannot describe the cases
 COLUMNS = ("file", "bytes", "changed", "sha256")
 LARGEST_INVENTORY = 1 << 30  # bytes
 LARGEST = 8 << 20  # bytes of accepted.json
 WORKERS = 2  # threads that hash files
 PIECE = 1 << 20  # bytes per read
 AT_ONCE = 8  # files in each batch of a worker
-START, QUICK = 0.02, 50e-6  # seconds, fixed and per file: faster files stay in one thread, as two would be slower
+# fixed seconds, and seconds per file, below which one thread hashes the files, because two threads would be slower
+START, QUICK = 0.02, 50e-6
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 PartName = Literal["train", "validation", "test"]
 
 
 class Patients(Section):
-    """The way in which the data identify patients, and the number of patients."""
-
     known: bool = Field(description="whether the data name the patient of each case")
     by: str = Field(
         max_length=400,
@@ -68,15 +68,13 @@ class Told(Section):
 
 
 class Inventory(Section):
-    """The number of files in a data set, their total size, and a digest of all files."""
-
     files: Count
     bytes: Count
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = Field(description="SHA-256 of inventory.csv")
 
 
 class DataSet(Section):
-    """The content of `data.yaml`, which a person reads and accepts."""
+    """The description of a data set, which a person reads and accepts."""
 
     FILE: ClassVar[str] = "data.yaml"
 
@@ -108,7 +106,9 @@ class DataSet(Section):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the description, which includes the inventory's digest and so depends on every file."""
+        """SHA-256 of the description, which depends on every file because the description contains the inventory's
+        digest.
+        """
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -116,8 +116,8 @@ class DataSet(Section):
         """Return facts about the data set for people who decide about a study, as pairs of heading and text.
 
         Args:
-            least: smaller numbers of patients are not shown. Above 1, the number is the sum of the disclosed, rounded
-                counts, so that the text may leave the hospital
+            least: smaller numbers of patients are not shown; above 1, the text contains only disclosed, rounded counts,
+                so that it may leave the hospital
         """
         own = self.patients
         disclosed = sum(part.patients for part in self.tells.values())
@@ -143,14 +143,12 @@ class DataSet(Section):
         return "; ".join(f"{name}: {', '.join(one.words)}" for name, one in own.items())
 
     def unknown(self, words: Iterable[str]) -> list[str]:
-        """Return the plan's words that this data set does not contain; 1 and 1.0 are the same word."""
+        """Return the plan's words that this data set does not contain, where 1 and 1.0 are the same word."""
         known = {*map(level, self.words)}
         return sorted({word for word in words if level(word) not in known})
 
     def changes_since(self, before: "DataSet") -> list[str]:
-        """Return the changes since an earlier version, one per line: words, counts, and settings for
-        reading the data.
-        """
+        """Return the changes since an earlier version of the data set, one change per line."""
         then, now = _flat(before.model_dump(mode="json")), _flat(self.model_dump(mode="json"))
         words = [f"word {own!r}: may leave now" for own in self.words if own not in before.words]
         words += [f"word {own!r}: may leave no more" for own in before.words if own not in self.words]
@@ -161,11 +159,6 @@ class DataSet(Section):
         return [*words, *lines, *(["the list of its cases is another"] if self.cases != before.cases else [])]
 
     def source(self, folder: Path) -> DataSource:
-        """Return the settings for reading the data, as a `DataSource`.
-
-        Args:
-            folder: folder of the data set
-        """
         values = {**self.reading, "data_set": str(folder.resolve()), "lineage": self.lineage}
         if self.cases:
             values["table"] = str(self._cases_in(folder))
@@ -192,7 +185,6 @@ class DataSet(Section):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the data set in a folder; raises DataError."""
         return cls.in_file(folder / cls.FILE, f"the data set's {cls.FILE}", "make it: medsilo data FOLDER")
 
     def write(
@@ -202,7 +194,7 @@ class DataSet(Section):
 
         Args:
             cases: content of the list of cases
-            reasons: comments that explain settings, by key of `reading`
+            reasons: comments that explain settings, by key of the section `reading`
         """
         make_folder(folder)
         if cases:
@@ -215,12 +207,12 @@ class DataSet(Section):
 
     @staticmethod
     def drawn_lineage() -> str:
-        """Return a new random lineage, for a data set that is not a version of another data set."""
+        """Return a random lineage for a data set that is not a version of another data set."""
         return secrets.token_hex(16)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten a nested mapping: each new key joins the nested keys with dots."""
+    """Flatten a nested mapping, where each new key joins the nested keys with dots."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{before}{key}"
@@ -229,7 +221,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
-    """Add the reasons to the text of data.yaml, as comments above keys of `reading`."""
+    """Add reasons to the text of data.yaml, as comments above the settings for reading the data."""
     lines, section = list[str](), ""
     for line in text.splitlines():
         key = line.partition(":")[0]
@@ -243,16 +235,15 @@ def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the inventory
 @dataclass(frozen=True)
 class KnownFile:
-    """A file's name, and the size, modification time and hash at the time when the file was read."""
+    """The name of a file, and its size, modification time and hash at the time of reading."""
 
-    name: str  # relative to the data folder
+    name: str  # path relative to the data folder
     bytes: int
     changed: int  # modification time in nanoseconds
     sha256: str
 
 
 def inventory_text(files: Iterable[KnownFile]) -> str:
-    """Return an inventory as CSV text."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -261,7 +252,7 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
 
 
 def inventory_of(files: Iterable[KnownFile]) -> Inventory:
-    """Summarise an inventory for data.yaml. The digest depends on the names and contents of files, but not on their
+    """Summarise an inventory for data.yaml, with a digest that depends on the names and contents of files, but not on
     modification times.
     """
     known = sorted(files, key=lambda own: own.name)
@@ -271,8 +262,8 @@ def inventory_of(files: Iterable[KnownFile]) -> Inventory:
 
 
 def read_inventory(folder: Path) -> dict[str, KnownFile]:
-    """Return a data set's inventory by file name; raises DataError if the inventory is damaged or its digest differs
-    from data.yaml.
+    """Return a data set's inventory by file name. Raises DataError if the inventory is damaged, or if its digest
+    differs from the digest in data.yaml.
     """
     return _inventory_in(folder / INVENTORY, DataSet.read(folder))
 
@@ -299,9 +290,9 @@ def _inventory_in(path: Path, own: DataSet) -> dict[str, KnownFile]:
 def scan(
     files: Mapping[str, Path], known: Mapping[str, KnownFile], progress: Callable[[int], None] = lambda size: None
 ) -> list[KnownFile]:
-    """Hash the files, and return the results in the order of the file names.
+    """Hash files, and return the hashes in the order of the file names.
 
-    A file with the same modification time and size as in `known` is not read again.
+    A file with a known modification time and size is not read again.
 
     Args:
         progress: a function that is called with the size of each file
@@ -338,13 +329,11 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 def _read(name: str, path: Path) -> KnownFile:
-    """Hash a file that is read by os.read, because opening a small file with Python's reader takes longer than reading
-    it.
-    """
+    """Hash a file with os.read, because Python's reader takes longer to open a small file than to read it."""
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
-        left = size + 1  # the limit ends the reading even if the file keeps growing
+        left = size + 1  # the limit ends the reading even if the file grows meanwhile
         while left > 1 and (piece := os.read(place, min(left, PIECE))):
             own.update(piece)
             left -= len(piece)
@@ -377,7 +366,6 @@ class Difference:
 
 
 def compared(before: Mapping[str, KnownFile], now: Iterable[KnownFile]) -> Difference:
-    """Compare two inventories by the hashes of their files."""
     after = {own.name: own for own in now}
     return Difference(
         tuple(sorted(after.keys() - before.keys())),
@@ -387,19 +375,19 @@ def compared(before: Mapping[str, KnownFile], now: Iterable[KnownFile]) -> Diffe
 
 
 def files_of(source: DataSource) -> dict[str, Path]:
-    """Return the paths of a data set's files, by file name relative to the data folder."""
-    # imported here, because this module imports torch, which is not needed to read settings
+    """Return the path of each file of a data set, by file name relative to the data folder."""
+    # imported within the function, because the module imports torch, which is not needed to read settings
     from medsilo.tasks.case_index import CaseIndex
 
     source.check_folder()
-    if source.table and source.outcome:  # the rows of a table are the cases
+    if source.table and source.outcome:  # the rows of the table are the cases
         tables = [source.table, *(own.table for own in source.subgroups.values() if own.table)]
         return {name: source.model_copy(update={"table": name}).table_file() for name in tables}
     return CaseIndex.files_below(source.folder, missing=False)[0]
 
 
 def check_unchanged(folder: Path) -> None:
-    """Raise MedsiloError if a file's size or time differs from the data set's inventory. Files are not hashed."""
+    """Raise MedsiloError if a file's size or time differs from the data set's inventory, without hashing the file."""
     known, there = read_inventory(folder), files_of(DataSet.read(folder).source(folder))
     states = {name: path.stat() for name, path in there.items()}
     now = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
@@ -413,15 +401,13 @@ def check_unchanged(folder: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the acceptance
 class Acceptance(Section):
-    """A person's confirmation that the description of a data set is right."""
-
     identity: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     by: Annotated[str, Field(min_length=1, max_length=200)]
     at: Count
 
 
 def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
-    """Write a person's acceptance of a data set. The acceptance is signed if a kit's key is given."""
+    """Write a person's acceptance of a data set, and sign it if a kit's key is given."""
     given = Acceptance(identity=DataSet.read(folder).identity, by=by, at=int(time.time()))
     make_folder(folder / PRIVATE)
     write_text(folder / PRIVATE / AS_ACCEPTED, (folder / DataSet.FILE).read_text("utf-8"))
@@ -434,7 +420,8 @@ def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
 
 
 def check_accepted(folder: Path, key: Any | None = None) -> Acceptance:
-    """Return the acceptance of a data set; raises MedsiloError if the present version of the data set was not accepted.
+    """Return the acceptance of a data set, or raise MedsiloError if the present version of the data set was not
+    accepted.
 
     Args:
         key: the kit's key, which must have signed the acceptance
@@ -449,7 +436,7 @@ def check_accepted(folder: Path, key: Any | None = None) -> Acceptance:
 
 
 def as_accepted(folder: Path, key: Any | None = None) -> tuple[Acceptance, DataSet, dict[str, KnownFile]]:
-    """Return a data set's acceptance, with the accepted description and inventory; raises MedsiloError without an
+    """Return a data set's acceptance, and the accepted description and inventory. Raises MedsiloError without an
     acceptance.
     """
     given = _acceptance_in(folder, key)

@@ -1,8 +1,8 @@
 """Read the code in a job without running it, hash it, and store it for people to review.
 
-The code is the job's app as NVFlare unpacks it: scripts, and the configuration with its classes, commands and
-arguments. The plan, and the files that the plan names by hash, are left out, because the plan's hash covers both.
-NVFlare's signatures are left out, because they change with each submission.
+A job's code is the job's app as NVFlare unpacks it: scripts, and the configuration of classes, commands and arguments.
+The plan, and the files that the plan names by hash, are left out, because the plan's hash covers both. NVFlare's
+signatures are left out, because they change with each submission.
 """
 
 import base64
@@ -28,10 +28,10 @@ from medsilo.core.package import DECISIVE, canonical, is_ours
 from medsilo.core.section import Section
 from medsilo.core.text import plain, printable
 
-MOST_FILES, LARGEST = 1000, 4 << 20  # number of files and folders, and their total bytes
+MOST_FILES, LARGEST = 1000, 4 << 20  # largest number of files and folders, and largest number of bytes in all files
 LONGEST_NAME = 200
 MOST_VERSIONS = 300
-LARGEST_KEPT = 4 * LARGEST  # bytes of the file that stores a job's code
+LARGEST_KEPT = 4 * LARGEST  # limit on the bytes of the file that stores a job's code
 PLAN = "config/plan.yaml"
 COMPONENTS = "config/config_fed_client.json"
 CONFIG, CUSTOM = "config", "custom"  # folders of an app
@@ -39,8 +39,8 @@ BROUGHT = "job"  # subfolder of an app to which a hospital's launcher moves the 
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # NVFlare's signature files
 CACHE = "__pycache__"
 LINKED = "a link leads to another place; put the file itself there"
-# The component that NVFlare's SiteLogStreamer adds to each job before the job starts, if a hospital's resources.json
-# configures SiteLogStreamer. The component has no effect unless the hospital sets allow_log_streaming.
+# The component that NVFlare adds to each job before the job starts, if a hospital's resources.json configures
+# SiteLogStreamer. NVFlare's component has no effect unless the hospital sets allow_log_streaming.
 ADDED = {
     "id": "auto_log_streamer",
     "path": "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
@@ -67,11 +67,12 @@ class JobCode:
 
     @classmethod
     def read(cls, app: Path, fixed: Mapping[str, int], has_run: bool = False) -> Self:
-        """Read the code in an app's folder; raises MedsiloError for a symbolic link, too many files, or too many bytes.
+        """Read the code in an app's folder, or raise MedsiloError for a symbolic link, too many files, or too many
+        bytes.
 
         Args:
-            fixed: bytes of the files that the plan names, by their SHA-256
-            has_run: whether Python may have written caches
+            fixed: the sizes in bytes of the files that the plan names, by SHA-256
+            has_run: whether Python may have written caches into the folder
         """
         files: dict[str, bytes] = {}
         left = LARGEST
@@ -95,7 +96,6 @@ class JobCode:
 
     @cached_property
     def hash(self) -> str:
-        """The SHA-256 hash of the code's file paths and contents."""
         digest = hashlib.sha256(b"medsilo code 1\n")
         for name, content in sorted(self.files.items()):
             digest.update(f"{name}\0{len(content)}\0".encode())
@@ -104,12 +104,11 @@ class JobCode:
 
     @property
     def size(self) -> int:
-        """Total bytes of all files."""
         return sum(map(len, self.files.values()))
 
     @cached_property
     def imports(self) -> set[str]:
-        """Names of top-level modules that the code imports and does not contain. Dynamic imports are not detected."""
+        """Names of top-level modules that the code imports and does not contain, without dynamic imports."""
         inside = [PurePosixPath(name).parts[1] for name in self.files if name.startswith(f"{CUSTOM}/")]
         own = {name.partition(".")[0] for name in inside}
         found: set[str] = set()
@@ -120,11 +119,12 @@ class JobCode:
         return {name for name in found - own if name.isidentifier()}
 
     def facts(self) -> CodeFacts:
-        """Return the code's hash, and the installed versions of Python, of numerical libraries, and of each imported
-        package.
+        """Return the code's hash, and the installed versions of Python, of numerical libraries, and of all imported
+        packages.
         """
         wanted = {name for name in self.imports - sys.stdlib_module_names - {*DECISIVE} if not is_ours(name)}
-        known = packages_distributions() if wanted else {}  # slow: reads a file of every installed package
+        # slow, because the function reads a file of every installed package
+        known = packages_distributions() if wanted else {}
         packages = {canonical(own) for name in wanted for own in known.get(name, ())} | {*DECISIVE}
         versions = {"python": platform.python_version(), **dict.fromkeys(wanted - known.keys(), ABSENT)}
         versions |= {name: _version(name) for name in packages}
@@ -133,11 +133,11 @@ class JobCode:
         return CodeFacts(hash=self.hash, versions=dict(sorted(versions.items())))
 
     def differing(self, other: "JobCode") -> list[str]:
-        """Return the paths of files that differ between the two codes, or that only one of the two contains."""
+        """Return the paths of files that differ between the two codes, or that only one of the codes contains."""
         return sorted(name for name in {*self.files, *other.files} if self.files.get(name) != other.files.get(name))
 
     def keep(self, folder: Path) -> None:
-        """Store the code in a folder, in a file that is named by the code's hash."""
+        """Store the code in a file that is named by the code's hash."""
         path = folder / f"{self.hash}.json"
         if not path.exists():
             told = {name: base64.b64encode(content).decode() for name, content in sorted(self.files.items())}
@@ -145,7 +145,7 @@ class JobCode:
 
     @classmethod
     def kept(cls, folder: Path, hash: str) -> Self:
-        """Read the code that `keep` stored under a hash; raises MedsiloError if the code is missing or changed."""
+        """Read stored code by its hash, or raise MedsiloError if the code is missing or changed."""
         path = folder / f"{hash}.json"
         try:
             told = json.loads(read_bounded(path, LARGEST_KEPT))
@@ -159,21 +159,19 @@ class JobCode:
 
 
 def drop_code(folder: Path, but: Collection[str]) -> None:
-    """Delete all code that `keep` stored in a folder, except the code with these hashes."""
+    """Delete all stored code in a folder, except the code with these hashes."""
     for path in folder.glob("*.json"):
         if path.stem not in but:
             path.unlink(missing_ok=True)
 
 
 def as_brought(app: Path) -> Path:
-    """Return the folder with a job's files as NVFlare unpacked them; a hospital's launcher may have moved the files to
-    a subfolder.
-    """
+    """Return the folder of a job's files, which a hospital's launcher may have moved to a subfolder."""
     return app / BROUGHT if (app / BROUGHT).is_dir() and not (app / CUSTOM).exists() else app
 
 
 def has_code(app: Path) -> bool:
-    """True if an app has a `custom` folder, so that NVFlare treats the job as a job with code."""
+    """Return True if an app has a folder of custom code, because NVFlare then treats the job as a job with code."""
     return os.path.lexists(app / CUSTOM)
 
 
@@ -222,7 +220,7 @@ def _content(path: Path, size: int) -> bytes:
 
 
 def _as_sent(content: bytes) -> bytes:
-    """Remove from a job's configuration the component that the hospital's NVFlare added; other content is unchanged."""
+    """Remove the component that the hospital's NVFlare added to a job's configuration."""
     try:
         read = json.loads(content)
         components = read.get("components") or []
@@ -239,7 +237,7 @@ def _hash_of(path: Path) -> str:
 
 
 def _parted(several: str) -> list[str]:
-    """Return the names of the modules after `import` in a statement."""
+    """Return the names of the modules in an import statement."""
     return [one.strip() for one in several.split(",") if one.strip()]
 
 

@@ -1,4 +1,4 @@
-"""A site's identity: the certificate and private key in its startup kit."""
+"""Read a site's identity: the certificate and private key in the site's startup kit."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,14 +10,12 @@ from medsilo.core.errors import Passing
 if TYPE_CHECKING:  # imported only for type checking, because many studies sign nothing
     from medsilo.site.signing import KeyPurpose, UseKey
 
-HOSPITALS = "hospitals.json"  # file with the hospitals' names, in a server's local/
-BEFORE = "startup-before"  # copy of a kit's earlier startup/, if the kit was renewed with a new key
+HOSPITALS = "hospitals.json"  # file of the hospitals' names, in the folder local/ of a server's kit
+BEFORE = "startup-before"  # copy of a kit's earlier folder startup/, if the kit was renewed with a new key
 
 
 @dataclass(frozen=True)
 class KitFiles:
-    """The paths of a site's certificate, private key and root certificate."""
-
     certificate: str
     key: str
     root: str
@@ -27,7 +25,7 @@ class KitFiles:
         return Path(self.certificate).parents[1]
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """Read the certificate, the key and the root certificate; raises MedsiloError if a file cannot be read."""
+        """Read the certificate, the key and the root certificate, or raise MedsiloError if a file cannot be read."""
         try:
             certificate, key, root = (Path(path).read_bytes() for path in (self.certificate, self.key, self.root))
         except OSError as error:
@@ -39,13 +37,12 @@ class KitFiles:
         return certificate, key, root
 
     def key_for(self, use: "KeyPurpose") -> "UseKey":
-        """Return the signing key for this use, which is derived from the kit's key and certified by the kit's key."""
+        """Return the signing key for one purpose, which is derived from the kit's key and certified by it."""
         certificate, key, _ = self.read()
         return _use_key(certificate, key, use)
 
     def earlier_key_for(self, use: "KeyPurpose") -> "UseKey | None":
-        """Return the signing key derived from the kit's earlier key in startup-before/; None if there is no such
-        folder.
+        """Return the signing key for one purpose, derived from the kit's earlier key, or None without an earlier key.
 
         Raises MedsiloError unless the root issued the earlier certificate to this hospital. Without this check, anybody
         who may write to the kit could make medsilo trust a new key.
@@ -63,9 +60,7 @@ class KitFiles:
 
 @lru_cache(maxsize=16)
 def _use_key(certificate: bytes, key: bytes, use: "KeyPurpose") -> "UseKey":
-    """Derive a signing key. The signing key is cached, because each round needs the key and parsing an RSA key
-    is slow.
-    """
+    """Derive a signing key, which is cached because each round needs the key and parsing an RSA key is slow."""
     from medsilo.site.signing import UseKey, read_pair
 
     return UseKey.of(read_pair(certificate, key)[1], use)

@@ -1,15 +1,14 @@
-"""A hospital's privacy ledger: the differential privacy cost of every answer, recorded before the answer leaves.
+"""A hospital's privacy ledger, which records the differential privacy cost of every answer before the answer leaves.
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
-line. A second file, the head, contains the number of lines written so far and the hash of the last line. An answer
-leaves only after its entry is on disk, so a process that dies in between has charged too much, never too little.
+line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
+its entry is on disk, so a process that dies in between has charged too much, never too little.
 
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
 the new key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder,
 and does not protect against anybody who may write to this folder. The ledger detects changed, removed, added or swapped
 lines, a truncated file, and entries written without the key. Changes by the owner of the key are not detected. If
-ledger and head are reset to an earlier state, the copies of the head in the kit and at servers (`check_heads`) reveal
-the reset.
+ledger and head are reset to an earlier state, the copies of the head in the kit and at servers reveal the reset.
 """
 
 import hashlib
@@ -41,15 +40,15 @@ from medsilo.site.settings import PrivacyRequirements
 from medsilo.site.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
 from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 
-# FOLDER_NAME is a subfolder of the hospital's query budget
+# The folder FOLDER_NAME is a subfolder of the hospital's query budget.
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds to wait for another process's lock
-START = "0" * 64  # stands for the previous hash in the first line
-KEPT = "ledger-{}.head.json"  # in the kit: a copy of the head, one per data set
+START = "0" * 64  # stands for the previous line's hash in the first line
+KEPT = "ledger-{}.head.json"  # a copy of the head in the kit, one for each data set
 TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
-MOST_CHARGES = 10_000  # charges in one entry
+MOST_CHARGES = 10_000
 SLACK = 1e-9  # tolerance of ε for rounding errors of sums
 WHOLE = "the whole study"
 ABOUT = 0.01  # tolerance of ε while the cost of a study is only estimated
@@ -59,50 +58,42 @@ Kind = Literal["opened", "planned", "charged", "sent"]
 
 
 class Spending(Section):
-    """The study to which a ledger entry belongs."""
-
     study: Text
-    plan: Text  # the plan's hash
+    plan: Text
     method: Text
     lead: Text = ""  # the submitter, if known
 
 
 class LedgerEntry(Section):
-    """The content of one line of the privacy ledger."""
-
     number: int = Field(ge=0)
     previous: Hash
     time: int
     kind: Kind
     data: Text
-    spending: Spending | None = None  # None if the entry opens the ledger or continues the ledger with a new key
+    spending: Spending | None = None  # None if the entry opens the ledger, or continues the ledger with a new key
     what: Text = ""
     attempt: Text = ""  # identifies the answer, so that repeating the answer is not charged again
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
     delta: float | None = None  # the hospital's δ
-    epsilon: float | None = None  # ε of all charges up to this entry; None without a bound
-    # Capacity in bits of a training script's answer, by type of content, and ρ of the noise on the script's update
+    epsilon: float | None = None  # ε of all charges up to this entry, or None without a bound
+    # Capacity in bits of a training script's answer by type of content, and ρ of the noise on the script's update.
     bits: dict[Text, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=not_)
     update_rho: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=not_)
-    handed: str = Field("", exclude_if=not_)  # the next public key, which this entry's signer accepts
+    handed: str = Field("", exclude_if=not_)  # the next public key, which the signer of this entry accepts
 
 
 class _Head(Section):
-    """The number of lines of a ledger, with the hashes of the first and last line."""
-
-    began: Hash  # hash of the first line
+    began: Hash  # hash of the ledger's first line
     lines: int = Field(ge=0)
-    hash: Hash  # hash of the last line
+    hash: Hash  # hash of the ledger's last line
     time: int
 
 
 @dataclass(frozen=True)
 class LedgerStanding:
-    """The verified content of a privacy ledger."""
-
     entries: tuple[LedgerEntry, ...]
-    head: str  # hash of the last line
-    torn: bool  # True if the last line is incomplete; such a line does not count, because its answer did not leave
+    head: str  # hash of the ledger's last line
+    torn: bool  # True if the last line is incomplete; this line does not count, because its answer did not leave
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
 
@@ -118,25 +109,21 @@ class LedgerStanding:
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """Return, for each mechanism, the larger of a study's charges so far and its planned charges."""
+        """For each mechanism, return the larger of the study's charges so far and the study's planned charges."""
         planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
     def has(self, study: str, attempt: str) -> bool:
-        """True if this answer of the study was already charged."""
         return any(entry.attempt == attempt for entry in self._of(study, "charged"))
 
     def _of(self, study: str, kind: Kind) -> list[LedgerEntry]:
         return [entry for entry in self.entries if entry.kind == kind and _study(entry) == study]
 
     def epsilon(self, delta: float) -> float:
-        """Return the ε of all charges together at this δ."""
         return epsilon_of(self.charged, delta)
 
 
 class Ledger:
-    """A hospital's privacy ledger for one data set."""
-
     def __init__(
         self,
         book: Path,
@@ -145,28 +132,28 @@ class Ledger:
         kit: Path | None = None,
         files: KitFiles | None = None,
     ) -> None:
-        """Prepare the ledger of a data set. The ledger's files are created with the first entry.
+        """Prepare the ledger of a data set, whose files are created together with the first entry.
 
         Args:
             book: folder of the hospital's query budget
-            key: signing key of the kit; None without a kit, for a key beside the ledger
-            kit: folder of the kit, which keeps a copy of the head
-            files: key files of the kit, from which a key is read again if the kit is renewed during a study
+            key: signing key of the kit, or None without a kit, where the key is in the ledger's folder
+            kit: folder of the kit, which contains a copy of the head
+            files: key files of the kit, from which the key is read again if the kit is renewed during a study
         """
         self.folder, self.data, self._fixed, self._files = book / FOLDER_NAME, data, key, files
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
         self._heads = [self.head, *([kit / KEPT.format(data)] if kit else [])]
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
-        self._read: dict[bytes, tuple[LedgerEntry, str]] = {}  # cache: verified line -> its entry and signer
+        # cache of verified lines, with the entry and the signer of each line
+        self._read: dict[bytes, tuple[LedgerEntry, str]] = {}
 
     @property
     def exists(self) -> bool:
-        """True if the ledger has entries."""
         return self.file.exists() or any(head.exists() for head in self._heads)
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Admit a study and reserve its planned charges while the study runs; raises Refused if the privacy budget is
+        """Admit a study and reserve its planned charges while the study runs, or raise Refused if the privacy budget is
         too small.
         """
         with self._opened() as standing:
@@ -174,22 +161,20 @@ class Ledger:
             self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Raise Refused if a study with about these charges would exceed the privacy budget. For a study that was
-        admitted before, its recorded charges are checked instead.
+        """Raise Refused if a study's estimated charges would exceed the privacy budget. If the study was admitted
+        earlier, its recorded charges are checked instead.
         """
         with self._opened() as standing:
             study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
 
     def afford(self, study: "CountedStudy", charges: Sequence[Charge]) -> None:
-        """Raise Refused if these charges would exceed the privacy budget. No entry is written."""
+        """Raise Refused if these charges would exceed the privacy budget, without writing an entry."""
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) + counted(charges))
 
     def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
-        """Record the charges of an answer before the answer is sent; raises Refused if the charges exceed the privacy
-        budget.
-
-        When this function returns, the entry is on disk.
+        """Record the charges of an answer on disk before the answer is sent, or raise Refused if they exceed the
+        privacy budget.
 
         Args:
             attempt: identifies the answer, which is charged only once
@@ -209,7 +194,7 @@ class Ledger:
         """Let the present key sign all further entries, because the hospital's engineer has inspected and accepted the
         ledger.
 
-        Returns True if the earlier key, `old`, also signed the new key.
+        The method returns True if the earlier key also signed the new key.
         """
         with self._folder.alone():
             standing = self._lines_read()
@@ -223,7 +208,9 @@ class Ledger:
             return bool(handing) or not before
 
     def _take_over(self) -> None:
-        """After the kit was renewed, sign the new key with the kit's earlier key, if that key signed the last line."""
+        """After the kit was renewed, sign the new key with the kit's earlier key, if the earlier key signed the last
+        line.
+        """
         lines, _ = _lines(self.file)
         if not lines or self._files is None:
             return
@@ -238,14 +225,14 @@ class Ledger:
 
     @contextmanager
     def _opened(self) -> Iterator[LedgerStanding]:
-        """Within the context, lock the ledger; yields the ledger's verified content."""
+        """Lock the ledger within the context, and yield the ledger's verified content."""
         with self._folder.alone():
             self._take_over()
             if not self.exists:
                 self._write_head(0, START)
             standing = self.read()
             if not standing.entries:
-                # random, so that no two ledgers have the same first line
+                # a random value, so that no two ledgers have the same first line
                 self._append(standing, "opened", attempt=token_hex(16))
                 standing = self.read()
             elif standing.keys[-1] != self._public:  # the key file was missing when the ledger was read
@@ -301,7 +288,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
-        """Lock and read the ledger; raises MedsiloError if somebody tampered with the ledger."""
+        """Lock and read the ledger, or raise MedsiloError if somebody changed the ledger."""
         if not self.exists:
             return LedgerStanding((), START, False)
         with self._folder.alone():
@@ -332,7 +319,7 @@ class Ledger:
             entry, key = self._read[line]
             if entry.number != number or entry.previous != hashes[-1] or entry.data != self.data:
                 raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
-            # A new key must be accepted by the previous key, or by the engineer with the kit's key
+            # A new key must be accepted by the previous key, or by the engineer with the kit's key.
             if entries and key not in (keys[-1], entries[-1].handed) and not given:
                 raise MedsiloError(_changed(f"line {number + 1} is of a key that the one before it did not let in"))
             entries.append(entry)
@@ -356,7 +343,7 @@ class Ledger:
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
     def signed_head(self) -> dict[str, Any]:
-        """Return the ledger's signed head, which a server keeps: hashes, number of lines, and time."""
+        """Return the ledger's signed head, of which a server stores a copy."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
         return {**said["content"], "signature": said["signature"]}
@@ -364,8 +351,8 @@ class Ledger:
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
         """Raise Refused if the ledger does not continue from a head that was sent to a server earlier.
 
-        A head of another ledger, and a head signed by an unknown key, are ignored. Heads that are older than the
-        engineer's last acceptance of the ledger are ignored, too.
+        The method ignores heads of other ledgers, heads that an unknown key signed, and heads before the engineer's
+        last acceptance of the ledger.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -399,9 +386,7 @@ class Ledger:
 
     @property
     def _trusted(self) -> str:
-        """The public key that must have signed the last line, from the kit or from the key file beside the ledger;
-        empty if unknown.
-        """
+        """The public key that must have signed the last line, or an empty string if this key is unknown."""
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 
@@ -424,8 +409,8 @@ class CountedStudy:
     """A study in a privacy ledger, together with the hospital's privacy demands."""
 
     spending: Spending
-    demands: PrivacyRequirements | None = None  # None: no limit
-    # True if the named study is running, so that its planned charges stay reserved
+    demands: PrivacyRequirements | None = None  # None means no limit
+    # Returns True for a running study, whose planned charges stay reserved.
     runs: Callable[[str], bool] = lambda study: False
 
     @property
@@ -437,7 +422,6 @@ class CountedStudy:
 
         Args:
             asked: the total charges of this study
-            over: tolerance of ε
         """
         if self.demands is None:
             return
@@ -467,7 +451,7 @@ def _study(entry: LedgerEntry) -> str:
 def _lines(file: Path) -> tuple[list[bytes], bool]:
     """Return the complete lines, and True if an incomplete line follows them.
 
-    After a power cut, the beginning of the last line may read as zeros although the end of the line is on disk.
+    After a power failure, the beginning of the last line may read as zeros although its end is on disk.
     """
     try:
         content = file.read_bytes() if file.exists() else b""
@@ -486,7 +470,7 @@ def _changed(how: str) -> str:
     )
 
 
-# This error is also raised if a hospital had a ledger before the hospital got a kit
+# The error about another key is also raised if a hospital had a ledger before the hospital got a kit.
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
@@ -495,8 +479,8 @@ def _hash(line: bytes) -> str:
 
 
 def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
-    """Return the identifiers of all data sets that have a ledger, or whose ledger is missing although the kit has a
-    copy of its head.
+    """Return the identifiers of all data sets that have a ledger, or whose missing ledger has a copy of its head in the
+    kit.
     """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()
@@ -506,5 +490,5 @@ def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
 
 
 def ledger_of(book: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
-    """Return a hospital's ledger for one data set. If there is a kit, the kit's key signs the ledger."""
+    """Return a hospital's ledger for one data set, which the key of the hospital's kit signs, if there is a kit."""
     return Ledger(book.folder, data, kit=kit.kit, files=kit) if kit else Ledger(book.folder, data)

@@ -1,6 +1,4 @@
-"""The settings that servers and hospitals have in common. Each party (server or hospital) sets these settings for its
-machine.
-"""
+"""Define the settings of medsilo.yaml that servers and hospitals have in common."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, checked
 from medsilo.core.yaml_text import read_yaml
 
-# Imported for type checking only, because these modules import torch, which is not needed to read settings.
+# Imported only for type checking, because these modules import torch, which is not needed to read settings.
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.tasks.sources import DataSource
@@ -25,17 +23,18 @@ FILE_NAME = "medsilo.yaml"
 class PartySettings(Section):
     """The keys of medsilo.yaml that a server and a hospital have in common.
 
-    The file is in the folder `local/` of each party's startup kit. No job can override medsilo.yaml.
+    The file medsilo.yaml is in the folder local/ of each startup kit, and no job can override the file.
     """
 
     FILE: ClassVar[str] = FILE_NAME
 
     data: Any = None  # this party's data: a folder, or a section that describes the data
-    output: Path | None = None  # folder for results; by default `medsilo/` in the kit
+    output: Path | None = None  # folder for results, by default medsilo/ in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; with a GPU, 2 or more also start processes that read cases
-    # Installed packages, besides medsilo, whose methods, tasks and networks a plan may use here. "*" allows all.
+    # Installed packages whose methods, tasks and networks a plan may use, in addition to medsilo. "*" allows all
+    # installed packages.
     packages: tuple[str, ...] = ()
 
     @field_validator("data", mode="before")
@@ -51,12 +50,10 @@ class PartySettings(Section):
         return device
 
     def studies_in(self, kit: Path) -> Path:
-        """Return the folder of studies' results, given the folder of the kit."""
         return self.output or kit / "medsilo"
 
     @property
     def source(self) -> "DataSource | None":
-        """The settings of the data of this server or hospital; None without data."""
         if not isinstance(self.data, dict):
             return self.data
         from medsilo.tasks.sources import DataSource
@@ -65,7 +62,7 @@ class PartySettings(Section):
 
     @classmethod
     def read(cls, folder: Path, with_others: bool = False) -> Self:
-        """Read medsilo.yaml in this folder; returns the defaults if the file does not exist.
+        """Read medsilo.yaml in this folder, or return the defaults if the file does not exist.
 
         Args:
             with_others: whether the file may also have keys of other parties, because one person owns all parties
@@ -81,7 +78,7 @@ class PartySettings(Section):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Validate settings. An error names the settings' origin, the faulty key and the fix, but no value."""
+        """Validate settings, where an error names the settings' origin, the faulty key and the fix, but no value."""
         try:
             return checked(cls, {} if values is None else values, origin)
         except ValidationError as error:
@@ -90,7 +87,7 @@ class PartySettings(Section):
             raise MedsiloError(f"{origin}: {in_words(error, cls, tells_values=False)}") from error
 
     def compute(self) -> "Compute":
-        """Return the device and precision for training; raises MedsiloError if the machine lacks the device."""
+        """Return the device and precision for training, or raise MedsiloError if the machine lacks the device."""
         from medsilo.learning.compute import Compute
 
         chosen = Compute.choose(self.device, precision=self.precision, threads=self.threads)

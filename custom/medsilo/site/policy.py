@@ -1,4 +1,4 @@
-"""Read a hospital's NVFlare policy files in `local/`: privacy scopes, allowed classes, and who may send code."""
+"""Read a hospital's NVFlare policy: privacy scopes, allowed classes, and the roles that may send code."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from medsilo.core.text import plain
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 ONLY_THESE = "medsilo.flare.filters.OnlyTheseGroups"
-GUARD = "site_guard.Guard"  # a kit's component that rejects unapproved code (HospitalEvents)
+GUARD = "site_guard.Guard"  # a kit's component that rejects unapproved code
 REMEDY = "name single classes there, as site_configs/strict-hospital does"
 # NVFlare's classes that access no files except the job's logs. All other classes of NVFlare count as able to access
 # files that a job names.
@@ -24,21 +24,18 @@ HARMLESS = (
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy in privacy.json and resources.json of a site."""
-
     scope: str | None = None  # NVFlare's privacy scope of the job
-    filters: tuple[tuple[str, dict[str, Any]], ...] = ()  # filters on every answer: class and arguments
-    starts: bool = True  # whether NVFlare's allow list has medsilo's executor
+    filters: tuple[tuple[str, dict[str, Any]], ...] = ()  # class and arguments of each filter on answers
+    starts: bool = True  # whether NVFlare's allow list contains medsilo's executor
     streams_logs: bool = True  # whether a job's error logs may be streamed to the server
-    gpus: int = 0  # number of GPUs without which NVFlare does not start
+    gpus: int = 0  # number of GPUs that NVFlare needs to start
 
     def lets_out(self, group: str) -> bool:
-        """True if the filters let this group of tensors leave the site."""
         return all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
 
     @classmethod
     def read(cls, local: Path, scope: str | None = None) -> Self:
-        """Read the policy in a kit's `local/` for a job's privacy scope; missing files mean NVFlare's defaults."""
+        """Read the policy for a job's privacy scope, where missing files mean NVFlare's defaults."""
         privacy, resources = _json(local / "privacy.json"), _json(local / "resources.json")
         resources = resources or _json(local / "resources.json.default")
         scope = scope or privacy.get("default_scope")
@@ -54,8 +51,8 @@ class Policy:
 
 
 def ways_around(local: Path) -> list[tuple[str, str]]:
-    """Return the NVFlare settings that let a job access a hospital's files, such as medsilo.yaml. Each setting comes
-    with a remedy.
+    """Return the NVFlare settings that let a job access a hospital's files, such as medsilo.yaml, each with a
+    remedy.
     """
     resources = _json(local / "resources.json") or _json(local / "resources.json.default")
     found = []
@@ -67,7 +64,7 @@ def ways_around(local: Path) -> list[tuple[str, str]]:
     elif wide := [entry for entry in listed or () if _is_wide(str(entry))]:
         told = f"class_allow_list in local/resources.json has {plain(', '.join(map(str, wide[:3])), 200)}"
         found.append((f"{told}{' and more' if wide[3:] else ''}: classes that write or delete files", REMEDY))
-    guarded = any(one.get("path") == GUARD for one in resources.get("components") or ())  # rejects unapproved code
+    guarded = any(one.get("path") == GUARD for one in resources.get("components") or ())
     if not guarded and (sending := code_senders(local)):
         told = f"local/authorization.json lets {plain(', '.join(sending), 200)} send code, which may change anything"
         todo = f"set byoc to none there, or keep {GUARD} among the components of local/resources.json"
@@ -76,14 +73,13 @@ def ways_around(local: Path) -> list[tuple[str, str]]:
 
 
 def code_senders(local: Path) -> list[str]:
-    """Return the roles that may submit jobs with code according to the hospital's authorization.json."""
     rights = _json(local / "authorization.json") or _json(local / "authorization.json.default")
     return sorted(role for role, own in rights.get("permissions", {}).items() if _may_send(own))
 
 
 def _may_send(own: Any) -> bool:
-    """True if a role's rights allow jobs with code. In NVFlare, a role may have a single condition instead of a mapping
-    of rights; this condition then applies to all rights.
+    """Return True if a role's rights allow jobs with code. In NVFlare, a role may have a single condition instead of a
+    mapping of rights, and the condition then applies to all rights.
     """
     if isinstance(own, dict):
         own = {" ".join(name.lower().split()): rule for name, rule in own.items()}.get("byoc", "none")
@@ -91,7 +87,7 @@ def _may_send(own: Any) -> bool:
 
 
 def _is_wide(entry: str) -> bool:
-    """True if an entry of class_allow_list allows several classes, or a class that can access files."""
+    """Return True if an entry of class_allow_list allows several classes, or a class that can access files."""
     name = entry.rpartition(".")[2].lstrip("_")
     return not name[:1].isupper() or (entry.startswith("nvflare.") and entry not in HARMLESS)
 

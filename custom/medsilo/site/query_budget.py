@@ -30,26 +30,23 @@ PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 KEY, ANSWERS, PATIENTS, PLACES, TOLD = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "told.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds to wait for another process's lock
-MESSAGES = "messages"  # key under which the number of a training script's messages is counted
+MESSAGES = "messages"  # key under which a training script's messages are counted
 MARK = 16  # hexadecimal digits of a patient's keyed hash
-# Keyed hashes of the patients of one part of the data: hashes of (patient, number of cases), and hashes of the patient
-# alone
+# Keyed hashes of a group of patients: hashes of (patient, number of cases), and hashes of the patient alone.
 Marks = tuple[frozenset[str], frozenset[str]]
 
 
 @dataclass(frozen=True)
 class LockedFolder:
-    """A folder with a lock file that all processes of a hospital share."""
-
     folder: Path
-    lock: str  # the file's name
+    lock: str
     wait: float  # seconds to wait for another process's lock
     holds: str  # the name of the folder's content in error messages, such as "this hospital's records"
-    unless: str  # the consequence in error messages if the folder cannot be used
+    unless: str  # text of an error message: the consequence of a folder that cannot be used
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within the context, hold the lock; raises MedsiloError if the lock cannot be acquired."""
+        """Hold the lock within the context, or raise MedsiloError if the lock cannot be acquired."""
         try:
             make_folder(self.folder)
             with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
@@ -66,7 +63,7 @@ class LockedFolder:
 
 @dataclass(frozen=True)
 class Requester:
-    """A lead's study of a data set. All leads without a name count as one lead."""
+    """A lead's study of a data set, where all leads without a name count as one lead."""
 
     lead: str
     data: str
@@ -79,20 +76,20 @@ class Count:
 
     answered: Counter[str] = field(default_factory=Counter)
     planned: Counter[str] = field(default_factory=Counter)  # planned answers when the study was admitted
-    # For a training script: number of messages, and bits by type of content
+    # number of a training script's messages, and their bits by type of content
     sent: Counter[str] = field(default_factory=Counter)
 
 
 class QueryBudget:
-    """A hospital's records of the studies that it answered, which limit further answers."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._locked = LockedFolder(folder, LOCK, WAIT, "this hospital's records", "nothing with scores leaves")
 
     # ------------------------------------------------------------------ the key
     def key(self) -> bytes:
-        """Return this hospital's secret key, which also seeds the split of the data. The first call creates the key."""
+        """Return this hospital's secret key, which also seeds the split of the data. The first call creates the
+        hospital's secret key.
+        """
         with self._locked.alone():
             path = self.folder / KEY
             if not path.exists():
@@ -101,7 +98,6 @@ class QueryBudget:
 
     @property
     def may_begin(self) -> bool:
-        """True if this account owns the folder, or may create it."""
         there = next((place for place in self.folder.parents if place.exists()), None)
         return there is not None and there.stat().st_uid == os.geteuid()
 
@@ -117,20 +113,17 @@ class QueryBudget:
 
     @property
     def has_key(self) -> bool:
-        """True if the secret key exists, because an earlier study used it."""
         return (self.folder / KEY).exists()
 
     def number(self, purpose: str) -> int:
-        """Return a seed in [0, 2**63) for a purpose, derived from this hospital's secret key."""
         return int.from_bytes(hmac.digest(self.key(), purpose.encode(), "sha256")[:8], "big") >> 1
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return the function that assigns a data set's patients to training, validation and test. Each patient keeps
-        the assignment from earlier studies.
+        """Return the function that assigns a data set's patients to training, validation and test, and that remembers
+        earlier assignments.
 
         Args:
-            split: the seed of the split
             writes: whether new assignments are saved
         """
 
@@ -138,7 +131,7 @@ class QueryBudget:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
             with self._locked.alone():
-                # An incomplete line is skipped, because its assignment was never used.
+                # An incomplete line is skipped, because no study used the assignment of patients in an incomplete line.
                 parts = [own for line in self._lines(PLACES) if isinstance(own := line.get("parts"), dict)]
                 known = {mark: part for own in parts for mark, part in own.items()}
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
@@ -152,8 +145,8 @@ class QueryBudget:
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Record the patients of each part of the data, and return the parts whose scores must not leave the hospital.
 
-        Two groups with disclosed scores must be equal or differ in at least `least` patients. The difference between
-        scores of similar groups would disclose scores of few patients.
+        Two groups of patients with disclosed scores must be equal or differ in a minimum number of patients. Otherwise,
+        the difference between two disclosed scores would disclose scores of few patients.
 
         Args:
             parts: the patient of each case, by part of the data (training, validation or test)
@@ -177,10 +170,10 @@ class QueryBudget:
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the numbers to disclose about a group of patients.
 
-        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned.
-        Differences between disclosed numbers therefore cannot isolate few patients.
+        If the group of patients differs from an earlier group in too few patients, the earlier numbers are returned. So
+        differences between disclosed numbers cannot isolate few patients.
 
-        The caller must disclose no other number about the group.
+        The caller must disclose no other number about this group of patients.
 
         Args:
             names: the patient of each case
@@ -203,7 +196,7 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ answers
     def admit(self, asker: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
-        """Admit a study if the budget suffices for its planned answers with scores, else raise Refused.
+        """Admit a study if the budget suffices for its planned answers with scores, or raise Refused.
 
         A running study counts with all its planned answers, including answers that have not left yet.
         """
@@ -221,11 +214,7 @@ class QueryBudget:
         settings: SiteSettings,
         sent: Mapping[str, int] | None = None,
     ) -> None:
-        """Count an answer before the answer is sent; raises Refused if the query budget is spent.
-
-        Args:
-            sent: the bits of a training script's answer
-        """
+        """Count an answer before the answer is sent, or raise Refused if the query budget is spent."""
         with self._locked.alone():
             counts = self.counts()
             for part, times in parts.items():
@@ -248,7 +237,6 @@ class QueryBudget:
     def _check(
         self, counts: Mapping[Requester, Count], asker: Requester, part: DataPart, wanted: int, settings: SiteSettings
     ) -> None:
-        """Raise Refused if a study needs more answers than this lead has left."""
         others = [own for own in counts if (own.lead, own.data) == (asker.lead, asker.data) and own != asker]
         left = settings.most_answers(part) - sum(self._most(other, counts[other], part) for other in others)
         if wanted > left:
@@ -258,14 +246,14 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """Return the number of answers of another study that count: its planned answers while the study runs, else its
-        sent answers.
+        """Return the number of another study's answers that count: planned answers while the study runs, and sent
+        answers otherwise.
         """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
 
     def counts(self) -> dict[Requester, Count]:
-        """Return the planned and delivered answers of every study.
+        """Return the planned and sent answers of every study.
 
         An unreadable line counts as one answer about every part of the data, for every lead.
         """
@@ -296,7 +284,7 @@ class QueryBudget:
     def begin(self, study: str, most: int | None) -> FileLock:
         """Return a lock that counts the study as running while this process lives.
 
-        Raises Refused if `most` other studies are running.
+        Raises Refused if too many other studies are running.
         """
         place = FileLock(self.folder / RUNNING / study, mode=FILE)
         with self._locked.alone():
@@ -312,7 +300,6 @@ class QueryBudget:
         return place
 
     def runs(self, study: str) -> bool:
-        """True if a process is running this study."""
         path = self.folder / RUNNING / study
         if not path.exists():
             return False
@@ -346,9 +333,7 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Return keyed hashes of the patients with their numbers of cases, and of the patients alone; the hashes disclose
-    no names.
-    """
+    """Return keyed hashes of (patient, number of cases) and of the patient alone, which disclose no names."""
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
         frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
@@ -357,7 +342,8 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _are_near(one: Marks, other: Marks, least: int) -> bool:
-    """True if two groups differ, but only in a few patients or in the numbers of cases of a few patients.
+    """Return True if two groups of patients differ only in a few patients, or in the numbers of cases of a few
+    patients.
 
     Args:
         least: minimum number of patients in which two different groups must differ
@@ -366,7 +352,6 @@ def _are_near(one: Marks, other: Marks, least: int) -> bool:
 
 
 def _mark(key: bytes, text: str) -> str:
-    """Return a keyed hash of a text."""
     return hmac.digest(key, text.encode(), "sha256").hex()[:MARK]
 
 

@@ -1,4 +1,4 @@
-"""A hospital's settings, in its medsilo.yaml. No job and no plan can override these settings."""
+"""Define a hospital's settings in its medsilo.yaml, which no job and no plan can override."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,26 +16,26 @@ from medsilo.site.data_set import DataSet
 from medsilo.site.party import FILE_NAME, PartySettings
 from medsilo.tasks.sources import DataSource
 
-CANARY: Final = "canary"  # layer for one round on synthetic data, by which hospitals report whether they are ready
+# name of the layer for a canary study, one round on synthetic data, in which hospitals report whether they are ready
+CANARY: Final = "canary"
 LEAST_AVERAGED = 8  # smallest number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
 MIN_PATIENTS_PER_METRIC = 5  # default for real data
 LEAST_MEMORY = 256  # minimum MiB of memory for a training process
 SHARE = 0.8  # default fraction of the machine's memory for all concurrent studies together
-TRAIN_ANSWERS = 2000  # minimum of the limit on training losses, per lead and data set
+TRAIN_ANSWERS = 2000  # smallest limit on disclosed training losses, per lead and data set
 TESTS = 20  # number of validation scores for each test score that a lead may get
-SCORE_ROUNDING = 2  # the rounding step of a score is the influence of this number of patients on the score
+SCORE_ROUNDING = 2  # The rounding step of a score is the influence of this number of patients on the score.
 Approval = Literal["none", "required", "except-canary"]
 TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
-# Types of disclosed numbers other than tensors: counts, and the losses or scores over the training, validation or test
-# cases.
+# Types of disclosed numbers other than tensors: counts, and losses or scores over training, validation or test cases.
 Told = Literal["counts", "train", "validation", "test"]
 # Settings for the simulator, where one person owns all sites, so that numbers need no protection.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
 class PrivacyRequirements(Section):
-    """`privacy` in a hospital's medsilo.yaml: the differential privacy that the hospital demands for its patients."""
+    """The differential privacy that a hospital demands for its patients."""
 
     epsilon: Epsilon = Field(description="total ε that all studies of the same data may cost")
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
@@ -48,7 +48,7 @@ class PrivacyRequirements(Section):
 
 
 class SiteSettings(PartySettings):
-    """`medsilo.yaml` in the `local/` folder of a hospital's kit."""
+    """A hospital's settings, in medsilo.yaml in the folder local/ of its kit."""
 
     data: DataSource | None = None  # this hospital's data: a folder, or a section that describes the data
     memory_limit: int | None = Field(
@@ -125,7 +125,7 @@ class SiteSettings(PartySettings):
     @field_validator("airlock", mode="before")
     @classmethod
     def _off_in_yaml(cls, airlock: Any) -> Any:
-        return "off" if airlock is False else airlock  # YAML parses `off` as false
+        return "off" if airlock is False else airlock  # YAML reads the word off as false
 
     @field_validator("memory_limit")
     @classmethod
@@ -136,12 +136,11 @@ class SiteSettings(PartySettings):
 
     @property
     def isolated(self) -> bool:
-        """True if training runs in a separate process. If that process dies, only the round is lost."""
+        """True if training runs in a separate process, whose death loses only a round."""
         return self.memory_limit != 0
 
     @property
     def most_memory(self) -> int:
-        """Memory limit of the training process in bytes."""
         if self.memory_limit:
             return self.memory_limit << 20
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
@@ -157,25 +156,19 @@ class SiteSettings(PartySettings):
         return max(TESTS, -(-self.answers // TESTS))
 
     def approval_of(self, synthetic: bool = False, in_kit: bool = True) -> Approval:
-        """Return the approval that a plan needs.
-
-        Args:
-            synthetic: whether the plan's data are synthetic
-            in_kit: whether the hospital has a startup kit
-        """
         if self.approval is not None:
             return self.approval
         return "required" if in_kit and self.data is not None and self.protects(synthetic) else "none"
 
     def promise(self, in_kit: bool = True) -> bool:
-        """True if a study may run only under settings that the engineer has accepted."""
+        """Return True if a study may run only under settings that the engineer has accepted."""
         return self.approval_of(in_kit=in_kit) != "none" or self.privacy is not None or self.takes_part != "train"
 
     def refuses(self, trains: bool) -> str:
-        """Return the hospital's reason for not taking part in a study, or an empty text if it takes part.
+        """Return the hospital's reason for not taking part in a study, or an empty string if the hospital takes part.
 
         Args:
-            trains: True if the study would train a model here, False if it would only test one
+            trains: True if the study would train a model at this hospital, and False if it would only test a model
         """
         setting = f"takes_part: {self.takes_part} in its {FILE_NAME}"
         if self.takes_part == "observe":
@@ -192,11 +185,11 @@ class SiteSettings(PartySettings):
         """True if the settings themselves describe how to read the data, instead of naming an accepted data set."""
         if self.data is None or self.data.data_set is not None:
             return False
-        # `cache_folder` alone does not describe how to read the data
+        # The folder of the cache alone does not describe how to read the data.
         return self.data.model_copy(update={"cache_folder": None}).is_described
 
     def protects(self, synthetic: bool) -> bool:
-        """True if disclosed numbers come from patients who need protection."""
+        """Return True if disclosed numbers come from patients who need protection."""
         return not synthetic and not self.public_data
 
     def count_unit(self, synthetic: bool) -> int:
@@ -204,7 +197,7 @@ class SiteSettings(PartySettings):
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
-        """Return the rounding of scores and counts over these cases.
+        """Return the rounding of scores and counts over the cases of these patients.
 
         Args:
             names: the patient of each case
@@ -222,19 +215,14 @@ class SiteSettings(PartySettings):
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
-        """True if this hospital exchanges personal models with other hospitals that agree."""
+        """Return True if this hospital exchanges personal models with other hospitals that agree."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":
-        """Return the settings of a site on this machine; in this class, all sites have the same settings."""
+        """Return the settings of a site on this machine, which are equal for all sites in this class."""
         return self
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
-        """Return a copy of the settings with these values changed.
-
-        Args:
-            origin: the source of the values, for error messages
-        """
         return make_settings({**self.model_dump(exclude={"sites"}), **values}, origin)
 
     def check_sites(self, sites: Collection[str], dealt: bool = False) -> None:
@@ -257,7 +245,7 @@ class SiteSettings(PartySettings):
 
 
 class EachSites(SiteSettings):
-    """The settings of several sites on one machine. Sites without a medsilo.yaml have the common settings."""
+    """The settings of several sites on one machine, where sites without a medsilo.yaml have the common settings."""
 
     sites: dict[str, SiteSettings] = {}
 
@@ -278,21 +266,17 @@ class EachSites(SiteSettings):
 
 
 def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
-    """Return the settings of several sites on one machine.
-
-    Args:
-        own: the settings of sites that are not in `sites`
-    """
+    """Return the settings of several sites on one machine, and the common settings of all other sites."""
     return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 
 
 def make_settings(values: Any, origin: str) -> SiteSettings:
-    """Validate a hospital's settings. An error names the settings' origin, the faulty key and the fix."""
+    """Validate a hospital's settings, where an error names the settings' origin, the faulty key and the fix."""
     return SiteSettings.from_values(values, origin)
 
 
 def read_settings_of_all(folder: Path) -> SiteSettings:
-    """Read the settings in a folder, and in subfolders named after sites."""
+    """Read the settings in a folder, and in subfolders that are named after sites."""
     own = SiteSettings.read(folder)
     sites = {path.parent.name: SiteSettings.read(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
     return of_each(own, sites) if sites else own

@@ -1,4 +1,4 @@
-"""Write and verify signed JSON values, in files or in lines. Each signed value contains the signer's public key.
+"""Write and verify signed JSON values, of which each contains the signer's public key.
 
 Signatures are deterministic. A signature proves its origin only to a verifier who already knows the key's fingerprint.
 """
@@ -21,20 +21,18 @@ from medsilo.core.wording import in_words
 from medsilo.site.kit import KitFiles
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, public_text, sign_with, verify
 
-LARGEST = 8 << 20  # bytes of a signed file
+LARGEST = 8 << 20  # limit on the bytes of a signed file
 Hexadecimal = Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})+$")]
 S = TypeVar("S", bound=Section)
 
 
 class Signature(Section):
-    """A JSON value with its signature and the signer's public key."""
-
     content: dict[str, Any]
     key: Hexadecimal
     signature: Hexadecimal
     certified: Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})*$")] = Field(
         "", exclude_if=not_
-    )  # the kit key's certification of a `UseKey`
+    )  # the kit key's certification of the signing key
 
 
 def fingerprint(public: str) -> str:
@@ -44,7 +42,6 @@ def fingerprint(public: str) -> str:
 
 
 def digest_of(content: Section) -> str:
-    """Return the SHA-256 of a value; equal values have the same digest."""
     return hashlib.sha256(_canonical(content.model_dump(mode="json"))).hexdigest()
 
 
@@ -53,14 +50,13 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> bytes:
-    """Return the bytes to sign. The bytes include the type of content, so that a signature is invalid for another type
-    of content.
+    """Return the bytes to sign, which include the type of content, so that a signature is invalid for another type of
+    content.
     """
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 
 
 def signed(content: Section, key: PrivateKey | UseKey) -> Signature:
-    """Sign a value; `line_of` or `write_signed` serialise the result."""
     told, public = content.model_dump(mode="json"), public_text(key)
     signature = sign_with(key, _signed_bytes(type(content), public, told))
     certified = key.certified.hex() if isinstance(key, UseKey) else ""
@@ -68,12 +64,11 @@ def signed(content: Section, key: PrivateKey | UseKey) -> Signature:
 
 
 def line_of(signature: Signature) -> bytes:
-    """Serialise a signed value as one line."""
     return _canonical(signature.model_dump())
 
 
 def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], bytes] = line_of) -> tuple[S, str]:
-    """Verify a signed value and return its content and the signer's public key; raises MedsiloError if the value is
+    """Verify a signed value and return its content and the signer's public key, or raise MedsiloError if the value is
     invalid.
 
     Args:
@@ -108,7 +103,7 @@ def _written(signature: Signature) -> bytes:
 
 
 def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
-    """Verify a signed file and return its content and the signer's public key; raises MedsiloError if the file is
+    """Verify a signed file and return its content and the signer's public key, or raise MedsiloError if the file is
     invalid.
     """
     try:
@@ -121,17 +116,17 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
 
 
 def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
-    """Read a file that this key signed; raises MedsiloError if another key signed it."""
+    """Read a file that this key signed, or raise MedsiloError if another key signed the file."""
     content, _ = read_signed(path, kind)
-    # Compare the whole file, because the signature does not cover the field `certified`
+    # The whole file is compared, because the signature does not cover the certification of the key.
     if read_bounded(path, LARGEST) != _written(signed(content, key)):
         raise MedsiloError(f"{path.name} was changed after it was signed, or by another key", str(path))
     return content
 
 
 def read_of_kit(path: Path, kind: type[S], kit: KitFiles, use: KeyPurpose) -> S:
-    """Read a file that a kit's key signed. If the earlier key of a renewed kit signed the file, sign the file again
-    with the new key.
+    """Read a file that a kit's key signed. A file that the earlier key of a renewed kit signed is signed again with the
+    new key.
     """
     key = kit.key_for(use)
     try:

@@ -1,6 +1,4 @@
-"""Sign and verify content with keys that are derived from a kit's key and certified by the kit's key, one key for each
-use.
-"""
+"""Sign and verify content with keys that are derived from a kit's key and certified by it, one key for each purpose."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,18 +30,18 @@ KeyPurpose = Literal["approvals", "ledger", "settings", "data set", "events", "r
 
 @dataclass(frozen=True)
 class UseKey:
-    """A signing key for one purpose, which is derived from a kit's key and certified by the kit's key.
+    """A signing key for one purpose, which is derived from a kit's key and certified by it.
 
-    The kit's key itself signs only TLS connections and these certifications. A signature for one purpose is invalid for
-    every other purpose, and a leaked derived key does not reveal other keys.
+    The kit's key itself signs only TLS connections and certifications of derived keys. A signature for one purpose is
+    invalid for every other purpose, and a leaked derived key does not reveal other keys.
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the kit key's signature of the use and the public key
+    certified: bytes  # the kit key's signature of the purpose and the derived public key
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
-        """Derive the key for one use from a kit's key, by HKDF with SHA-256, which always gives the same key."""
+        """Derive the key for one purpose from a kit's key by HKDF with SHA-256, which always gives the same key."""
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
         key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
@@ -51,12 +49,14 @@ class UseKey:
 
 
 def claim(use: KeyPurpose, public: bytes) -> bytes:
-    """Return the text that a kit's key signs to certify a key for one use."""
+    """Return the bytes that a kit's key signs to certify a key for one purpose."""
     return f"medsilo signing key 1: {use}\n".encode() + public
 
 
 def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, ...], PrivateKey]:
-    """Parse PEM texts of a kit's certificates and key; raises MedsiloError if the key does not fit the certificate."""
+    """Parse PEM texts of a kit's certificates and key, or raise MedsiloError if the key does not fit the
+    certificate.
+    """
     try:
         chain, private = x509.load_pem_x509_certificates(certificate), private_key(key)
         same = chain[0].public_key() == private.public_key()
@@ -93,16 +93,12 @@ def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
 
 @lru_cache(maxsize=8)
 def private_key(text: bytes) -> Any:
-    """Parse a PEM private key. The parsed key is cached, because checking the primes of an RSA key takes 0.1 s."""
+    """Parse a PEM private key, which is cached because checking the primes of an RSA key takes 0.1 s."""
     return load_pem_private_key(text, None)
 
 
 def own_key(path: Path, of: str) -> PrivateKey:
-    """Read the signing key of a hospital without a kit, or create it.
-
-    Args:
-        of: the purpose of the key, for error messages
-    """
+    """Read the signing key of a hospital without a kit, or create the key."""
     if not path.exists():
         made = ed25519.Ed25519PrivateKey.generate()
         write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -118,15 +114,13 @@ def own_key(path: Path, of: str) -> PrivateKey:
 
 
 def public_text(key: PrivateKey | UseKey) -> str:
-    """Return the public key in hexadecimal digits."""
     own = key.key if isinstance(key, UseKey) else key
     return own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
 def sign_with(key: PrivateKey | UseKey, content: bytes) -> bytes:
-    """Sign content by RSA-PSS without salt, deterministic ECDSA or Ed25519.
-
-    The signature is deterministic: the same content and key give the same signature.
+    """Sign content by RSA-PSS without salt, deterministic ECDSA or Ed25519, so that equal content and keys give equal
+    signatures.
     """
     if isinstance(key, UseKey):
         return key.key.sign(content)
@@ -138,7 +132,7 @@ def sign_with(key: PrivateKey | UseKey, content: bytes) -> bytes:
 
 
 def verify(key: object, signature: bytes, content: bytes) -> None:
-    """Raise InvalidSignature unless this public key signed the content; raises ValueError for an unsuitable key."""
+    """Raise InvalidSignature unless this public key signed the content, or ValueError for an unsuitable key."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
         key.verify(signature, content, UNSALTED, SHA256())
     elif isinstance(key, ec.EllipticCurvePublicKey):

@@ -1,3 +1,1 @@
-"""Tasks of a plan: a task reads cases, and names the default network, the loss and the metric. This package also
-divides one data set among simulated hospitals, and generates synthetic hospitals.
-"""
+"""Define the tasks of plans: a task reads cases, and names the default network, the loss and the metric."""

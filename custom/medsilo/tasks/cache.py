@@ -1,9 +1,9 @@
-"""Cache prepared cases in memory or in files. Cases for which there is no space are prepared again at each use.
+"""Cache prepared cases in memory or in files.
 
-MONAI's cached data sets limit the number of cases, and write pickle files. This cache limits the number of bytes, and
-writes safetensors files.
+Cases for which the cache has no space are prepared again at each use. MONAI's cached data sets limit the number of
+cases, and write pickle files. This cache limits the number of bytes, and writes safetensors files.
 
-Each image file is read only once, both for the survey and for the cache.
+Each image file is read only once, for the survey and the cache together.
 """
 
 import hashlib
@@ -29,19 +29,17 @@ from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # names of the tensors in a cache file
-# greatest number of bytes in the cache folder; the cache also uses at most a quarter of the free disk space
+# Largest number of bytes in the cache folder, which also uses at most a quarter of the free disk space.
 MOST = 100 << 30
 PLACES = "places"  # name of the tensor of voxel positions, which some tasks store in a cache file
 
 
 class Memory:
-    """Counts the bytes of memory that a site's cache may still use."""
-
     def __init__(self, source: DataSource) -> None:
         self.left = source.cache_memory << 20  # number of bytes that may still be used
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Reserve memory for tensors. Returns False if there is not enough memory left."""
+        """Reserve memory for tensors, or return False if too little memory is left."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0
@@ -53,13 +51,13 @@ class Facts:
     """The facts about an image or recording that the survey needs."""
 
     digest: str
-    shown: tuple[tuple[int, ...], ...]  # for each case: the plan's labels that occur in the case
+    shown: tuple[tuple[int, ...], ...]  # for each case, those labels of the plan that occur in the case
     intensity: tuple[float, float]
     size: tuple[int, ...] = ()  # number of voxels along x, y (and z)
     spacing: tuple[float, ...] = ()
     values: tuple[int, ...] = ()  # the values that occur in the file of the mask
-    seconds: float = 0.0  # length of a recording
-    gaps: int = 0  # number of gaps between times of a recording, plus number of rows without a value
+    seconds: float = 0.0  # length of a recording in seconds
+    gaps: int = 0  # number of gaps between the times of a recording, plus number of rows without a value
 
 
 FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
@@ -67,19 +65,20 @@ FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An image or recording as tensors for the network. Inputs are [cases, C, *grid]. Targets are classes [cases], or
-    masks [cases, *grid] in uint8.
+    """An image or recording as inputs [cases, C, *grid], and as targets, which are classes [cases] or masks [cases,
+    *grid] in uint8.
     """
 
     inputs: Tensor
     targets: Tensor
     facts: Facts
-    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x); only if the entry has one case
+    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x). Only an image or recording that is a
+    # single case has voxel positions.
     places: Tensor | None = None
 
 
 class StoredCase:
-    """One case of a tensor [cases, ...] in a file. Slices of the case are read from the file when they are indexed."""
+    """One case of a tensor [cases, ...] in a file, from which only indexed slices are read."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -97,11 +96,9 @@ Sliced = Tensor | StoredCase
 
 @dataclass
 class Cache:
-    """A site's cache, which prepares and keeps cases."""
-
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # text that represents the task's settings and code; a change of this text makes cached cases invalid
+    settings: str  # identifies the task's settings and code, because a change of these makes cached cases invalid
     mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
 
     def __post_init__(self) -> None:
@@ -112,7 +109,7 @@ class Cache:
             self.room = min(MOST - taken, free_disk(folder) / 4)
 
     def hold(self, entry: Entry) -> "HeldEntry":
-        """Prepare an image or recording, and keep the result in memory or in a file if there is space."""
+        """Prepare an image or recording, and store it in memory or in a file if there is space."""
         if (known := self.source.facts) is not None:
             key = self._key(entry)
             if key not in known:
@@ -125,7 +122,6 @@ class Cache:
         return HeldEntry(entry, made.facts, made if keeps else None, None, self.make, self.mark)
 
     def _in_memory(self, held: "HeldEntry") -> "HeldEntry":
-        """Load a prepared entry from the cache file into memory, if there is enough memory."""
         if held.file is None:
             return held
         kept = {name: tensor.clone() for name, tensor in load_tensors(held.file)[0].items()}
@@ -155,9 +151,8 @@ class Cache:
         return HeldEntry(entry, facts, None, path, self.make, self.mark)
 
     def _key(self, entry: Entry) -> str:
-        """Return the cache key of an entry (image or recording).
-
-        The cache key depends on the entry's files, the task's settings and the task's code.
+        """Return a cache key that depends on the files of an image or recording, and on the task's settings and
+        code.
         """
         images = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
         try:
@@ -181,13 +176,14 @@ class HeldEntry:
     mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the input [C, *grid] and the target of one case."""
         inputs, targets, _ = self.kept(number)
         return inputs, marked(targets if targets.is_floating_point() else targets.long(), self.mark)
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
-        """Yield the same tensors as `kept`. Parts of a tensor in a cache file are read only when they are indexed."""
+        """Yield the tensors of one case, where a tensor in a cache file is read only at the indices that the caller
+        uses.
+        """
         if self.file is None:
             made = self.made or self.make(self.entry)
             yield made.inputs[number], made.targets[number], made.places
@@ -205,8 +201,8 @@ class HeldEntry:
 
 
 class ReadyCases(Dataset):
-    """The cases of a site's training, validation or test part. Cases of one image or recording, such as slices of a
-    volume, are consecutive.
+    """The cases of a site's training, validation or test part, where cases of one image or recording are
+    consecutive.
     """
 
     def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
@@ -221,7 +217,7 @@ class ReadyCases(Dataset):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the cases. The name of a case does not depend on other images or recordings."""
+        """The names of the cases, which do not depend on other images or recordings."""
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 
@@ -230,7 +226,7 @@ class ReadyCases(Dataset):
 
     @property
     def labels(self) -> Tensor | None:
-        """The class of every case, [cases]; None if targets are not classes."""
+        """The class of every case, [cases], or None if targets are not classes."""
         pairs = zip(self.held, self.chosen, strict=True)
         shown = [one.facts.shown[case] for one, cases in pairs for case in cases]
         return torch.tensor([own[0] for own in shown], dtype=torch.long) if all(shown) else None
@@ -240,18 +236,13 @@ class ReadyCases(Dataset):
         return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
-        """Return the entry (image or recording) that contains a case, and the index of the case within the entry."""
+        """Return the image or recording that contains a case, and the index of the case within it."""
         place = bisect_right(self.ends, index)
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return the entry (image or recording) that contains a case, and the index of the case within the entry.
-
-    Args:
-        cases: The data set.
-        index: The index of the case in the data set.
-    """
+    """Return the image or recording that contains a case, and the index of the case within it."""
     if isinstance(cases, ReadyCases):
         return cases.at(index)
     if isinstance(cases, ConcatDataset):

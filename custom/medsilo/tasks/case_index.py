@@ -1,6 +1,4 @@
-"""List the cases in a hospital's folder without opening images. Patterns of file names, or a table, determine the
-cases.
-"""
+"""List the cases in a hospital's folder without opening images, by patterns of file names or by a table."""
 
 import re
 from collections import Counter, defaultdict
@@ -32,7 +30,7 @@ OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image or recording: its files, its label and its patient.
+    """One image or recording, with its files, its label and its patient.
 
     The label is the path of a mask, or the name that the site gives the class.
     """
@@ -41,8 +39,8 @@ class Entry:
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # train, validation or test; empty if no table assigns the entry to one of these parts
-    site: str = ""  # in a simulation: the site to which the table assigns the entry
+    part: str = ""  # the part that a table assigns: train, validation, test, or empty without an assignment
+    site: str = ""  # the site to which a simulation's table assigns the entry
 
 
 @dataclass
@@ -62,7 +60,7 @@ class CaseIndex:
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
-    # for each DICOM element that identifies patients: the number of series with the element
+    # For each DICOM element that identifies patients, the number of series with this element.
     identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -78,11 +76,10 @@ class CaseIndex:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """For each reason, the number of cases that are left out."""
+        """The number of cases that are left out for each reason."""
         return {problem.what: problem.count for problem in self.problems if problem.severity == "left out"}
 
     def refuse_unusable(self) -> None:
-        """Raise DataError if training must reject the data, or if no case is usable."""
         if not self.usable:
             left = next(iter(self.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
@@ -91,18 +88,10 @@ class CaseIndex:
             )
 
     def take(self, name: str, files: tuple[Path, ...], label: Path | str, patient: str) -> None:
-        """Add a case.
-
-        Args:
-            name: The name of the case.
-            files: The files of the case.
-            label: The path of the mask, or the name that the site gives the class.
-            patient: The name of the patient.
-        """
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Record a problem of the cases in `names`, unless `names` is empty."""
+        """Record a problem of the named cases, unless there are no names."""
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -111,7 +100,6 @@ class CaseIndex:
         self.problems.append(Problem(severity, what, len(several), tuple(several)))  # type: ignore[arg-type]
 
     def drop(self, what: str, bad: Sequence[Entry]) -> None:
-        """Leave out the cases in `bad`, and record the reason `what`."""
         self.add("left out", what, [entry.name for entry in bad])
         names = {entry.name for entry in bad}
         self.entries = [entry for entry in self.entries if entry.name not in names]
@@ -136,8 +124,8 @@ class CaseIndex:
         """Return the regular files in a folder and all subfolders by relative path, and the problems of unreadable
         folders.
 
-        Hidden files are ignored. If `missing` is true, symbolic links to missing files are returned, so that the caller
-        can report the links.
+        Hidden files are ignored. Symbolic links to missing files are returned on request, so that the caller can report
+        these links.
         """
         found: dict[str, Path] = {}
         links, closed, places = list[str](), list[str](), [(str(folder), "")]
@@ -163,8 +151,8 @@ class CaseIndex:
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
-        """List the cases in a folder, as the site's settings describe. If `masks` is true, labels are paths of masks,
-        else names of classes.
+        """List the cases in a folder as the site's settings describe them. The labels of cases are either paths of
+        masks, or names of classes.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -176,9 +164,9 @@ class CaseIndex:
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """List the recordings in a folder, from a table if there is one, else by file suffix.
+        """List the recordings in a folder, by a table or by file suffixes.
 
-        Without a table, the name of the folder that contains a recording is the recording's label.
+        Without a table, the label of a recording is the name of its folder.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -202,8 +190,7 @@ class CaseIndex:
         data folder.
 
         Args:
-            source: The data source.
-            further: Problems of folders, which are added to the problems.
+            further: Problems of folders, which are added to the problems of cases.
         """
         self.entries.sort(key=lambda entry: entry.name)
         self.problems += further
@@ -214,8 +201,8 @@ class CaseIndex:
     def tell_patients(self, source: DataSource) -> None:
         """Set the patient of each case.
 
-        The regular expression `data.patient` finds the patient in a case's name. Without `data.patient`, each case
-        counts as a separate patient.
+        A regular expression in the site's settings finds the patient in a case's name. Without this regular expression,
+        each case counts as a separate patient.
         """
         if source.patient is None:
             self.patients_named = False
@@ -240,7 +227,7 @@ class CaseIndex:
         ]
 
     def check_patients(self, source: DataSource) -> None:
-        """Leave out excluded patients. Record a problem if the table assigns a patient to two parts."""
+        """Leave out excluded patients, and record a problem if the table assigns a patient to two parts."""
         without_who_left(self, source)
         fixed = {part: [entry.patient for entry in self.entries if entry.part == part] for part in PARTS}
         what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
@@ -248,7 +235,7 @@ class CaseIndex:
 
 
 def _kind_of(entry: DirEntry[str]) -> Literal["file", "missing", "folder", "link", "other"]:
-    """Return the kind of a directory entry. A symbolic link to a file has the kind of the file."""
+    """Return the kind of a directory entry, where a symbolic link to a file has the kind of the file."""
     try:
         if entry.is_dir():
             return "link" if entry.is_symlink() else "folder"
@@ -265,7 +252,7 @@ def table_of(source: DataSource, names: Collection[str], patterns: object) -> st
 
 
 def files_of(image: Path) -> list[Path]:
-    """Return the files of an image. A folder with one DICOM series has several files."""
+    """Return the files of an image, which are several files for a folder of one DICOM series."""
     return sorted(image.iterdir()) if image.is_dir() else [image]
 
 
@@ -302,12 +289,11 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
-    """Return a dictionary from names of cases to the files that match a pattern.
+    """Map names of cases to the files that match a pattern.
 
-    The name of a case consists of the texts that the stars of the pattern match. An image and its label have the same
-    name.
+    The stars of a pattern match the name of a case, so an image and its label have the same name.
 
-    A pattern that ends with a slash matches folders, each with one DICOM series.
+    A pattern that ends with a slash matches folders, of which each contains one DICOM series.
     """
     expression = DataSource.expression(pattern)
     if pattern.endswith("/"):
@@ -329,7 +315,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[
 
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
-    if stripped.lower() in ("", ".gz"):  # the last star of the pattern *.nii* matches an empty text or .gz
+    if stripped.lower() in ("", ".gz"):  # the last star of the pattern *.nii* matches an empty string or .gz
         return ""
     suffix = next((suffix for suffix in (*SUFFIXES, *CaseIndex.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
@@ -348,12 +334,8 @@ def _by_table(
     """List the cases in a table, one in each row.
 
     Args:
-        source: The data source.
-        folder: The folder of the files.
-        table: The name of the table.
-        names: The files in the folder, by relative path.
         images: The columns that name a case's image files.
-        masks: True if labels are paths of masks, False if labels are names of classes.
+        masks: True if labels are paths of masks, and False if labels are names of classes.
         within: Columns that the table may lack, because the recordings contain their values.
     """
     path = folder / table if (folder / table).is_file() else source.folder / table
@@ -396,9 +378,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record a table's rows that could not be read. Record a problem if the table's letters may have been decoded
-    wrongly.
-    """
+    """Record the table's unreadable rows, and a problem if letters may have been decoded wrongly."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -415,9 +395,9 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """Return a dictionary from every name that a table may use for an image or recording to the file.
+    """Map every name that a table may use for an image or recording to its file.
 
-    A table may use the path of a file. If a file name is unique, a table may also use the file name, with or without
+    A table may use the path of a file. If a file name is unique, a table may also use this file name, with or without
     suffix.
     """
     found: defaultdict[str, set[Path]] = defaultdict(set)
@@ -453,6 +433,6 @@ def refuse_links(listing: CaseIndex, root: Path) -> None:
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the cases of patients in `data.exclude_patients`, without recording a problem."""
+    """Leave out the cases of excluded patients, without recording a problem."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

@@ -10,20 +10,19 @@ from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'\u2019])\d{3})(?:\1\d{3})*([.,]\d*)?")
-# comparison sign before a number, as in <0.5, which marks a value outside of the measurable range
+# Matches a comparison sign before a number, as in <0.5, which marks a value outside of the measurable range.
 LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*(?=[\d.,])")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
 def number(cell: str, decimal: str = ".") -> float | None:
-    """Return the number in a cell, or None if the cell contains no finite number."""
     text = as_written(cell, decimal)
     value = float(text) if NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None
 
 
 def level(cell: str) -> str:
-    """Normalise a level of a categorical column, so that 1 and 1.0 become the same text."""
+    """Normalise a level of a categorical column, so that 1 and 1.0 become the same string."""
     text = composed(str(cell).strip())
     value = number(text)
     return str(int(value)) if value is not None and value == int(value) else text
@@ -33,7 +32,7 @@ DATE = re.compile(r"(\d{1,4})([-./])(\d{1,2})\2(\d{1,4})(?:[T ].*)?")
 
 
 def days(texts: Sequence[str]) -> list[float]:
-    """Convert the dates in a column to day numbers. A text that is not a date becomes NaN.
+    """Convert the dates in a column to day numbers, and all other cells to NaN.
 
     Raises DataError if the column does not show whether the day or the month is first.
 
@@ -59,9 +58,9 @@ def days(texts: Sequence[str]) -> list[float]:
 
 
 def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """Remove points that separate thousands from a column's cells, if the decimal sign is a comma.
+    """Remove points between thousands from a column's cells, if the decimal sign is a comma.
 
-    Raises DataError if it is ambiguous whether a point is a decimal point or separates thousands.
+    Raises DataError if a point may be a decimal point or may separate thousands.
 
     >>> without_thousands("leukocytes", ["1.365,5", "980,5", "12.400"], ",")
     ['1365,5', '980,5', '12400']
@@ -79,7 +78,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Rewrite a number in a text with a decimal point, and without blanks or apostrophes between thousands."""
+    """Rewrite a number with a decimal point, and without blanks or apostrophes between thousands."""
     text = cell.strip()
     if found := GROUPED.fullmatch(text):
         text = text.replace(found[1], "")

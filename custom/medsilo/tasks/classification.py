@@ -33,11 +33,10 @@ class Classification(Objective):
     cross_entropy = 1.0
 
     def __init__(self, classes: int | Sequence[str], outputs: int | None = None) -> None:
-        """Create the objective.
+        """Create the objective from the names of the classes, or from the number of classes.
 
         Args:
-            classes: The names of the classes, or the number of classes.
-            outputs: The number of logits. It is 1 if a single logit distinguishes two classes.
+            outputs: The number of logits, which is 1 if a single logit distinguishes two classes.
         """
         self.label_names = tuple(map(str, range(classes)) if isinstance(classes, int) else classes)
         self.classes = len(self.label_names)
@@ -48,8 +47,8 @@ class Classification(Objective):
         return ClassCounts(self.classes)
 
     def scores(self, output: Tensor) -> Tensor:
-        """Return a logit for each class. A single output is the logit of the second class; the first class
-        has logit 0.
+        """Return a logit for each class. A single output is the logit of the second class, and the first class then has
+        the logit 0.
         """
         return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
 
@@ -60,7 +59,6 @@ class Classification(Objective):
         return (self.scores(output).argmax(1) == target).float()
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric, the true class, the predicted class and the class probabilities of each case."""
         scores = self.scores(output)
         probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
         return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
@@ -68,7 +66,7 @@ class Classification(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
 
-        The confusion matrix and the histograms are left out if any class has between one and `least` - 1 cases.
+        The confusion matrix and the histograms are left out if any class has too few cases, but not if it has none.
         """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
@@ -108,9 +106,7 @@ class Classification(Objective):
         return [self.in_words(shares) for shares in self.scores(output.double()).softmax(1).tolist()]
 
     def in_words(self, shares: Sequence[float]) -> dict[str, float | str]:
-        """Return a dictionary from column names of predictions.csv to a case's predicted class and
-        class probabilities.
-        """
+        """Return a case's predicted class and class probabilities by the column names of predictions.csv."""
         named = [f"probability_{label}" for label in self.label_names]
         best = max(range(len(shares)), key=shares.__getitem__)
         return {"class": self.label_names[best], **dict(zip(named, shares, strict=True))}

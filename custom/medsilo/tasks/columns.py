@@ -1,5 +1,5 @@
-"""Read a hospital's table into columns. Each column stores each distinct text once. A file is read again only if it has
-changed.
+"""Read a hospital's table into columns, of which each stores each distinct string once. A file is read again only if it
+has changed.
 """
 
 import csv
@@ -35,49 +35,45 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20_000_000
 TOO_MANY = f"the table has more than {MOST_LINES} lines or {TableReader.MOST_CELLS} values; divide it"
-# greatest number of title lines above the header, and greatest number of characters in a title line
+# Largest number of title lines above the header, and largest number of characters in a title line.
 MOST_TITLES, LONGEST_TITLE = 20, 100_000
 SEPARATORS = ",;\t"
-KEPT = 2  # number of tables that are kept in memory
-SHOWN = 1_000_000  # greatest number of rows that one problem lists
+KEPT = 2  # number of tables that stay in memory
+SHOWN = 1_000_000  # largest number of rows that one problem lists
 BEGINS = r"^\s*[+-]?[.\d]"  # regular expression for the beginning of a cell that may contain a number
 LANES = 2  # number of 64-bit words in the hash of a row
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A table's column as texts. The column stores its distinct texts and, for each row, the index
-    of the row's text.
+    """A table's column of strings, which stores its distinct strings and, for each row, the index of the row's
+    string.
     """
 
     values: tuple[str, ...]
-    codes: np.ndarray  # for each row: the index of the text, [rows]
+    codes: np.ndarray  # for each row, the index of the row's string, [rows]
 
     def texts(self) -> list[str]:
-        """Return the text of each row."""
         return [self.values[code] for code in self.codes.tolist()]
 
     def isin(self, texts: "frozenset[str] | set[str]") -> np.ndarray:
-        """Return a Boolean array [rows]: True if the text of the row is in `texts`."""
         return np.array([value in texts for value in self.values], dtype=bool)[self.codes]
 
     def numbers(self, decimal: str = ".") -> np.ndarray:
-        """Return the number in each row, [rows]. A text that is not a number becomes NaN."""
+        """Return the number in each row, [rows], or NaN for a string that is not a number."""
         return numbers_in(self.values, decimal)[self.codes]
 
     def levels(self) -> tuple[str, ...]:
-        """Return the distinct texts, normalised as levels of a category."""
         return tuple(map(level, self.values))
 
     def shown(self) -> "TextColumn":
-        """Return the column without those distinct texts that no row contains."""
+        """Return the column without those distinct strings that no row contains."""
         there = np.flatnonzero(np.bincount(self.codes, minlength=len(self.values)))
         places = np.zeros(len(self.values), np.intp)
         places[there] = np.arange(len(there))
         return TextColumn(tuple(self.values[code] for code in there.tolist()), places[self.codes])
 
     def __getitem__(self, lines: np.ndarray) -> "TextColumn":
-        """Return the selected rows as a column."""
         return TextColumn(self.values, self.codes[lines])
 
 
@@ -86,7 +82,7 @@ def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") 
     order = np.argsort(patients.codes, kind="stable")
     known = ~column.isin(missing)[order]
     first = np.flatnonzero(np.diff(patients.codes[order], prepend=-1))
-    # for each row: the index of the first row of the same patient
+    # for each row, the index of the first row of the same patient
     starts = np.repeat(first, np.diff(first, append=len(order)))
     last = np.maximum.accumulate(np.where(known, np.arange(len(order)), -1))
     source = np.where(last >= starts, last, np.arange(len(order)))
@@ -103,16 +99,14 @@ def at_limits(column: TextColumn) -> TextColumn:
 
 
 def span(first: TextColumn, last: TextColumn) -> TextColumn:
-    """Return a column of the numbers of days between the dates in two columns. A row without both dates has an empty
-    text.
-    """
+    """Return a column of the numbers of days between the dates in two columns, empty in rows without both dates."""
     own = np.array(days(last.values), float)[last.codes] - np.array(days(first.values), float)[first.codes]
     values, codes = np.unique(own, return_inverse=True)
     return TextColumn(tuple("" if np.isnan(value) else f"{value:.0f}" for value in values.tolist()), codes.reshape(-1))
 
 
 def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
-    """Convert texts to numbers. A text that is not a number becomes NaN.
+    """Convert strings to numbers, and strings that are not numbers to NaN.
 
     >>> numbers_in(["61", "2,5", "1 200", "k.A."], ",").tolist()
     [61.0, 2.5, 1200.0, nan]
@@ -120,7 +114,7 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
     import pyarrow
     from pyarrow import compute
 
-    # The texts are encoded by Python, because pyarrow would import pandas to convert str.
+    # Python encodes the strings, because pyarrow would import pandas to convert str.
     written_in = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, written_in)], dtype=np.int64)
     buffers = pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(written_in))
@@ -139,9 +133,7 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
 
 
 def _as_numpy(array: Any, kind: type) -> np.ndarray:
-    """Convert a pyarrow array that has no missing values to numpy. The method to_numpy of pyarrow
-    would import pandas.
-    """
+    """Convert a pyarrow array without missing values to numpy. The method to_numpy of pyarrow would import pandas."""
     if not len(array):
         return np.zeros(0, kind)
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * np.dtype(kind).itemsize)
@@ -149,20 +141,20 @@ def _as_numpy(array: Any, kind: type) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Columns:
-    """A table whose columns are texts.
+    """A table whose columns contain strings.
 
-    A row is left out if its number of cells differs from the number of cells in the first row. A text that is too long
-    counts as a missing value.
+    A row is left out if its number of cells differs from the number of cells in the first row. A string that is too
+    long counts as a missing value.
     """
 
     path: Path
     names: tuple[str, ...]
-    count: int  # number of rows in the table
-    # columns that were not used yet; all chunks of a column have the same dictionary
+    count: int
+    # columns that were not used yet, where all chunks of a column have the same dictionary
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
     uneven: int = 0  # number of rows whose number of cells differs from that of the first row
-    word: str = "row"  # word for a row in messages: line in CSV, else row
+    word: str = "row"  # word for a row in messages: "line" for a CSV file, and otherwise "row"
     _known: dict[str, TextColumn] = field(default_factory=dict, repr=False)
 
     def find(self, name: str) -> str | None:
@@ -173,16 +165,13 @@ class Columns:
         return spelling(self.names)(name)
 
     def column(self, name: str) -> TextColumn:
-        """Return a column, given the column's name in the table."""
         if name not in self._known:
             self._known[name] = _texts(self._columns[name])
             del self._columns[name]
         return self._known[name]
 
     def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
-        """Return the names of some rows, such as line 12, for messages. At most SHOWN names are returned, in the order
-        of the file.
-        """
+        """Return the names of some rows for messages, such as line 12, at most SHOWN names in the order of the file."""
         numbers = self._numbers
         return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
 
@@ -192,19 +181,16 @@ class Columns:
 
     @cached_property
     def _numbers(self) -> Sequence[int]:
-        """The line number of each row in the file."""
         if self.word == "row":
             return range(1, self.count + 1)
         _, titles = beginning(self.path, self.coding)
-        # the file has neither empty lines nor line breaks within quotes, so every row is one line
+        # The file has neither empty lines nor line breaks within quotes, so every row is one line.
         if not self.uneven and _line_ends(self.path) == titles + self.count:
             return range(titles + 2, titles + 2 + self.count)
         return [number for number, even in self._lines() if even]
 
     def _lines(self) -> Iterator[tuple[int, bool]]:
-        """Yield, for each row of a CSV file, the line number, and True if the row has as many cells
-        as the first row.
-        """
+        """For each row of a CSV file, yield the line number, and True if the row has as many cells as the first row."""
         with self.path.open(encoding=self.coding, newline="") as file:
             separator, titles = beginning(self.path, self.coding)
             reader = csv.reader(file, delimiter=separator)
@@ -214,7 +200,7 @@ class Columns:
 
     @cached_property
     def digests(self) -> np.ndarray:
-        """The hash of each row, [rows, 2]. The hash depends on the texts in all columns."""
+        """The hash of each row, [rows, 2], which depends on the strings in all columns."""
         found = np.zeros((self.count, LANES), np.uint64)
         for name in self.names:
             own = self.column(name)
@@ -223,7 +209,7 @@ class Columns:
         return found
 
     def line_names(self) -> TextColumn:
-        """Return a column of names, one for each row. Rows with equal texts in all columns have equal names."""
+        """Return a column of row names, where rows with equal strings in all columns have equal names."""
         pairs = np.ascontiguousarray(self.digests).view([("a", np.uint64), ("b", np.uint64)]).reshape(-1)
         each, codes = np.unique(pairs, return_inverse=True)
         return TextColumn(tuple(f"{a:016x}{b:016x}" for a, b in each.tolist()), codes.reshape(-1))
@@ -248,7 +234,7 @@ class Columns:
 
 
 def _line_ends(path: Path) -> int:
-    """Count the line breaks in a file. A line break at the end of the file is not counted."""
+    """Count the line breaks in a file, except a line break at the end of the file."""
     ends, last = 0, b""
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -257,7 +243,7 @@ def _line_ends(path: Path) -> int:
 
 
 def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
-    """Convert a pyarrow column to texts. Blanks around texts are removed, and Unicode texts are normalised."""
+    """Convert a pyarrow column, remove blanks around strings, and normalise Unicode."""
     index: dict[str, int] = {}
     texts = (composed(text.strip()) for text in (column.chunk(0).dictionary.to_pylist() if len(column) else ()))
     own = [index.setdefault(text if len(text) <= TableReader.LONGEST else "", len(index)) for text in texts]
@@ -265,15 +251,13 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """Return, for each row of a column, the element of `found` at the index of the row's text."""
+    """For each row of a column, look up an element by the index of the row's string."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 
 
 def read_columns(path: Path) -> Columns:
-    """Read a table from CSV, Parquet, Stata, SAS or Excel into columns. The table stays in memory until the file
-    changes.
-    """
+    """Read a table from CSV, Parquet, Stata, SAS or Excel into columns, which stay in memory until the file changes."""
     try:
         state = path.stat()
     except OSError as error:
@@ -364,7 +348,7 @@ def _of_parquet(path: Path) -> Columns:
 
 
 def _of_any(array: Any) -> Any:
-    """Convert a pyarrow column of any type to the texts that a CSV file would contain."""
+    """Convert a pyarrow column of any type to the strings that a CSV file would contain."""
     import pyarrow
 
     encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode("encode")
@@ -396,7 +380,7 @@ def _checked(
     uneven: int = 0,
     word: str = "row",
 ) -> Columns:
-    """Make a table from columns, and remove empty rows. Raises DataError if the table is too large."""
+    """Create a table without empty rows. Raises DataError if the table is too large."""
     from pyarrow import compute
 
     if len(head) > MOST_COLUMNS:

@@ -1,6 +1,6 @@
 """Validate the counts of a classification's test cases, and derive test results from the counts.
 
-The derived results are calibration errors, areas under ROC curves, and decisions at a threshold.
+The derived test results are calibration errors, areas under ROC curves, and decisions at a threshold.
 """
 
 import math
@@ -14,21 +14,17 @@ from medsilo.core.errors import Refused
 from medsilo.tasks.measuring import decided, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
 
-# Names of counts that the server derives from the count `chances`:
+# Names of counts that the server derives from the histograms of probabilities.
 PLACED = "placed"  # number of cases in each bin, if the site also disclosed the sums of probabilities
 DECIDED = "decided"  # numbers of true negatives, false positives, false negatives and true positives
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Validates the counts that sites disclose about a classification's test cases, and derives test results from the
-    counts.
-    """
-
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless the counts of a classification can be those of `most` test cases."""
+        """Raise Refused unless the counts of a classification fit the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
             # the histograms of each class contain every case
@@ -40,8 +36,8 @@ class ClassCounts:
             _check_reliability(counts, self.classes)
 
     def check_threshold(self, threshold: float, counts: Mapping[str, list[float]]) -> None:
-        """Raise Refused if the counts lack histograms, or if the threshold is not an edge between
-        two histogram bins.
+        """Raise Refused if the counts lack histograms, or if the threshold is not an edge between two histogram
+        bins.
         """
         if CHANCES not in counts:
             raise Refused("unexpected field: threshold, whose counts are missing")
@@ -49,7 +45,7 @@ class ClassCounts:
             raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Return one site's disclosed counts, and the counts that the server derives from the disclosed counts."""
+        """Return one site's disclosed counts, and the counts that the server derives from them."""
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()
@@ -85,7 +81,7 @@ def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
 
 
 def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """Return, for each class and each bin, the number of cases, the number of positive cases, and the sum of
+    """For each class and each bin, return the number of cases, the number of positive cases, and the sum of
     probabilities.
     """
     sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
@@ -97,7 +93,7 @@ def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
 
 
 def on_a_place(threshold: float) -> bool:
-    """True if the threshold lies on the edge between two histogram bins."""
+    """Return True if the threshold lies on the edge between two histogram bins."""
     return 0 < round(threshold * BINS) < BINS and abs(threshold * BINS - round(threshold * BINS)) < 1e-6
 
 
@@ -113,7 +109,7 @@ def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float |
     """Return the area under the ROC curve of each class against all other classes.
 
     Two cases in the same bin count as half of a correctly ordered pair. The area under the ROC curve is undefined
-    (None) if a class has no case, or if it has all cases.
+    (None) for a class that has no case or all cases.
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
@@ -124,20 +120,20 @@ def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float |
 
 
 def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """Return the mean area under the ROC curve over the classes for which the area is defined.
+    """Return the mean area under the ROC curve over the classes for which this area is defined.
 
-    Returns None if the area is undefined for every class.
+    The function returns None if the area under the ROC curve is undefined for every class.
     """
     known = [area for area in areas_under_curve(histograms, classes) if area is not None]
     return sum(known) / len(known) if known else None
 
 
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
-    """Return the expected calibration error with BROAD bins of equal width; None without cases.
+    """Return the expected calibration error with BROAD bins of equal width, or None without cases.
 
-    If there are more than two classes, the calibration error is the mean over all classes, each against all other
-    classes. The calibration error of a class is the mean of |fraction of the class - mean probability| over bins,
-    weighted by the number of cases.
+    For more than two classes, the calibration error is the mean over all classes, each against all other classes. The
+    calibration error of a class is the mean of |fraction of the class - mean probability| over bins, weighted by the
+    number of cases.
     """
     counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
     cases = float(counts[0].sum())

@@ -1,5 +1,5 @@
-"""Check the headers of image files before a library reads the files. Headers with names of other files, or with
-impossible sizes, are rejected.
+"""Check the headers of image files before a library reads the files, and reject headers that name other files or claim
+impossible sizes.
 
 In DICOM files, every element is checked, because the library GDCM allocates as much memory as an element claims.
 """
@@ -14,28 +14,25 @@ from typing import Any, Literal
 from medsilo.core.errors import DataError
 
 PREAMBLE, MAGIC = 128, b"DICM"
-# DICOM value representations (VR) whose length field has 4 bytes
+# DICOM value representations (VR) whose length field has 4 bytes.
 LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 SEQUENCE_ENDS = (ITEM, 0xE0DD)
-DEFLATED = b"1.2.840.10008.1.2.1.99"  # deflated transfer syntax; a small file may decompress to any size
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # deflated transfer syntax, by which a small file may decompress to any size
 UNKNOWN = 0xFFFFFFFF  # undefined length, which means that a delimiter ends the element
-MOST = 1_000_000  # greatest number of elements in a file
+MOST = 1_000_000  # largest number of elements in a file
 CLOSED = "an image can't be read: this process's account may not; let it read the file"
 DAMAGED = "an image can't be read: it is damaged or no image, or stored in an unusual way; copy or export it again"
 
 
 def is_dicom(path: Path) -> bool:
-    """True if a file has the letters DICM after the first 128 bytes, as DICOM files have."""
     with path.open("rb") as file:
         return file.read(PREAMBLE + 4)[PREAMBLE:] == MAGIC
 
 
 def check_dicom(path: Path) -> None:
-    """Raise DataError if a DICOM element claims more bytes than the file contains. Of DICOM elements, only tags and
-    lengths are parsed.
-    """
+    """Raise DataError if a DICOM element claims more bytes than the file contains, by parsing only tags and lengths."""
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
@@ -43,8 +40,8 @@ def check_dicom(path: Path) -> None:
 
 
 def tags_in(data: bytes) -> set[tuple[int, int]]:
-    """Return the tags of all DICOM elements, including nested elements. Raises ValueError if an element claims more
-    bytes than the data contain.
+    """Return the tags of all DICOM elements, including nested elements. Raises ValueError if a DICOM element claims
+    more bytes than the data contain.
     """
     # The UID is searched at every position, because libraries disagree on the position at which the meta elements end.
     if DEFLATED in data:
@@ -62,10 +59,10 @@ class _Walk:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # transfer syntax of the data set, which a meta element contains
+        self.syntax = b""  # DICOM transfer syntax of the data set, from a meta element
         self.explicit, self.order = True, "little"
         self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
-        self.unknown = 0  # depth of nesting within a sequence of VR UN; elements in such a sequence have no VR
+        self.unknown = 0  # depth of nesting within a sequence of VR UN, where elements have no VR
 
     def _number(self, at: int, size: int) -> int:
         order: Literal["big", "little"] = "big" if self.order == "big" else "little"
@@ -89,8 +86,8 @@ class _Walk:
             yield tag
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
-        """Track whether the current element is in a DICOM sequence of VR UN. Elements in a sequence of VR UN have no VR
-        (DICOM PS3.5, 6.2.2).
+        """Track whether the current DICOM element is in a sequence of VR UN, whose elements have no VR (DICOM PS3.5,
+        6.2.2).
         """
         if self.unknown:
             self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)
@@ -109,17 +106,17 @@ class _Walk:
         return kind, self._number(place + 6, 2), place + 8
 
 
-# The readers of SimpleITK that medsilo uses. Some readers of SimpleITK that medsilo does not use (HDF5, Stimulate) open
-# files that a header names.
+# The readers of SimpleITK that medsilo uses. Other readers of SimpleITK (HDF5, Stimulate) open files that a header
+# names.
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
-HEAD = 1 << 20  # greatest number of bytes in a text header
-LONGEST = 400  # greatest number of characters in a line of a text header
-# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each size limit is a constant
-# plus a factor multiplied by the number of bytes in the file. The factors of size limits are below the greatest
-# compression ratio of zlib, 1032, which only small masks approach.
+HEAD = 1 << 20  # largest number of bytes in a text header
+LONGEST = 400  # largest number of characters in a line of a text header
+# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant plus
+# a factor multiplied by the number of bytes in the file. The factors are below the greatest compression ratio of zlib,
+# 1032, which only small masks approach.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks BigTIFF
-ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF; value with which TIFF marks CIELAB colours
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files, where a + marks BigTIFF
+ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF, and value with which TIFF marks CIELAB colours
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
@@ -156,7 +153,6 @@ def open_reader(path: Path) -> Any:
 
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
-    """Raise DataError if an image header claims more values than the file can contain."""
     values, size = math.prod(int(length) for length in shape), path.stat().st_size
     deep = sum(length > 1 for length in shape) > 2
     free, ratio = VALUES if deep else PIXELS
@@ -171,9 +167,7 @@ def _head(path: Path) -> bytes:
 
 
 def _file_of_meta(path: Path) -> Path:
-    """Return the file that contains the values of a MetaImage. An .mhd file may name another file of the same folder,
-    which contains the values.
-    """
+    """Return the file that contains the values of a MetaImage, which an .mhd file may name in the same folder."""
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
     lines = before.split(b"\n")
@@ -181,13 +175,13 @@ def _file_of_meta(path: Path) -> Path:
     named = META_DATA.fullmatch(key + rest.partition(b"\n")[0][:LONGEST])
     if not clean or lines[-1] or named is None:
         raise DataError(ELSEWHERE if key else "an image's header is incomplete; export it again", str(path))
-    # if NDims is not 2, 3 or 4, SimpleITK writes out of bounds
+    # SimpleITK writes out of bounds if NDims is not 2, 3 or 4.
     if META_AXES.findall(before) not in ([b"2"], [b"3"], [b"4"]):
         raise DataError(DAMAGED, str(path))
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
-    beside = path.parent / name  # the path is no file if the header gives a list or a pattern of names
+    beside = path.parent / name  # this path is no file if the header gives a list or a pattern of names
     if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
         raise DataError(ELSEWHERE, str(path))
     return beside
@@ -205,8 +199,8 @@ def _check_nrrd(path: Path) -> None:
 def _check_tiff(path: Path) -> None:
     """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
-    A TIFF file is rejected if it has an impossible size, CIELAB colours, or a rotated or mirrored orientation.
-    SimpleITK ignores the orientation of TIFF files.
+    A TIFF file is rejected if it has an impossible size, CIELAB colours, or a rotated or mirrored orientation, which
+    SimpleITK ignores.
     """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
@@ -225,10 +219,10 @@ def _check_tiff(path: Path) -> None:
 
 
 def is_turned(path: Path) -> bool:
-    """True if the EXIF orientation of a photograph is rotated or mirrored. SimpleITK ignores the EXIF orientation."""
+    """Return True if the EXIF orientation of a photograph is rotated or mirrored, which SimpleITK ignores."""
     from PIL.JpegImagePlugin import JpegImageFile
 
-    # JpegImageFile reads no pixels, and raises an error if the file is no JPEG
+    # JpegImageFile reads no pixels, and raises an error if the file is no JPEG.
     with suppress(Exception), JpegImageFile(path) as image:
         return image.getexif().get(ORIENTATION, 1) != 1
     return False

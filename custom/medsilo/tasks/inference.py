@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # imported for type checking only, because only `medsilo predict` reads images
+if TYPE_CHECKING:  # imported only for type checking, because only predictions read images
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.sources import DataSource
 
-IN_MONAI = "scripts.in_monai"  # Python module in a MONAI bundle; it contains the transforms that MONAI lacks
+IN_MONAI = "scripts.in_monai"  # Python module in a MONAI bundle with the transforms that MONAI lacks
 Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_target_", and the arguments of the class
 
 
@@ -20,24 +20,24 @@ Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_tar
 class InMonai:
     """A task's preprocessing and inference as MONAI bundle configuration.
 
-    The bundle reads an image under the key "image", then applies `transforms`, which must be invertible.
+    The MONAI bundle reads an image under the key "image", then applies the transforms, which must be invertible.
     """
 
     transforms: list[Words]
     inferer: Words
     # names of an image's channels, each in a separate file
     channels: Sequence[str] = field(default=("image",), kw_only=True)
-    flat: bool = field(default=False, kw_only=True)  # True for flat images, False for volumes
+    flat: bool = field(default=False, kw_only=True)
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, if known
-    classifies: bool = field(default=False, kw_only=True)  # True for a classification, False for a segmentation
-    # name of the transform in IN_MONAI that is applied first to flat images
+    classifies: bool = field(default=False, kw_only=True)
+    # Name of the transform in IN_MONAI that is applied first to flat images.
     converter: str = field(default="opaque", kw_only=True)
 
 
 def whole_images(
     size: Sequence[int], *, sliced: bool, windows: bool = False, overlap: float = 0.0, classifies: bool = False
 ) -> Words:
-    """Return the configuration of a MONAI inferer whose results equal those of `medsilo predict`."""
+    """Return the configuration of a MONAI inferer whose predictions equal medsilo's predictions."""
     how = {"sliced": sliced, "windows": windows, "overlap": overlap, "classifies": classifies}
     return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 
@@ -45,8 +45,8 @@ def whole_images(
 class Inference:
     """Describes how a task's models are applied to new cases.
 
-    The text `predictor` names an entry point of the group `medsilo.predictors`. If `predictor` is empty,
-    `medsilo predict` cannot use the task's models.
+    The predictor is the name of an entry point of the group `medsilo.predictors`. Without a predictor, medsilo cannot
+    predict with the task's models.
 
     >>> import numpy, torch
     >>> from medsilo.extend import Scan, Inference
@@ -68,8 +68,8 @@ class Inference:
 
         Args:
             predictor: The name of an entry point of the group `medsilo.predictors`.
-            inputs: A function that converts an image to the network's inputs, [cases, *shape]. Training and inference
-                use this function. By default, an image is one case.
+            inputs: A function that converts an image to the network's inputs, [cases, *shape], in training and
+                inference. By default, an image is one case.
             in_monai: The preprocessing and inference for a MONAI bundle, if MONAI supports them.
             own_values: A function that returns, for each label of the plan, the value in a hospital's masks.
         """

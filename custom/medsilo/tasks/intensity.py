@@ -1,4 +1,4 @@
-"""Scale the intensities of images for a network. All sites apply the same transform of MONAI."""
+"""Scale the intensities of images for a network by the same transform of MONAI at all sites."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,23 +10,21 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 
-PER_BYTE = 257.0  # 65535 / 255: divisor that converts 16-bit values to the range of 8-bit values
+PER_BYTE = 257.0  # 65535 / 255, the divisor that converts 16-bit values to the range of 8-bit values
 
 
 class _ByMonai(Section):
-    """Base class of intensity scalings. A scaling applies a transform of MONAI, both in training
-    and in MONAI bundles.
+    """The base class of intensity scalings, of which each applies the same transform of MONAI in training and in MONAI
+    bundles.
     """
 
     largest: ClassVar[float] = 1.0
 
     @property
     def _transform(self) -> tuple[str, dict[str, Any]]:
-        """The name and the arguments of the MONAI transform."""
         raise NotImplementedError
 
     def apply(self, image: Tensor) -> Tensor:
-        """Scale the values of an image [C, ...]."""
         from monai import transforms
 
         name, how = self._transform
@@ -34,7 +32,6 @@ class _ByMonai(Section):
         return torch.as_tensor(scaled.as_tensor() if hasattr(scaled, "as_tensor") else scaled, dtype=torch.float32)
 
     def in_monai(self) -> list[dict[str, Any]]:
-        """Return the MONAI bundle configuration of the transform."""
         name, how = self._transform
         return [{"_target_": f"{name}d", "keys": "image", **how}]
 
@@ -73,8 +70,8 @@ class Window(_ByMonai):
 
 
 class Bytes(_ByMonai):
-    """Scaling for photographs: map the range of 8-bit or 16-bit values to 0 to 1. Images with other types of values are
-    rejected.
+    """Scaling for photographs: map the range of 8-bit or 16-bit values to 0 to 1, and reject images with other types of
+    values.
     """
 
     kind: Literal["bytes"] = "bytes"
@@ -93,8 +90,7 @@ Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(di
 
 
 def numbers_of(values: np.ndarray, intensity: Section) -> np.ndarray:
-    """Convert an image's values to float32. If the scaling needs values from 0 to 255, 16-bit values are divided by
-    257.
+    """Convert an image's values to float32, and divide 16-bit values by 257 if the scaling needs values from 0 to 255.
 
     Raises DataError if the scaling needs values from 0 to 255, and the values are neither 8-bit nor 16-bit.
     """

@@ -14,14 +14,12 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are counted. If there are two classes, only the probability of the second
-    class is counted.
-    """
+    """Return the classes whose probabilities are counted: all classes, or only the second of two classes."""
     return range(1, 2) if classes == 2 else range(classes)
 
 
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
-    """Return, for each counted class, the numbers of negative and positive cases in each broad bin, [classes, 2,
+    """For each counted class, return the numbers of negative and positive cases in each broad bin, [classes, 2,
     BROAD].
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
@@ -29,16 +27,14 @@ def places_of(histograms: Sequence[float], classes: int) -> Tensor:
 
 
 def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
-    """Return the confusion matrix as a flat list. Rows of the confusion matrix are true classes, columns are predicted
-    classes.
-    """
+    """Return the confusion matrix as a flat list, with rows of true classes and columns of predicted classes."""
     return torch.bincount(labels * classes + found, weights, minlength=classes**2).double().tolist()
 
 
 def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
-    """Return two histograms of each class's predicted probability: [classes, 2, BINS].
+    """Return two histograms of each class's predicted probability, [classes, 2, BINS].
 
-    For each class, the first histogram counts the cases of all other classes, the second histogram counts the cases of
+    The first histogram of a class counts the cases of all other classes, and the second histogram counts the cases of
     the class.
     """
     classes = probabilities.shape[1]
@@ -50,9 +46,7 @@ def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None
 
 
 def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[float]:
-    """Return, for each counted class, the sum of predicted probabilities over the cases in each broad bin, as a flat
-    list.
-    """
+    """For each counted class, return the sum of predicted probabilities over the cases in each broad bin."""
     totals = []
     for label in judged(probabilities.shape[1]):
         values = probabilities[:, label].double()
@@ -65,7 +59,7 @@ def decided(histograms: Sequence[float], threshold: float) -> list[float]:
     """Return the numbers of true negatives, false positives, false negatives and true positives.
 
     Args:
-        histograms: The result of `chances` for two classes.
+        histograms: The histograms that the function `chances` returns for two classes.
         threshold: The least probability of the second class for which a case counts as positive.
     """
     others, own = torch.tensor(histograms, dtype=torch.float64).reshape(2, 2, BINS)[1]
@@ -74,7 +68,6 @@ def decided(histograms: Sequence[float], threshold: float) -> list[float]:
 
 
 def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
-    """Return sensitivity and specificity, or None if one of the two classes has no case."""
     right_without, wrong_without, wrong_with, right_with = counts
     without, having = right_without + wrong_without, wrong_with + right_with
     return (right_with / having, right_without / without) if without and having else None
@@ -83,12 +76,11 @@ def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
-    The threshold maximises sensitivity + specificity (Youden's index). If several thresholds are equally good, the
-    threshold nearest to 0.5 is chosen. Returns None if one of the two classes has no case.
+    The threshold maximises sensitivity + specificity (Youden's index). Of several equally good thresholds, the function
+    chooses the threshold nearest to 0.5. The function returns None if one of the two classes has no case.
 
     Args:
-        histograms: The result of `chances` for the validation cases.
-        places: The number of steps from 0 to 1 into which thresholds are divided.
+        histograms: The histograms that the function `chances` returns for the validation cases.
     """
     cuts = [number / places for number in range(1, places)]
     rates = [rates_of(decided(histograms, cut)) for cut in cuts]

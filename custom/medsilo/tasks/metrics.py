@@ -1,5 +1,5 @@
-"""Define types of test results, and add test results over sites. Measures of single cases stay at the site. Counts
-leave the site, and are added over sites.
+"""Define types of test results: measures of single cases, which stay at the site, and counts, which are added over
+sites.
 """
 
 from collections.abc import Iterable, Sequence
@@ -7,23 +7,21 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# maps the name of a measure to a value for every case, [cases] float64; NaN if the case has no value
+# Maps the name of a measure to a value for every case, [cases] float64, which is NaN for a case without a value.
 Measures = dict[str, Tensor]
 Counts = dict[str, list[float]]  # maps names to the counts of one site, or to counts added over sites
-Figures = dict[str, float | None]  # maps names to metrics of a whole test set; None if the metric is undefined
+Figures = dict[str, float | None]  # maps names to metrics of a whole test set, where None means undefined
 
 BY_PATIENT = "_by_patient"
-WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class; without it, every weight is 1
+WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class, by default with the weight 1
 # Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities in each bin.
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
-BROAD = 10  # number of bins in histograms whose coarse bins protect patients
-BINS = 200  # number of bins in the fine histograms; areas under ROC curves are exact to about 1/200
+BROAD = 10  # number of bins in coarse histograms, which protect patients
+BINS = 200  # number of bins in fine histograms, from which areas under ROC curves are exact to about 1/200
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """Return, for each measure, the sum of the values and the number of values. Measures with fewer than `least` values
-    are left out.
-    """
+    """For each measure with enough values, return the sum and the number of the values."""
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]
@@ -33,9 +31,7 @@ def means(measures: Measures, least: int) -> Counts:
 
 
 def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
-    """Return the mean value over each patient's cases, [patients]. A patient's mean is NaN if no case of the patient
-    has a value.
-    """
+    """Return the mean value over each patient's cases, [patients], or NaN if no case of the patient has a value."""
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     place = torch.tensor([numbers[patient] for patient in patients])
     known = ~values.isnan()
@@ -44,7 +40,7 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
 
 
 def added(several: Iterable[Counts]) -> Counts:
-    """Add counts over sites. If some sites left out a count, the sum covers only the sites that sent the count."""
+    """Add counts over sites, where a sum covers only the sites that sent the count."""
     total: Counts = {}
     for counts in several:
         for name, values in counts.items():

@@ -1,4 +1,4 @@
-"""Define the base class of objectives. An objective defines the loss, the metric, and the counts that may leave a
+"""Define the base class of objectives, of which each defines the loss, the metric, and the counts that may leave a
 hospital.
 """
 
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
 
-if TYPE_CHECKING:  # imported for type checking only, because only classifications need the module
+if TYPE_CHECKING:  # imported only for type checking, because only classifications need this module
     from medsilo.tasks.decisions import ClassCounts
 
 
@@ -26,28 +26,27 @@ class Objective(ABC):
     (2,)
     """
 
-    metric: str  # name of the metric, which `case_scores` computes; a higher metric is better
+    metric: str  # name of the metric, of which higher values are better
     metric_range: tuple[float, float] = (0.0, 1.0)
     classes: int = 0  # number of labels including the background; 0 if targets are not labels
-    outputs: int  # number of network outputs for each case; in a segmentation, for each pixel or voxel
+    outputs: int  # number of network outputs for each case, or for each pixel or voxel of a segmentation
     label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ..., in this order
-    structures: Mapping[str, tuple[int, ...]] = {}  # for a segmentation: the labels of each structure
-    overlaps: bool = False  # True if structures may overlap
+    structures: Mapping[str, tuple[int, ...]] = {}  # labels of each structure of a segmentation
+    overlaps: bool = False
     by_case: bool = True  # True if a case's loss and score do not depend on other cases
-    # Reason why the effect of one case on a batch's gradient is unbounded; empty if the effect is bounded.
+    # Reason why the effect of one case on a batch's gradient is unbounded, or empty if this effect is bounded.
     unbounded: str = ""
     cross_entropy: float = 0.0  # weight of the labels' cross entropy in the loss
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that the network's output must have for one input with the given shape."""
+        """Return the shape that the network's output must have for one input of the given shape."""
         return (self.outputs,)
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss of a batch. Training minimises this loss."""
+        """Return the mean loss of a batch, which training minimises."""
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of every case in a batch, [batch]."""
         from medsilo.learning.compute import part_of
 
         singly = [slice(case, case + 1) for case in range(len(output))]
@@ -58,49 +57,45 @@ class Objective(ABC):
         """Return the metric of every case in a batch, [batch], as float32."""
 
     def score(self, scores: Tensor) -> float:
-        """Return the metric over several cases, given the score of each case."""
         return float(scores.mean())
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return numbers whose mean is the score over selected cases.
 
         Args:
-            measures: The measures of all cases.
             cases: The indices of the selected cases.
         """
         return measures[self.metric][cases]
 
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
-        """Return, for each case, a dictionary from column names of predictions.csv to predictions.
+        """Return a mapping for each case, from column names of predictions.csv to predicted values.
 
         Args:
-            output: The network's outputs.
             name: The column name of a regression's predicted value.
         """
         raise TypeError(f"{type(self).__name__} has no answers in words")
 
     def name_of(self, name: str, structure: str) -> str:
-        """Return the name of a measure of one structure."""
         return f"{name}_{structure}" if len(self.structures) > 1 else name
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric and all other measures of every test case, each a tensor [batch]. All measures of single
-        cases stay at the site.
+        """Return the metric and all other measures of every test case, each a tensor [batch], which stay at the
+        site.
         """
         return {self.metric: self.case_scores(output, target)}
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return a function that computes measures from outputs and targets.
 
-        The returned function is called with one batch of test cases after another, in the order of `cases`.
+        The returned function is called with one batch of test cases after another, in the order of the data set.
         """
         return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return the counts that a site discloses about its test cases. Counts of several sites can be added.
+        """Return the counts that a site discloses about its test cases, and that can be added over sites.
 
-        Each count covers at least `least` cases. Only measures that `layout` names are counted.
+        Each count covers a minimum number of cases, and only declared measures are counted.
         """
         counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
@@ -109,7 +104,7 @@ class Objective(ABC):
 
     @property
     def classifies(self) -> "ClassCounts | None":
-        """The object that validates the counts of each class; None if the task is not a classification."""
+        """The object that validates the counts of each class, or None if the task is not a classification."""
         return None
 
     @property
@@ -127,34 +122,30 @@ class Objective(ABC):
         return self.metric_range
 
     def told_range(self, name: str) -> tuple[float, float]:
-        """Return the least and greatest value to which a patient's measure is clipped.
-
-        The mean of the clipped measures is rounded and disclosed.
-        """
+        """Return the smallest and the largest value to which a patient's measure is clipped before it is disclosed."""
         return self.range_of(name)
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the greatest change of the score over the cases in `data` that one patient can cause.
+        """Return the largest change of a data set's score that one patient can cause.
 
-        The value None means that one patient's influence equals the fraction of cases that are of this patient.
+        The returned value None means that one patient's influence equals the fraction of cases that belong to this
+        patient.
         """
         return None
 
     def figures(self, counts: Counts) -> Figures:
-        """Compute the reported metrics from the counts of one site, or from counts added over sites."""
         pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
 
 
 def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Return, for the score of each structure, the sites that annotated the structure.
+    """For the score of each structure, return the sites that annotated the structure.
 
-    The result is empty if all sites annotated all structures.
+    The function returns an empty dictionary if all sites annotated all structures.
 
     Args:
-        goal: The objective.
-        absent: For each site, the names of labels that the site did not annotate. If structures may overlap, names of
-            structures take the place of names of labels.
+        absent: For each site, the names of labels that the site did not annotate, or the names of structures if
+            structures may overlap.
     """
     found = {}
     for name, labels in goal.structures.items():

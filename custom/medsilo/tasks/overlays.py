@@ -1,4 +1,4 @@
-"""Write PNG files of images, with outlines of structures drawn on them."""
+"""Write PNG files of images with outlines of structures."""
 
 from io import BytesIO
 from pathlib import Path
@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from medsilo.core.files import write_bytes
 
 SMALLEST = 192  # least number of pixels along a picture's shorter edge, so that outlines look thin
-# Colour of true outlines (blue) and of predicted outlines (orange), from Okabe and Ito's palette
+# Colour of true outlines (blue) and of predicted outlines (orange), from Okabe and Ito's palette.
 THERE, FOUND = (0, 114, 178), (230, 159, 0)
 DASH = 5
 
 
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
-    """Convert an image [C, (D,) H, W] to uint8 pixels. Three channels become RGB, else the first channel becomes grey.
+    """Convert an image [C, (D,) H, W] to uint8 pixels: three channels to RGB, and otherwise the first channel to grey.
 
-    If the image is a volume, only its middle slice is converted. The values `low` and `high` become 0 and 255.
+    Of a volume, only the middle slice is converted. Two given values become the darkest grey, 0, and the brightest
+    grey, 255.
     """
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]
@@ -29,17 +30,16 @@ def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
 
 
 def colours_of(pixels: np.ndarray) -> np.ndarray:
-    """Convert grey pixels [H, W] to RGB pixels [H, W, 3]."""
     return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
 
 
 def outline(mask: np.ndarray) -> np.ndarray:
-    """Return the outline of a mask: the pixels of the mask within two pixels of its boundary."""
+    """Return the pixels of a mask within two pixels of its boundary."""
     return mask & ~scipy.ndimage.binary_erosion(mask, iterations=2, border_value=1)
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write grey pixels [H, W] or RGB pixels [H, W, 3] as a PNG file. Equal pixels give identical files."""
+    """Write grey pixels [H, W] or RGB pixels [H, W, 3] as a PNG file, where equal pixels give identical files."""
     content = BytesIO()
     Image.fromarray(pixels).save(content, "PNG", compress_level=9)
     write_bytes(path, content.getvalue())
@@ -49,12 +49,10 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
     """Write the inputs and outputs of a layer as PNG files, before-1.png, after-1.png, before-2.png and so on.
 
-    All files have the same grey scale.
+    All PNG files have the same grey scale.
 
     Args:
-        layer: The layer.
         images: The inputs, [B, C, (D,) H, W].
-        folder: The output folder.
     """
     if images.ndim not in (4, 5):
         return  # the inputs are signals, which cannot be drawn
@@ -68,14 +66,13 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
 def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
     """Draw the outlines of true and predicted masks on an image, and write the image as a PNG file.
 
-    Outlines of true masks are solid, outlines of predicted masks are dashed. If the image is a volume, the slice with
-    the largest structures is drawn.
+    Outlines of true masks are solid, and outlines of predicted masks are dashed. Of a volume, the slice with the
+    largest structures is drawn.
 
     Args:
         image: The image, [C, (D,) H, W].
         found: The predicted masks, [structures, (D,) H, W].
         right: The true masks, [structures, (D,) H, W].
-        path: The PNG file.
     """
     if image.ndim == 4:
         depth = int((right.float() + found * 1e-3).sum((0, 2, 3)).argmax())

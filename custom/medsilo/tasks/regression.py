@@ -12,7 +12,8 @@ ABSOLUTE, SQUARED = "mae", "mse"  # absolute and squared errors, in the unit of 
 
 
 class Regression(Objective):
-    """Regression with the mean squared error as loss. The metric is closeness, 1 - |error| / (greatest - least).
+    """Regression whose loss is the mean squared error and whose metric is closeness, 1 - |error| / (greatest - least
+    possible value).
 
     The network's output is scaled so that 0 stands for the least possible value and 1 for the greatest. Scores clip
     outputs to [0, 1], but the loss does not. The test also reports the mean absolute error and the root mean squared
@@ -46,9 +47,6 @@ class Regression(Objective):
         return [{name: value} for value in self.values_of(output.double()).tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric, the absolute error, the squared error, the true value and the predicted value of each
-        case.
-        """
         found = self.values_of(output)
         error = found - target
         sizes = {ABSOLUTE: error.abs(), SQUARED: error.square()}

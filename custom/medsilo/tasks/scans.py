@@ -15,10 +15,10 @@ from torch.nn import functional
 from medsilo.core.errors import DataError
 from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
 
-MOST_VOLUMES = 32  # greatest number of volumes along a fourth axis; these volumes become channels
-SAME_PLACE = 1e-2  # greatest difference in millimetres between positions that count as equal
+MOST_VOLUMES = 32  # largest number of volumes along a fourth axis, which become channels
+SAME_PLACE = 1e-2  # largest difference in millimetres between positions that count as equal
 GREATEST = 65_535  # largest value that a mask may contain
-# x increases towards the patient's left, y towards the back, z towards the head, as in DICOM and SimpleITK
+# As in DICOM and SimpleITK, x increases towards the patient's left, y towards the back, and z towards the head.
 ORIENTATION = "LPS"
 
 
@@ -43,7 +43,7 @@ class Scan:
     affine: np.ndarray
     spacing: tuple[float, ...]  # millimetres between neighbouring voxels along x, y (and z)
     header: Any = field(repr=False)  # the SimpleITK image before axes are permuted and flipped
-    # the permutation of the file's axes; for each axis, True if the axis is flipped
+    # The permutation of the file's axes, and for each axis True if the axis is flipped.
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())
     source: Any = field(default=None, repr=False)  # any data that a task's reader attaches to the image
 
@@ -54,7 +54,6 @@ class Scan:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read an image from a file, or from a folder with one DICOM series."""
         try:
             return cls.of(_image_in(path))
         except DataError:
@@ -65,7 +64,6 @@ class Scan:
 
     @classmethod
     def of_channels(cls, paths: Sequence[Path]) -> Self:
-        """Read an image from several files, one for each channel."""
         first, *others = map(cls.read, paths)
         for scan, path in zip(others, paths[1:], strict=True):
             first._refuse_another_place(scan, "channels of a case", path)
@@ -73,7 +71,6 @@ class Scan:
 
     @classmethod
     def of_mask(cls, path: Path) -> Self:
-        """Read a mask as integers [1, (D,) H, W]."""
         try:
             mask = cls.read(path)
         except DataError as error:
@@ -90,7 +87,6 @@ class Scan:
 
     @classmethod
     def of(cls, image: Any) -> Self:
-        """Make a scan from a SimpleITK image with two or three axes."""
         import SimpleITK
 
         axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
@@ -110,15 +106,15 @@ class Scan:
         return cls(values, affine, image.GetSpacing(), header, turn)
 
     def mask(self, path: Path) -> np.ndarray:
-        """Read a mask of this image as integers [(D,) H, W]. Raises DataError if image and mask
-        have different grids.
+        """Read a mask of this image as integers [(D,) H, W]. Raises DataError if image and mask have different
+        grids.
         """
         mask = self.of_mask(path)
         self._refuse_another_place(mask, "an image and its mask", path)
         return mask.values[0]
 
     def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
-        """Raise DataError unless this image and the image `other`, read from `path`, have the same grid."""
+        """Raise DataError unless this image and another image have the same grid."""
         if self.values.shape[1:] != other.values.shape[1:]:
             raise DataError(f"{what} have different sizes; export both on one grid", str(path))
         if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
@@ -134,7 +130,9 @@ class Scan:
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Convert labels [(D,) H, W] on the grid of `values` to a SimpleITK image on the grid of the image file."""
+        """Convert labels [(D,) H, W] on the grid of this scan's values to a SimpleITK image on the grid of the image
+        file.
+        """
         import SimpleITK
 
         order, flips = self.turn
@@ -163,9 +161,7 @@ def _image_in(path: Path) -> Any:
 
 
 def _volumes_as_channels(image: Any) -> Any:
-    """Convert the volumes along a fourth axis to channels. Some data sets store several MRI sequences along a fourth
-    axis.
-    """
+    """Convert the volumes along a fourth axis, along which some data sets store several MRI sequences, to channels."""
     import SimpleITK
 
     number = image.GetSize()[3]
@@ -176,7 +172,6 @@ def _volumes_as_channels(image: Any) -> Any:
 
 
 def _without_opaque_alpha(values: np.ndarray) -> np.ndarray:
-    """Remove the fourth channel of a flat image if this channel is an opaque alpha channel."""
     alpha = values[-1]
     opaque = len(values) == 4 and alpha.dtype.kind == "u" and bool((alpha == np.iinfo(alpha.dtype).max).all())
     return values[:-1] if opaque else values
@@ -199,7 +194,8 @@ def _refuse_odd_png(path: Path) -> None:
     """
     from PIL.PngImagePlugin import PngImageFile
 
-    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # PngImageFile reads no pixels here
+    # PngImageFile reads no pixels when it opens a file
+    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:
         if image.mode == "P":
             raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
         if image.mode == "LA":
@@ -226,8 +222,8 @@ def series_of(folder: Path) -> list[str]:
 
 
 def _refuse_gaps(files: list[str]) -> None:
-    """Raise DataError if the distances between neighbouring slices differ, because SimpleITK
-    assumes equal distances.
+    """Raise DataError if the distances between neighbouring slices differ, because SimpleITK assumes equal
+    distances.
     """
     import SimpleITK
 
@@ -248,7 +244,7 @@ def _refuse_gaps(files: list[str]) -> None:
 def _refuse_broken_nifti(path: Path) -> None:
     """Raise DataError if a NIfTI file is truncated, contains NaN, or has a contradictory header.
 
-    The check uses nibabel, because SimpleITK replaces NaN and missing values by zeros without a warning.
+    The check of NIfTI files uses nibabel, because SimpleITK replaces NaN and missing values by zeros without a warning.
     """
     import nibabel
 
@@ -277,6 +273,5 @@ def resized(images: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def resized_to_nearest(labels: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize labels [B, C, *grid] by nearest-neighbour interpolation."""
     same = tuple(labels.shape[2:]) == tuple(size)
     return labels if same else functional.interpolate(labels, tuple(size), mode="nearest-exact")

@@ -18,12 +18,11 @@ from medsilo.tasks.objective import Objective
 SURFACE = ("hd95", "surface_dice")
 TOLERANCE = 2.0  # tolerance of surface Dice in millimetres or pixels
 FURTHEST = 1e5  # upper limit on distances between surfaces, in millimetres or pixels
-FAR = 100.0  # greatest distance that a site discloses; this limit bounds one patient's influence
+FAR = 100.0  # largest distance that a site discloses, which bounds one patient's influence
 
 
 def likeliest(output: Tensor) -> Tensor:
-    """Return the label with the largest output at every pixel or voxel. If outputs are equal, the lowest label is
-    chosen.
+    """Return the label with the largest output at every pixel or voxel, and of labels with equal outputs the lowest.
 
     The function `argmax` gives the same labels, but takes ten times as long on a CPU.
     """
@@ -31,7 +30,7 @@ def likeliest(output: Tensor) -> Tensor:
 
 
 def dice_of(found: Tensor, right: Tensor) -> Tensor:
-    """Return the Dice score of every case and structure. The score is 1 if the structure is neither present nor
+    """Return the Dice score of every case and structure, which is 1 for a structure that is neither present nor
     predicted.
     """
     from monai.metrics import compute_dice
@@ -40,7 +39,6 @@ def dice_of(found: Tensor, right: Tensor) -> Tensor:
 
 
 def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Return the sum of MONAI's Dice loss and the cross entropy."""
     both = _dice_and_entropy()
     if output.device.type == "cpu":
         return both(output, target[:, None])
@@ -84,13 +82,13 @@ class Segmentation(Objective):
 
         Args:
             labels: The names of the labels including the background, or the number of these labels.
-            criterion: The loss, a function of outputs and labels. If structures may overlap, the third argument of the
-                function is a list of the annotated structures, or None if all are annotated. If the network has outputs
-                at several resolutions, the function is called for each resolution.
+            criterion: The loss, a function of outputs and labels, which is called for each resolution of the network's
+                outputs. If structures may overlap, its third argument is a list of the annotated structures, or None if
+                all are annotated.
             structures: The labels of each structure. For example, the optic disc consists of the labels rim and cup. By
                 default, label 1 is the only structure.
             cross_entropy: The weight of the cross entropy in the loss.
-            outputs: The number of outputs. By default, it equals the number of labels.
+            outputs: The number of outputs, which is the number of labels by default.
             voxel: The voxel spacing of targets in millimetres along each axis; None if the spacing is unknown.
         """
         self.label_names = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
@@ -103,7 +101,8 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        # the criterion has three arguments (outputs, labels, annotated structures) if structures may overlap, else two
+        # The loss function has three arguments (outputs, labels, annotated structures) if structures may overlap, and
+        # otherwise the first two.
         given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
@@ -122,23 +121,21 @@ class Segmentation(Objective):
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
 
-        The returned measures are the metric, surface distances and volumes. If there are several structures, the Dice
-        score of each structure is also returned.
+        The function returns the metric, surface distances and volumes, and for several structures also the Dice score
+        of each structure.
 
         Args:
-            labels: The predicted labels.
-            target: The true labels.
-            voxel: The voxel spacing in millimetres. If it is None, distances and volumes are in voxels.
+            voxel: The voxel spacing in millimetres, or None, so that distances and volumes are in voxels.
         """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
-        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes the warning
+        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes this warning
         found, right = (self.masks(one).cpu() for one in (labels, target))
         dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
         # Surface distances are defined if both the true and the predicted mask contain the structure. A structure that
-        # only one of the two masks contains has surface Dice 0.
+        # only one of both masks contains has surface Dice 0.
         distances = torch.full(both.shape, torch.nan)
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():
@@ -176,9 +173,9 @@ class Segmentation(Objective):
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def judged(self, target: Tensor) -> Tensor | None:
-        """Return a Boolean array [batch, structures]: True if the structure was annotated in the case.
+        """Return a Boolean tensor [batch, structures] that is true if the structure was annotated in the case.
 
-        Returns None if all structures were annotated in all cases.
+        The method returns None if all structures were annotated in all cases.
         """
         if not any(marks_in(target)):
             return None
@@ -189,12 +186,11 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the number that encodes, within a case's labels, the structures that were not annotated."""
+        """Return the number within a case's labels that encodes the structures without annotations."""
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)
 
     def _mean(self, dice: Tensor, target: Tensor) -> Tensor:
-        """Return the mean Dice score over the annotated structures of each case."""
         judged = self.judged(target)
         return dice.mean(1) if judged is None else dice.where(judged.to(dice.device), torch.nan).nanmean(1)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class CaseSubset(Subset):
-    """Selected cases of a data set, with the patients and labels of the selected cases."""
-
     def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
         super().__init__(whole, places)
         self.patients = tuple(patients[place] for place in places)
@@ -33,8 +31,6 @@ class CaseSubset(Subset):
 
 
 class Cases(TensorDataset):
-    """Cases in memory. Each case has an input, a target and a patient."""
-
     def __init__(self, inputs: Tensor, targets: Tensor, patients: Sequence[str]) -> None:
         super().__init__(inputs, targets)
         if len(patients) != len(inputs):
@@ -62,14 +58,14 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    # Type of the plan's key `shares`: the fractions of patients for training, validation and test
+    # Type of the plan's key `shares`: the fractions of patients for training, validation and test.
     Shares = Annotated[WholeShares, Field(description="of train, validation and test")]
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
     validation: Dataset
     test: Dataset
-    # the survey that was made when the data were read; None if the task makes no survey
+    # The survey that was made when the data were read, or None if the task makes no survey.
     survey: "Survey | None" = field(default=None, kw_only=True)
 
     @classmethod
@@ -84,10 +80,7 @@ class SiteData:
         """Divide cases into training, validation and test, so that all cases of a patient are in the same part.
 
         Args:
-            inputs: The inputs, [cases, ...].
-            targets: The targets, [cases, ...].
             patients: For each case, the index of the patient in `names`.
-            names: The names of the patients.
             parts: For each patient, 0 for training, 1 for validation, 2 for test. By default, patients are assigned to
                 the parts in turn.
         """
@@ -101,14 +94,14 @@ class SiteData:
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
-        """Make the training, validation and test part in memory. Each item of `parts` holds the inputs, the targets and
-        the patients of a part's cases.
+        """Create the data in memory from the inputs, the targets and the patients of the training, validation and test
+        cases.
         """
         return cls(*(Cases(*part) for part in parts))
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Make the training, validation and test part, given the part of each case.
+        """Create the training, validation and test part, given the part of each case.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
@@ -118,14 +111,11 @@ class SiteData:
 
     @property
     def absent(self) -> list[str]:
-        """The plan's structures and columns that the site's data lack."""
         return list(self.survey.absent) if self.survey else []
 
 
 def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-    """Read one site's data from the folder that the site's settings name. The data of a synthetic task are generated,
-    not read.
-    """
+    """Read one site's data from the folder that the site's settings name, or generate the data of a synthetic task."""
     if source is not None:
         source.check_folder()
     if source is None or task.synthetic:
@@ -140,7 +130,7 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """Divide a site's data as the plan's fold requires. If the plan has no fold, return the data unchanged."""
+    """Divide a site's data as the plan's fold requires, or return the data unchanged if the plan has no fold."""
     if task.fold is None:
         return data
     if task.mixes_patients:
@@ -152,8 +142,6 @@ def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
     """Divide a site's data into the training, validation and test part of a cross-validation fold.
 
     Args:
-        data: The site's data.
-        fold: The fold.
         split: The site's seed.
     """
     parts = [getattr(data, part) for part in PARTS]
@@ -185,7 +173,6 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
     The new data sets are in memory if all old data sets are in memory.
 
     Args:
-        parts: The old data sets.
         deals: For each new data set, the indices of its cases in the concatenation.
     """
     whole: Dataset = ConcatDataset(parts)
@@ -198,7 +185,7 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
 
 
 def patients_of(data: Dataset) -> Sequence[str]:
-    """Return the patient of every case. If patients are unknown, each case is a separate patient."""
+    """Return the patient of every case, where each case is a separate patient if patients are unknown."""
     if isinstance(data, ConcatDataset):
         return [patient for part in data.datasets for patient in patients_of(part)]
     known: Sequence[str] | None = getattr(data, "patients", None)
@@ -209,16 +196,14 @@ def patients_of(data: Dataset) -> Sequence[str]:
 
 
 def records_of(data: Dataset) -> Sequence[str] | None:
-    """Return the name of the record, a file or a table's row, from which each case comes. None means that each case is
-    a separate record.
+    """Return the name of the file or table row from which each case comes, or None if each case is a separate
+    record.
     """
     return getattr(data, "records", None)
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return the name of every case, or None if the data set has no names. A case's name does not depend on other
-    cases.
-    """
+    """Return the name of every case, which does not depend on other cases, or None if the data set has no names."""
     return getattr(data, "names", None)
 
 
@@ -231,9 +216,7 @@ def labels_of(data: Dataset) -> Tensor | None:
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:
-    """Count the occurrences of each label in a data set. In a classification, the cases of each class are counted; in a
-    segmentation, the voxels of each label in masks.
-    """
+    """Count the cases of each class of a classification, or the voxels of each label in the masks of a segmentation."""
     labels = labels_of(data)
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
     counts = torch.zeros(classes, dtype=torch.int64)

@@ -17,27 +17,28 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.shares import Shares, as_tuple
 from medsilo.tasks.subgroups import Subgroups
 
-# possible keys of `columns` if each row of the table names the files of a case
+# Possible roles of columns if each row of the table names the files of a case.
 ROLES = ("image", "label", "patient", "part", "site")
 MISSING = (
     *("", "NA", "N/A", "n/a", "n.a.", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.", "n.b.", "S/D", "s/d"),
     # error values that Excel displays in cells
     *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),
 )
-FEWEST = 5  # least number of patients that must have an undeclared class; cases of rarer classes are left out
+FEWEST = 5  # least number of patients that must have an undeclared class, because cases of rarer classes are left out
 RARE = (
     f"cases have a label that fewer than {FEWEST} patients have; if it is right, declare it under data: "
     "label_map: {its name: what the plan calls it}"
 )
-LONGEST_LIST = 1 << 20  # greatest number of bytes in a file of patient names
+LONGEST_LIST = 1 << 20  # largest number of bytes in a file of patient names
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# assigns all patients to parts, given the parts of known patients
+# A function that assigns all patients to parts, given the parts of known patients.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
-# arguments: the patients, the function that assigns parts, and True if new parts may be recorded
+# A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
+# parts may be recorded.
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 
@@ -59,55 +60,56 @@ class DataSource(Section):
     images: dict[str, Pattern] | Patterns | Pattern | None = None
     labels: Pattern | None = None
     patient: Pattern | None = None  # regular expression that finds the patient in a case's name
-    table: Pattern | None = None  # file name of a table with one row per case, which takes the place of patterns
+    table: Pattern | None = None  # file name of a table with one row per case, which replaces the patterns
     head: Names = ()  # names of the table's columns, in order, if the table has no header
     # Maps image, label, patient, part, site and the plan's columns to the table's names of these columns. Only the key
     # image may map to several columns.
     columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
-    # structures and columns that the plan names, and that this site did not annotate or measure
+    # Structures and columns of the plan that this site did not annotate or measure.
     unannotated: Names = ()
-    # The following keys are for the task `table`. For each categorical column of the plan, `levels` maps this site's
-    # levels to the plan's levels.
+    # The following keys are for the task `table`. For each categorical column of the plan, this site's levels are
+    # mapped to the plan's levels.
     levels: dict[str, dict[str, str | int]] = {}
-    missing: Names = MISSING  # texts that stand for a missing value
-    codes: dict[str, Names] = {}  # for each column of the plan: values that stand for a missing value, such as 999
-    limits: Names = ()  # columns in which the text <0.5 is read as 0.5, and >1000 as 1000
-    # For each column of the plan that is a number of days: the table's columns of the first date and the last date
+    missing: Names = MISSING  # strings that stand for a missing value
+    codes: dict[str, Names] = {}  # for each column of the plan, numbers that stand for a missing value, such as 999
+    limits: Names = ()  # columns in which the string <0.5 is read as 0.5, and >1000 as 1000
+    # For each column of the plan that is a number of days, the table's columns of the first date and the last date.
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If `outcome` is not empty, a plan cannot predict any other column. A row is left
-    # out if it lacks a value in a column of `outcome`.
+    # Columns that a plan may predict. If a site declares these columns, a plan cannot predict any other column, and
+    # rows without a value in these columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # columns that need a value; a row is left out if it lacks a value in one of these columns
+    required: Names = ()  # columns without whose value a row is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
-    # The following keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
-    # plan's signals to the names of columns in recordings.
+    # The following keys are for the task `series-folder`. Time, label, patient and the plan's signals are mapped to the
+    # names of columns in recordings.
     recording_columns: dict[str, Pattern] = {}
     rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's sampling rate
     # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If a site's
-    # settings contain `shares`, plans cannot change a patient's part.
+    # settings contain these fractions, plans cannot change a patient's part.
     shares: OwnShares | None = None
-    folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot use another number
-    # Subgroups of patients, such as sex, age or scanner. Results disclose the score of each subgroup.
+    folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds, which plans cannot change
+    # Subgroups of patients, such as sex, age or scanner, for which test results disclose scores.
     subgroups: Subgroups = {}
-    # file that names patients to leave out, one per line; results do not disclose that `exclude_patients` is set
+    # file that names patients to leave out, one per line; results do not disclose whether there is such a file
     exclude_patients: Path | None = None
     data_set: Path | None = None  # folder of the accepted data set, if a data set contains these settings
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
-    cache_memory: int = Field(4096, ge=0, le=10_000_000)  # greatest size in MiB of prepared images in memory
+    cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
 
-    # Returns each patient's part, and records the parts at the hospital; None if no record is kept.
+    # A function that returns each patient's part, and records the parts at the hospital, or is None if no record is
+    # kept.
     _memory: Memory | None = PrivateAttr(None)
     _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
     _facts: dict[str, Any] | None = PrivateAttr(
         None
-    )  # maps cache keys to facts of prepared entries; None: prepared entries are kept
+    )  # facts of prepared entries by cache key; None if the prepared entries are kept
 
     @field_validator("columns")
     @classmethod
@@ -117,18 +119,17 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the site's name of a column. If the site gives no name, the plan's name of the column is returned."""
+        """Return the site's name of a column, which is the plan's name by default."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
-        """Raise DataError if `columns` has a key other than image, label, patient, part and site."""
         if strangers := [name for name in self.columns if name not in ROLES]:
             hint = f"; did you mean {near}?" if (near := near_key(strangers[0], ROLES)) else ""
             raise DataError(f"data.columns: a table of files has {', '.join(ROLES)}{hint}", private=strangers[0])
 
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
-        """Convert a pattern to a regular expression. The sign * matches any text without a slash, ? matches one
+        """Convert a pattern to a regular expression, where * matches any string without a slash, ? matches one
         character, and **/ matches any number of folders.
         """
         parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
@@ -142,7 +143,7 @@ class DataSource(Section):
 
         Args:
             read: The plan's columns.
-            roles: For each role, such as patient, the site's column. These columns must not be inputs of a network.
+            roles: For each role, such as patient, the site's column, which must not be an input of a network.
             key: The settings key that maps the plan's names to the site's names.
             known: Further columns of the plan, which are not read.
         """
@@ -156,7 +157,7 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        # names of columns that differ only by case count as equal
+        # Names of columns that differ only by case count as equal.
         closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
@@ -168,16 +169,16 @@ class DataSource(Section):
         return called
 
     def folder_of(self, site: str, dealt: bool = False) -> Path:
-        """Return the folder of a site's data. If the data folder has a subfolder with the site's name, the subfolder is
-        returned.
+        """Return the folder of a site's data: the subfolder with the site's name, or the data folder without this
+        subfolder.
 
-        If `dealt` is true, the plan divides one folder among all sites, so the data folder is returned.
+        If the plan divides one folder among all sites, the data folder is returned.
         """
         own = self.folder / site
         return own if not dealt and own.is_dir() and not own.is_symlink() else self.folder
 
     def table_file(self, folder: Path | None = None) -> Path:
-        """Return the path of the table. The table is searched first in `folder`, then in the data folder."""
+        """Return the path of the table, which is searched first in the given folder and then in the data folder."""
         name = self.table or self.TABLE
         path = folder / name if folder and (folder / name).is_file() else self.folder / name
         if not path.is_file():
@@ -204,7 +205,6 @@ class DataSource(Section):
         """Return a copy whose split depends on the hospital's seed.
 
         Args:
-            split: The hospital's seed.
             memory: A function that records the part of each patient, so that patients keep their parts in later
                 studies.
         """
@@ -219,22 +219,21 @@ class DataSource(Section):
 
     @property
     def leaves_out_rare(self) -> bool:
-        """True if rare cases are left out, that is, cases with a label that few patients have.
+        """True if cases with a label that few patients have are left out.
 
-        Rare cases are not left out if no patients need protection. With differential privacy, rare cases are not left
-        out, because a patient must not affect the cases of other patients.
+        Rare cases are not left out if no patients need protection. Rare cases are not left out under differential
+        privacy, either, because a patient must not affect the cases of other patients.
         """
         return self.split is not None and not self.each_alone
 
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
         """Return the labels that too few patients have, and that the site did not declare.
 
-        Cases with a rare label are left out. The results of two plans, with and without a rare label, would disclose
-        that a patient has the label.
+        Cases with a rare label are left out, because the test results of plans with and without this label would
+        disclose its patients.
 
         Args:
             patients: For each label, the patients who have the label.
-            declared: Labels that are never left out.
         """
         if not self.leaves_out_rare:
             return frozenset()
@@ -243,7 +242,6 @@ class DataSource(Section):
 
     @property
     def only_tested(self) -> bool:
-        """True if the site tests models in this study, but does not train."""
         return self._only_tested
 
     @property
@@ -257,7 +255,6 @@ class DataSource(Section):
         """Return a copy for one study.
 
         Args:
-            only_tested: True if the site tests models in the study, but does not train.
             each_alone: True if the study has differential privacy, so that a patient's part must not depend on other
                 patients.
         """
@@ -269,15 +266,12 @@ class DataSource(Section):
         """Return the part of each patient.
 
         Args:
-            patients: The names of the patients.
             draw: A function that assigns parts to patients without a recorded part.
-            for_good: True if new parts may be recorded.
         """
         return self._memory(patients, draw, for_good) if self._memory else draw({})
 
     @property
     def is_described(self) -> bool:
-        """True if the settings under the key `data` contain more than the folder."""
         kept = {"folder", "folds", "cache_memory", "data_set", "lineage"}
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
@@ -286,8 +280,8 @@ class DataSource(Section):
         return self.model_copy(update={"cache_memory": 0})
 
     def for_facts(self, known: dict[str, Any]) -> Self:
-        """Return a copy for a survey only. The facts of prepared entries are stored in `known`, and images are not
-        kept.
+        """Return a copy for a survey only, which stores facts about images or recordings, and keeps no prepared
+        images.
         """
         copy = self.once()
         copy._facts = known
@@ -295,11 +289,10 @@ class DataSource(Section):
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """The facts of prepared entries, by cache key; None if the prepared entries themselves are kept."""
+        """The facts of prepared entries, by cache key, or None if the prepared entries themselves are kept."""
         return self._facts
 
     def check_folder(self) -> None:
-        """Raise DataError unless the data folder exists."""
         if self.folder.is_file():
             raise DataError(
                 "the data are a file, and have to be a folder; give the folder that it lies in, and its name as "
@@ -312,7 +305,7 @@ class DataSource(Section):
 
 
 def links_out(folder: Path) -> list[str]:
-    """Return the relative paths of all symbolic links that lead out of a folder. Hidden files are ignored."""
+    """Return the relative paths of all symbolic links, except hidden files, that lead out of a folder."""
     inside, found = folder.resolve(), []
     for place, folders, files in walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

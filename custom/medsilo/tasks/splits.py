@@ -39,7 +39,6 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
     Args:
         groups: For each case, the name of the patient, or of another group that must not be divided.
         shares: The fractions of cases for training, validation and test.
-        seed: The seed of the random order.
     """
     names, places, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     if len(names) < 3:
@@ -57,7 +56,7 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
 
 
 def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
-    """Return a patient's part. The part depends on a hash of the patient's name, but not on other patients."""
+    """Return a patient's part, which depends on a hash of the patient's name, but not on other patients."""
     place = seed_for(split, "alone", patient) / 2**63
     return PARTS[int(place >= shares[0]) + int(place >= shares[0] + shares[1])]
 
@@ -65,17 +64,16 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient. The shares hold approximately, both over all patients and within each class.
+    """Return the part of every patient, so that the shares hold approximately over all patients and within each class.
 
     No part is empty if there are enough patients.
 
-    The patients of a class are ordered by a hash of their names, then divided according to the shares. If some patients
-    have a part from earlier studies, they keep it. Patients without an earlier part are assigned in the order of the
-    hashes, each to the part with the largest deficit.
+    The patients of a class are ordered by a hash of their names, then divided according to the shares. Patients who
+    have a part from earlier studies keep this part. Each new patient, in the order of the hashes, gets the part with
+    the largest deficit.
 
     Args:
         classes: The class of each patient, or the same value for all patients.
-        shares: The fractions of patients for training, validation and test.
         split: The seed of the hashes.
         known: The parts of patients from earlier studies.
     """
@@ -94,10 +92,10 @@ def parts_by_rank(
 
 
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
-    """Return, for each class, the number of patients in each part.
+    """For each class, return the number of patients in each part.
 
-    First, the exact numbers of patients are rounded down. Then each remaining patient of a class goes to the part with
-    the largest remainder, among parts that are not full.
+    First, the number of patients of each class and part is rounded down. Then each remaining patient of a class goes to
+    the part with the largest remainder, among parts that are not full.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -130,7 +128,7 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Assign each new patient to the part with the largest deficit. Patients in `known` keep their parts."""
+    """Assign each new patient to the part with the largest deficit, while known patients keep their parts."""
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]
@@ -155,14 +153,10 @@ DRAWS = 20
 def deal(
     partition: Partition, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]
 ) -> list[np.ndarray]:
-    """Distribute cases to sites. For each site, return a sorted array of case indices.
+    """Distribute cases to sites, and return a sorted array of case indices for each site.
 
     Args:
-        partition: The method of distribution.
-        patients: The patient of each case.
-        classes: The class of each case.
         natural: The site that the table names for each case.
-        sites: The names of the sites.
     """
     if partition.kind == "column":
         return by_column(natural, sites)
@@ -177,7 +171,7 @@ def deal(
 
 
 def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Distribute samples to sites at random. For each site, return a sorted array of sample indices.
+    """Distribute samples to sites at random, and return a sorted array of sample indices for each site.
 
     The numbers of samples at two sites differ by at most one.
     """
@@ -190,11 +184,11 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
     """Return the indices of the samples that a table's column assigns to each site. Raises DataError if a site has no
     sample.
 
-    Samples without a site are left out. The text 3.0 matches the site 3. Characters that are not allowed in the names
-    of sites are replaced before a second comparison.
+    Samples without a site are left out. The cell 3.0 matches the site 3. If no site matches, characters that are not
+    allowed in the names of sites are replaced before a second comparison.
     """
     places = {level(site): number for number, site in enumerate(sites)}
-    owners = {  # each distinct text is compared only once
+    owners = {  # each distinct name is compared only once
         name: places.get(level(name), places.get(level(safe_name(name)), -1)) for name in dict.fromkeys(natural)
     }
     column = np.fromiter((owners[name] for name in natural), int, len(natural))
@@ -206,22 +200,18 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
 
 
 def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Distribute samples to sites. For each class, the sites' proportions are sampled from Dirichlet(alpha) (Yurochkin
-    et al. 2019).
+    """Distribute samples to sites, where each class has proportions sampled from Dirichlet(alpha) (Yurochkin et al.
+    2019).
 
-    If a site has fewer than `minimum` samples, the proportions are sampled again. If all attempts fail, the attempt
-    with the fewest missing samples is used. Then random samples are moved from the largest sites to the smallest sites.
+    If a site has too few samples, the proportions are sampled again. If all attempts fail, random samples of the best
+    attempt are moved from the largest sites to the smallest sites.
 
     A smaller alpha gives fewer classes at each site, and greater differences between the sizes of sites.
 
     Args:
         labels: The class of each sample, [n] integers.
-        sites: The number of sites.
-        alpha: The parameter of the Dirichlet distribution.
-        seed: The seed of the sampling.
-        minimum: The least number of samples at a site.
 
-    Returns a sorted array of sample indices for each site. Each index occurs once.
+    Returns a sorted array of sample indices for each site, where each index occurs once.
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     check(len(classes), sites, minimum)
@@ -239,7 +229,6 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
 
 
 def check(samples: int, sites: int, minimum: int) -> None:
-    """Raise PlanError if there are too few samples to give each site `minimum` samples."""
     if sites * minimum > samples:
         raise PlanError(
             f"minimum: {sites} sites with at least {minimum} samples each need {sites * minimum}, but there are "
@@ -259,7 +248,7 @@ def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Genera
 
 
 def fill_up(owners: np.ndarray, sites: int, minimum: int, random: np.random.Generator) -> None:
-    """Move samples from the largest site to the smallest site, in place, until every site has `minimum` samples."""
+    """Move samples from the largest site to the smallest site, in place, until every site has enough samples."""
     sizes = np.bincount(owners, minlength=sites)
     while sizes.min() < minimum:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

@@ -21,7 +21,7 @@ HOSPITAL = "hospital"  # name of the predefined subgroup, whose levels are the h
 MOST_SUBGROUPS, MOST_LEVELS = 6, 12
 SubgroupWord = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]{0,58}\S)?$")]
 Ends = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
-Members = dict[str, dict[str, str]]  # for each subgroup: maps patients to levels; patients without a level are left out
+Members = dict[str, dict[str, str]]  # for each subgroup, maps patients to levels, without patients who have no level
 
 
 class Subgroup(Section):
@@ -32,11 +32,10 @@ class Subgroup(Section):
     """
 
     column: Annotated[str, Field(min_length=1, max_length=500)]
-    # maps the column's levels to the names that results disclose
+    # Maps the column's levels to the names that test results disclose.
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
     bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
-    # Another table in the data folder, needed if the table of cases lacks the column. The other table must contain the
-    # subgroup's column and a column of patients.
+    # Another table in the data folder, which is needed if the table of cases lacks the subgroup's column.
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")
@@ -57,9 +56,7 @@ class Subgroup(Section):
         return (f"under {ends[0]}", *between, f"{ends[-1]} and over")
 
     def named(self, values: tuple[str, ...], decimal: str) -> list[str | None]:
-        """Return, for each text of the column, the name of its level or band; None if no level or band matches the
-        text.
-        """
+        """For each cell of the column, return the name of its level or band, or None if no level or band matches."""
         if not self.bands:
             known = {level(str(own)): name for own, name in self.levels.items()}
             return [known.get(level(value)) for value in values]
@@ -79,11 +76,10 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 
 
 def members_of(source: "DataSource", folder: Path) -> Members:
-    """Return each patient's level in each subgroup that a data source declares. Tables of subgroups are searched in
-    `folder` first.
+    """Return each patient's level in each subgroup that a data source declares.
 
-    If a patient has several rows, the patient's first row with a number determines the patient's band. A patient whose
-    rows have different levels is left out of the subgroup.
+    A patient's band follows from the patient's first row that contains a number. A patient whose rows have different
+    levels is left out of the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 

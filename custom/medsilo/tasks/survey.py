@@ -1,4 +1,4 @@
-"""Survey a site's data. A survey contains counts, ranges and problems of the data."""
+"""Survey the counts, ranges and problems of a site's data."""
 
 import hashlib
 from collections import Counter
@@ -24,11 +24,11 @@ Severity = Literal["stops", "left out", "note"]
 class Problem:
     """A problem of a site's data, and the number of affected cases.
 
-    The text `what` describes the problem and its remedy, without private words. The texts `private` name files or
-    patients, and must not leave the hospital.
+    The description names the problem and its remedy, without private words. The private texts name files or patients,
+    and must not leave the hospital.
 
-    The severity is `stops` if training rejects the data. The severity is `left out` if training leaves out the affected
-    cases, and `note` if training uses the affected cases.
+    The severity is "stops" if training rejects the data, "left out" if training leaves out the affected cases, and
+    "note" if it uses them.
     """
 
     severity: Severity
@@ -38,15 +38,13 @@ class Problem:
 
     @property
     def counted(self) -> str:
-        """The problem's description, which includes the number of affected cases."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
 
 
 def refuse_what_stops(problems: Sequence[Problem]) -> None:
-    """Raise Unfit if a problem has the severity `stops`."""
     if wrong := [problem for problem in problems if problem.severity == "stops"]:
-        # a part may have no cases because all cases were left out
+        # A part may have no cases because all cases were left out.
         if any("no cases" in problem.what for problem in wrong):
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
@@ -55,8 +53,8 @@ def refuse_what_stops(problems: Sequence[Problem]) -> None:
 
 @dataclass(frozen=True)
 class PartFacts:
-    """Counts of a site's training, validation or test part. The dictionary `classes` holds the number of cases with
-    each class or structure.
+    """Counts of a site's training, validation or test part, including the number of cases with each class or
+    structure.
     """
 
     cases: int
@@ -66,38 +64,36 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """Counts, ranges and problems of a site's data. Fields are empty if they do not apply to the task."""
+    """Counts, ranges and problems of a site's data, where fields are empty if they do not apply to the task."""
 
     parts: dict[str, PartFacts]  # counts of the training, validation and test part
-    # for each label in the site's files: the number of cases with the label
+    # For each label in the site's files, the number of cases with this label.
     label_values: dict[str, int] = field(default_factory=dict)
-    size: tuple[Range, ...] | None = None  # along x, y (and z): the range of the number of voxels in the files
-    spacing: tuple[Range, ...] | None = None  # along x, y (and z): the range of the voxel spacing in millimetres
+    size: tuple[Range, ...] | None = None  # range of the number of voxels in the files along x, y (and z)
+    spacing: tuple[Range, ...] | None = None  # range of the voxel spacing in millimetres along x, y (and z)
     intensity: Range | None = None
     seconds: Range | None = None  # range of the length of recordings
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # True if a table assigns cases to training, validation or test
     # False if the site's data name no patients, so that each case counts as a separate patient.
     patients_named: bool = True
-    # For each DICOM element that identifies patients: the number of series with the element.
+    # For each DICOM element that identifies patients, the number of series with this element.
     identifiers: dict[str, int] = field(default_factory=dict)
-    # For each input: the mean and the standard deviation with which training standardises the input.
+    # For each input, the mean and the standard deviation with which training standardises the input.
     scales: dict[str, Range] = field(default_factory=dict)
     absent: tuple[str, ...] = ()  # the plan's structures and columns that the site's data lack
 
     @property
     def usable(self) -> bool:
-        """True if no problem makes training reject the data."""
         return not any(problem.severity == "stops" for problem in self.problems)
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Make a survey with a single problem, `what`, because the data could not be read."""
+        """Create a survey with a single problem, because the data could not be read."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 
 def range_of(values: Iterable[float]) -> Range | None:
-    """Return the least and the greatest value, or None if there are no values."""
     known = list(values)
     return (float(min(known)), float(max(known))) if known else None
 
@@ -111,7 +107,6 @@ def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
 
 
 def digest(values: "Tensor") -> str:
-    """Return a hash of the shape and the values of an image."""
     return hashlib.sha256(repr(tuple(values.shape)).encode() + values.contiguous().numpy().tobytes()).hexdigest()
 
 
@@ -136,13 +131,13 @@ def survey_of(task: "Task", read: "Callable[[], SiteData]") -> Survey:
 
 
 def surveyed(parts: "dict[str, Dataset]", mixes_patients: bool = False) -> Survey:
-    """Make a survey by reading every case of every part once."""
+    """Survey cases by reading every case of every part once."""
     import torch
 
     from medsilo.tasks.site_data import patients_of
 
     found, digests, shapes, lows, highs, broken = {}, [], [], [], [], 0
-    unreadable: dict[str, list[str]] = {}  # for each reason: the files that could not be read
+    unreadable: dict[str, list[str]] = {}  # for each reason, the files that could not be read
     values: Counter[int] = Counter()
     for name, data in parts.items():
         classes: Counter[int] = Counter()

@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 from medsilo.tasks.metrics import Counts, Measures, means
 from medsilo.tasks.objective import Objective
 
-AT_ONCE = 2**24  # greatest number of pairs of cases that are compared at once
-# Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs
+AT_ONCE = 2**24  # largest number of pairs of cases that are compared at once
+# Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs.
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
 RISK = "log_risk"  # column of predictions that contains the risk
@@ -19,13 +19,13 @@ COIN = 0.5  # concordance if no two cases can be compared
 
 
 class Survival(Objective):
-    """Survival analysis. The loss is Cox's negative log partial likelihood over a batch, the metric is Harrell's
-    concordance index.
+    """Survival analysis, whose loss is Cox's negative log partial likelihood over a batch, and whose metric is
+    Harrell's concordance index.
 
-    The network's output is a case's log relative risk. A target is [time, event].
+    The network's output is a case's log relative risk, and a target is [time, event].
 
-    The number `event` is 1 if the event occurred at `time`. The number `event` is 0 if the case was censored, that is,
-    last observed at `time` without an event.
+    In a target, "event" is 1 if the event occurred at the time, and 0 if the case was last observed without an event
+    (censored).
     """
 
     metric = "concordance"
@@ -39,8 +39,8 @@ class Survival(Objective):
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the terms of Breslow's partial likelihood, one for each case.
 
-        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The term
-        of a censored case is 0.
+        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The loss
+        term of a censored case is 0.
         """
         risks, (times, events) = output[:, 0], target.to(output.dtype).unbind(1)
         order = times.argsort(descending=True, stable=True)
@@ -54,7 +54,7 @@ class Survival(Objective):
         return self.case_losses(output, target).mean()
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return numbers, one for each case, whose mean is the concordance index."""
+        """Return a number for each case, so that the mean of these numbers is the concordance index."""
         right, compared = concordant_pairs(output[:, 0], target)
         whole = compared.sum()
         return right * len(right) / whole if whole else torch.full_like(right, COIN)
@@ -63,9 +63,9 @@ class Survival(Objective):
         return min(1.0, super().score(scores))  # rounding errors may make the score exceed 1
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
-        """Return numbers, one for each selected case, whose mean is the concordance index of the selected cases.
+        """Return a number for each selected case, so that the mean of these numbers is the concordance index.
 
-        The number returned for a case depends on all pairs that contain the case.
+        The number that is returned for a case depends on all pairs that contain the case.
         """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))
@@ -81,9 +81,6 @@ class Survival(Objective):
         return [{RISK: value} for value in output[:, 0].double().tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric, the numbers of concordant and comparable pairs, the time, the event and the risk of each
-        case.
-        """
         right, compared = concordant_pairs(output[:, 0], target)
         own = {RIGHT: right, COMPARED: compared, "time": target[:, 0], "event": target[:, 1], "risk": output[:, 0]}
         return {**super().measures(output, target), **own}
@@ -103,7 +100,9 @@ class Survival(Objective):
         return {self.metric: 2}
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the largest fraction of comparable pairs that involve the same patient; 1 without comparable pairs."""
+        """Return the largest fraction of comparable pairs that involve the same patient, or 1 without comparable
+        pairs.
+        """
         target = getattr(data, "targets", None)
         if not isinstance(target, Tensor) or not len(target):
             return None
@@ -121,11 +120,10 @@ class Survival(Objective):
 
 
 def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the concordant and the comparable pairs of each case with an event.
+    """Count the concordant and the comparable pairs of each case with an event, [cases] in float64.
 
     A case with an event is compared with every case that was observed longer, or equally long without an event. A pair
-    is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982). Returns the
-    numbers of concordant and of comparable pairs, two tensors [cases] in float64.
+    is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982).
     """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for first, better, later in _pairs(risks, target):
@@ -144,8 +142,8 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
 
-    The concordance of a pair is 1 if the pair is concordant, and 0.5 if both risks are equal. The comparability of a
-    pair is 1 if the pair can be compared, else 0. The concordance and the comparability are tensors [events, cases].
+    The concordance is 1 for a concordant pair, and 0.5 for equal risks. The comparability is 1 for a pair that can be
+    compared, and 0 otherwise. The concordance and the comparability are tensors [events, cases].
     """
     times, censored = target[:, 0], target[:, 1] == 0
     for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):

@@ -1,5 +1,5 @@
-"""Read a hospital's table row by row from CSV, Parquet, Stata, SAS or Excel. Size limits protect
-against hostile files.
+"""Read a hospital's table row by row from CSV, Parquet, Stata, SAS or Excel, within size limits that protect against
+hostile files.
 """
 
 import csv
@@ -20,15 +20,15 @@ from medsilo.tasks.cells import level, number
 WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
 OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
-MOST_BYTES = 2**30  # greatest number of bytes in a file
+MOST_BYTES = 2**30  # largest number of bytes in a file
 MOST_COLUMNS = 20_000
-MOST_CHARACTERS = 2**22  # greatest number of characters in a line
+MOST_CHARACTERS = 2**22  # largest number of characters in a line
 PARQUET = (".parquet", ".pq")
-# for each file suffix: the function of pandas that reads the file
+# For each file suffix, the function of pandas that reads the file.
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
-Lines = Iterator[tuple[str, list[str]]]  # for each row: the row's name in messages, and the cells
+Lines = Iterator[tuple[str, list[str]]]  # for each row, the row's name in messages, and the cells
 Read = tuple[list[str], Lines]  # names of the columns, and the rows
-TITLE = 0.6  # least fraction of non-empty cells in a header; rows with fewer non-empty cells are titles
+TITLE = 0.6  # least fraction of non-empty cells in a header, because rows with fewer non-empty cells are titles
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
 
@@ -59,24 +59,24 @@ class TableReader:
     PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # suffixes of files that can be read without pandas
     number, level = staticmethod(number), staticmethod(level)
     MOST_LINES: ClassVar[int] = 1_000_000
-    MOST_CELLS: ClassVar[int] = 2**28  # greatest number of cells in the columns that are read
-    LONGEST: ClassVar[int] = 1000  # greatest number of characters in a cell
+    MOST_CELLS: ClassVar[int] = 2**28  # largest number of cells in the columns that are read
+    LONGEST: ClassVar[int] = 1000  # largest number of characters in a cell
     TOO_MANY: ClassVar[str] = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 
-    columns: dict[str, int] = field(default_factory=dict)  # by column name: the index of the column's cell in a row
-    # for each row: the row's name in messages, and the cells
+    columns: dict[str, int] = field(default_factory=dict)  # index of a column's cell in a row, by column name
+    # for each row, the row's name in messages, and the cells
     lines: list[tuple[str, list[str]]] = field(default_factory=list)
     # names of rows whose number of cells differs from that of the first row
     uneven: list[str] = field(default_factory=list)
     long: list[str] = field(default_factory=list)  # names of rows with a cell that is too long
-    coding: str = ""  # encoding of a CSV file
-    # column that identifies a row; if the table lacks the column, a hash of the whole row identifies it
+    coding: str = ""
+    # Column that identifies a row; if the table lacks this column, a hash of the whole row identifies the row.
     named_by: str = ""
-    nameless: bool = False  # True if the table lacks the column `named_by`
+    nameless: bool = False
     head: Sequence[str] = ()  # names of a CSV file's columns, if the file has no header
 
     def add(self, place: str, cells: Sequence[str]) -> None:
-        """Add a row. A row with a cell that is too long is left out, and its name is recorded."""
+        """Add a row. A row with a cell that is too long is left out, and the name of this row is recorded."""
         if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
             return
@@ -85,10 +85,9 @@ class TableReader:
             raise DataError(self.TOO_MANY)
 
     def read(self, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Self:
-        """Read the rows of a table, and return this reader.
+        """Read the rows of a table.
 
         Args:
-            path: The file.
             needed: Maps the table's names of the needed columns to the plan's names.
             besides: Optional columns, which are read if the table has them. None means all columns of the table.
         """
@@ -124,12 +123,10 @@ class TableReader:
                 self.add(place, [cells[own] for own in places] + name)
 
     def lacks_names(self, head: Sequence[str]) -> bool:
-        """True if the table lacks the column that should identify each row."""
         return bool(self.named_by) and spelling(head)(self.named_by) is None
 
     @classmethod
     def first_lines(cls, path: Path, most: int) -> list[list[str]]:
-        """Return the header and the first rows of a table."""
         if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
             sheet = cls().read(path, {}, None)
             return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
@@ -141,14 +138,14 @@ ENDINGS = (*TableReader.PLAIN, *OFFICE)
 
 
 def _digest(head: Sequence[str], cells: Sequence[str]) -> str:
-    """Return a hash of a row. The hash does not depend on the order of columns."""
+    """Return a hash of a row, which does not depend on the order of columns."""
     told = (composed(cell.strip()) for _, cell in sorted(zip(head, cells, strict=True)))
     return hashlib.sha256("\x1f".join(told).encode()).hexdigest()[:32]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file. Errors in the with block become DataError."""
+    """Open a CSV file, and convert errors in the with block to DataError."""
     try:
         with path.open(encoding=coding_of(path), newline="") as file:
             yield file
@@ -176,7 +173,7 @@ def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a file. Raises DataError if a line is too long."""
+    """Yield the lines of a file, or raise DataError if a line is too long."""
     while line := file.readline(MOST_CHARACTERS + 1):
         if len(line) > MOST_CHARACTERS:
             raise DataError(TOO_LONG)
@@ -184,7 +181,7 @@ def _bounded(file: TextIO) -> Iterator[str]:
 
 
 def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a column's name, in any spelling, to the spelling in `names`.
+    """Return a function that maps a column's name, in any spelling, to the spelling in the table.
 
     Upper and lower case are not distinguished, unless two names differ only by case.
 
@@ -198,8 +195,8 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Return a dictionary from names of the columns that are read to indices in a row. Raises DataError unless the
-    table has each needed column exactly once.
+    """Return the index of each column that is read. Raises DataError unless the table has each needed column exactly
+    once.
     """
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
@@ -235,7 +232,6 @@ def titles_above(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
 
 
 def _in_columns(path: Path) -> Read:
-    """Read the rows of a Parquet, Stata, SAS or Excel file."""
     from medsilo.tasks.columns import read_columns
 
     own = read_columns(path)
@@ -244,7 +240,7 @@ def _in_columns(path: Path) -> Read:
 
 
 def frame_of(path: Path) -> Any:
-    """Read a Stata, SAS or Excel file as a pandas data frame. A missing value becomes None."""
+    """Read a Stata, SAS or Excel file as a pandas data frame, in which None marks a missing value."""
     try:
         import pandas
 
@@ -267,7 +263,7 @@ def frame_of(path: Path) -> Any:
 
 
 def _sheet(sheets: Mapping[str, Any]) -> Any:
-    """Return the only sheet with a table in an Excel workbook, and remove the title rows."""
+    """Return the only sheet with a table in an Excel workbook, without title rows."""
     tables = {}
     for name, sheet in sheets.items():
         full = sheet.dropna(how="all").dropna(axis=1, how="all")
@@ -293,10 +289,10 @@ def _sheet(sheets: Mapping[str, Any]) -> Any:
 
 
 def cell_text(cell: Any) -> str:
-    """Convert a cell from Parquet or pandas to the text that a CSV file would contain."""
+    """Convert a cell from Parquet or pandas to the string that a CSV file would contain."""
     if cell is None:
         return ""
-    if isinstance(cell, bytes):  # texts in SAS files are bytes
+    if isinstance(cell, bytes):  # strings in SAS files are bytes
         try:
             return cell.decode()
         except UnicodeDecodeError:

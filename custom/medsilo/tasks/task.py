@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class Fold(Section):
-    """A cross-validation fold. A site's patients are divided into `of` groups of equal size. Group `number` is tested,
-    and the next group is used for validation.
+    """A cross-validation fold: of a site's equally large groups of patients, one is tested, and the next is used for
+    validation.
     """
 
     number: int = Field(ge=1, le=100, description="number of the part that is tested")
@@ -42,8 +42,8 @@ class Fold(Section):
 class Task(Section):
     """A task of the plan. The task reads cases, defines the training objective, and applies models to new cases.
 
-    The attribute `goal` is the objective. The attribute `use` applies models to new cases. Every subclass declares
-    `name: Literal["..."] = "..."`.
+    The attribute `goal` is the training objective, and the attribute `use` describes how models are applied to new
+    cases. Every subclass declares `name: Literal["..."] = "..."`.
 
     >>> from typing import ClassVar, Self
     >>> from medsilo.extend import Classification, Task
@@ -61,13 +61,13 @@ class Task(Section):
     title: ClassVar[str]
     synthetic: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False  # True if a site must name a folder of data
-    # True if a patient may have several cases, so that a site's update is weighted by the number of patients
+    # True if a patient may have several cases, so that a site's update is weighted by the number of patients.
     by_patient: ClassVar[bool] = False
-    # True if the plan names labels or outcome columns that a site's data must contain
+    # True if the plan names labels or outcome columns that a site's data must contain.
     names_outcome: ClassVar[bool] = False
-    split_by_site: ClassVar[bool] = False  # True if the key `data` in a site's settings can determine the site's split
+    split_by_site: ClassVar[bool] = False  # True if a site's settings can determine the site's split
     scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains the model
-    most_sites: ClassVar[int | None] = None  # greatest number of sites in a study; None: no limit
+    most_sites: ClassVar[int | None] = None  # largest number of sites in a study, or None without a limit
 
     name: str
     fold: Fold | None = Field(
@@ -94,8 +94,8 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the network for plans that name no network. A returned string is the name of a network, which gets
-        default settings.
+        """Return the network for plans that name no network, or the name of a network, which then gets default
+        settings.
         """
 
     # ------------------------------------------------------------------ inputs
@@ -106,7 +106,7 @@ class Task(Section):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of one case's input; None if the shape differs between cases."""
+        """Shape of one case's input, or None if the shape differs between cases."""
         return None
 
     @staticmethod
@@ -129,20 +129,20 @@ class Task(Section):
     def across_patients(self) -> str:
         """Describe how one patient's inputs depend on other patients of the hospital, and name a remedy.
 
-        The returned text is empty if the inputs of a patient do not depend on other patients. Differential privacy
+        The description is empty if the inputs of a patient do not depend on other patients. Differential privacy
         requires that every task class, also a derived class, defines this method.
         """
         raise NotImplementedError
 
     @property
     def not_private(self) -> str:
-        """Return the reason why this task does not support differential privacy, or an empty text if it does."""
+        """Return the reason why this task does not support differential privacy, or an empty string if it does."""
         if self.goal.unbounded:
             return self.goal.unbounded
         if self.fold is not None:
             return "task.fold deals patients in turn, so that one who leaves moves others; leave it out"
         if self.synthetic:
-            return ""  # synthetic patients need no privacy
+            return ""
         if "across_patients" not in vars(type(self)):
             return f"task {self.name} does not say what it computes across patients; choose a task of your own data"
         return self.across_patients()
@@ -151,7 +151,7 @@ class Task(Section):
     def mixes_patients(self) -> bool:
         """True if the cases of one patient may be in more than one part (training, validation, test).
 
-        A patient's cases may be in several parts if each site is one person, or if the plan allows it.
+        The cases of a patient may be in several parts if each site is one person, or if the plan allows it.
         """
         return False
 
@@ -166,15 +166,13 @@ class Task(Section):
         """Return the data of one site.
 
         Args:
-            site: The name of the site.
-            sites: The names of all sites in the study, sorted.
-            seed: The plan's seed.
+            sites: The sorted names of all sites in the study.
             folder: The site's data folder.
         """
 
     def tests_as(self, other: "Task") -> bool:
-        """True if scores of this task and another task can be compared, because both test the same cases in the same
-        way.
+        """Return True if scores of this task and another task can be compared, because both test the same cases in the
+        same way.
         """
         return self == other
 
@@ -186,22 +184,19 @@ class Task(Section):
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data. If the plan has a fold, the fold determines the
-        training, validation and test part.
-        """
+        """Return one site's training, validation and test data, divided as the plan's fold requires."""
         from medsilo.tasks.site_data import folded_data
 
         return folded_data(self, self.read(site, sites, seed, source), source)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Read one site's data from the folder that the site's settings name."""
         from medsilo.tasks.site_data import read_folder
 
         return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Read a site's data as training does, and return the survey. Faults of the data raise no error, but are listed
-        in the survey.
+        """Read a site's data as training does, and return the survey, which lists faults of the data instead of raising
+        errors.
         """
         from medsilo.tasks.survey import survey_of
 
@@ -210,21 +205,19 @@ class Task(Section):
     # ---------------------------------------------------------------------- the network's inputs
     @property
     def variation(self) -> "Draw | DrawBatch | None":
-        """The function that augments or crops training cases at random, given a seed; None if training cases are
+        """The function that augments or crops training cases at random, given a seed, or None if training cases are
         unchanged.
         """
         return None
 
-    draws: ClassVar[bool] = False  # True if training uses `draw_batches` instead of passes over all cases
+    draws: ClassVar[bool] = False  # True if training uses random batches instead of passes over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return the cases of the next training batches in their order.
 
         Args:
-            cases: All training cases.
             batch: The number of cases in a batch.
             steps: The number of batches.
-            seed: The seed of the sampling.
         """
         raise TypeError(f"task {self.name} makes no batches of its own")
 
@@ -238,7 +231,6 @@ class Task(Section):
 
     @property
     def evaluation_batch(self) -> int:
-        """Number of cases in an evaluation batch."""
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:

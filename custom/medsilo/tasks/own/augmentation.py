@@ -1,8 +1,8 @@
-"""Augment training images at random. Each operation changes a whole batch on the batch's device.
+"""Augment training images at random, where each operation changes a whole batch on the batch's device.
 
 The ranges and probabilities of random changes follow MONAI's transforms.
 
-Every case has a seed for its random numbers, so the augmented case does not depend on other cases in the batch.
+Every case has a seed for its random numbers, so that an augmented case does not depend on other cases in the batch.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,20 @@ from medsilo.tasks.own.folder import Augmentation
 
 Random = Sequence[np.random.Generator]  # one random generator for each case
 
-# Greatest rotation within a slice in radians (0.26 radians are 15 degrees), and greatest relative change of length
+# Largest rotation within a slice in radians (0.26 radians are 15 degrees), and largest relative change of length.
 TURN, SCALE = 0.26, 0.1
-# By number of axes: the memory format with which convolutions are fastest
+# The memory format with which convolutions are fastest, by the number of axes of a batch.
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Greatest relative change of intensities, greatest shift, greatest standard deviation of noise. The greatest shift is a
-# fraction of the image's standard deviation. The greatest noise does not depend on the image.
+# Largest relative change of intensities, largest shift as a fraction of the image's standard deviation, and largest
+# standard deviation of noise.
 STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05
 
 
 def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
-    """Augment a batch in place, and return the batch. Returned images have the memory format channels last.
+    """Augment a batch in place, and return the batch, whose images have the memory format channels last.
 
     Args:
         batch: The images [B, C, (D,) H, W] and the targets.
-        kinds: The operations, in order.
         masks: True if targets are masks, which are flipped, rotated and warped like the images.
         seeds: The seed of each case.
     """
@@ -61,7 +60,7 @@ def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
 
 
 def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
-    """Rotate each case by a random multiple of 90 degrees within slices."""
+    """Rotate each case within slices by a random multiple of 90 degrees."""
     turns = [own.integers(4) for own in random]
     for number in (1, 2, 3):
         if chosen := [case for case, turn in enumerate(turns) if turn == number]:
@@ -71,8 +70,8 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
-    """With probability one half, rotate a case within slices, and scale the case along each axis. Rotation and scaling
-    keep the image's centre.
+    """With probability one half, rotate a case within slices around the image's centre, and scale the case along each
+    axis.
 
     Image values are interpolated linearly, and values at the edges are repeated outside of the image. Labels are
     interpolated by nearest neighbour.
@@ -89,7 +88,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     y, x = (_centred(places, images.device) for places in (height, width))
     numbers = _there(torch.stack([turns.cos(), turns.sin(), *scales.T]), images.device)[..., None, None]
     cosine, sine, *along, down, across = numbers
-    rows = cosine * down * y[:, None] - sine * across * x  # for each pixel of the output: the row in the original image
+    rows = cosine * down * y[:, None] - sine * across * x  # row in the original image for each pixel of the output
     columns = sine * down * y[:, None] + cosine * across * x
     depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
     grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)
@@ -101,7 +100,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
 
 
 def _there(drawn: Tensor, device: torch.device) -> Tensor:
-    """Copy random numbers from the CPU to a device. The copy to a GPU is asynchronous."""
+    """Copy random numbers from the CPU to a device, asynchronously to a GPU."""
     return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
@@ -110,7 +109,7 @@ def _centred(places: int, device: torch.device) -> Tensor:
 
 
 def _places(centred: Tensor, places: int) -> Tensor:
-    """Convert positions relative to the centre of an axis to indices. Indices outside of the axis are clipped."""
+    """Convert positions relative to the centre of an axis to indices, which are clipped to the axis."""
     return (centred + (places - 1) / 2).clamp(0, places - 1)
 
 
@@ -118,9 +117,8 @@ def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
     """Interpolate images [B, C, (D,) H, W] at given positions.
 
     Args:
-        images: The images.
         grid: The positions within slices, [B, H, W, 2].
-        depths: The positions along the axis across slices, [B, D]; None for flat images.
+        depths: The positions along the axis across slices, [B, D], or None for flat images.
     """
     slices = images if depths is None else images.flatten(1, 2)
     flat = functional.grid_sample(slices, grid, padding_mode="border", align_corners=False)
@@ -134,12 +132,11 @@ def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
-    """Return the labels [B, (D,) H, W] nearest to given positions.
+    """Return the labels [B, (D,) H, W] that are nearest to given positions.
 
     Args:
-        labels: The labels.
         nearest: The flat indices of positions within slices, [B, H * W].
-        depths: The positions along the axis across slices, [B, D]; None for flat images.
+        depths: The positions along the axis across slices, [B, D], or None for flat images.
     """
     if depths is None:
         return labels.flatten(1).gather(1, nearest).view_as(labels)
@@ -156,13 +153,12 @@ def _scale_and_shift(images: Tensor, random: Random) -> None:
     shifts = [own.uniform(-SHIFT, SHIFT) for own in random]
     factors, parts = _there(torch.tensor([scales, shifts], dtype=images.dtype), images.device)
     each = (-1, *[1] * (images.ndim - 1))
-    # each image is summed separately, so that the order of summation does not depend on other images
+    # Each image is summed separately, so that the order of summation does not depend on other images.
     deviations = torch.stack([image.std(correction=0) for image in images])
     images.mul_(factors.view(each)).add_((factors * parts * deviations).view(each))
 
 
 def _add_noise(images: Tensor, random: Random) -> None:
-    """Add Gaussian noise to each image with probability one half."""
     for image, own in zip(images, random, strict=True):
         chance, deviation, seed = own.random(), own.uniform(0, NOISE), int(own.integers(2**63))
         if chance < 0.5:

@@ -1,6 +1,4 @@
-"""Define the plan's keys that the tasks `nifti-folder` and `image-folder` share. The module image_reading.py reads the
-images.
-"""
+"""Define the plan's keys that the tasks `nifti-folder` and `image-folder` share."""
 
 import math
 from abc import abstractmethod
@@ -36,19 +34,19 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
 Distance = Annotated[float, Field(ge=0.01, le=1000)]
-MOST_VOXELS = 2**27  # greatest number of voxels in a case: 512 along each of three axes
+MOST_VOXELS = 2**27  # largest number of voxels in a case: 512 along each of three axes
 BACKGROUND = "background"
 Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 
 
 class FolderTask(OwnFolder):
-    """Base class of tasks whose cases are images. The settings of each site describe the files in the site's folder.
+    """The base class of tasks whose cases are images in files that each site's settings describe.
 
-    Lists with one number for each axis are in the order x, y (and z). Images are resized to `size`, or keep their
-    sizes.
+    Lists with one number for each axis are in the order x, y (and z). Images are resized to the plan's size, or keep
+    their sizes.
 
-    If images keep their sizes, a segmentation trains on random patches with the size `size`, and evaluates whole images
-    by sliding windows. A classification crops or pads each image to `size`.
+    If images keep their sizes, a segmentation trains on random patches of the plan's size, and evaluates whole images
+    by sliding windows. A classification crops or pads each image to the plan's size.
     """
 
     kind: Literal["segmentation", "classification"] = Field(
@@ -104,12 +102,11 @@ class FolderTask(OwnFolder):
 
     @property
     def segments(self) -> bool:
-        """True if the task is a segmentation, False if it is a classification."""
         return self.kind == "segmentation"
 
     @property
     def alike(self) -> bool:
-        """True if all images are resized to `size`."""
+        """True if all images are resized to the plan's size."""
         return True
 
     @property
@@ -128,14 +125,12 @@ class FolderTask(OwnFolder):
 
     @property
     def evaluation_batch(self) -> int:
-        """Number of cases in an evaluation batch. An evaluation batch has one case if cases may
-        have different sizes.
-        """
+        """Number of cases in an evaluation batch, which is one if cases may have different sizes."""
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
     @property
     def voxel(self) -> tuple[float, ...] | None:
-        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x; None if the spacing differs
+        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x, or None if the spacing differs
         between cases.
         """
         return None
@@ -169,7 +164,7 @@ class FolderTask(OwnFolder):
         return self.cropped if self.crops else None
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Return a random patch of a case, in the plan's size. If images are resized, the whole case is returned."""
+        """Return a random patch of a case in the plan's size, or the whole case if images are resized."""
         if not self.crops:
             return case
         from medsilo.tasks.own import image_patches
@@ -177,7 +172,6 @@ class FolderTask(OwnFolder):
         return image_patches.patch(case, self.size[::-1], self.foreground, seed)
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
-        """Augment a batch in place, and return the batch. Each case of the batch has a seed for its augmentation."""
         from medsilo.tasks.own.augmentation import augmented
 
         return augmented(batch, self.augmentation, self.segments, seeds)
@@ -211,19 +205,18 @@ class FolderTask(OwnFolder):
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the MONAI bundle configuration that reorients and resamples images as `inputs_of` does."""
+        """Return the MONAI bundle configuration that reorients and resamples images as training does."""
 
     # ------------------------------------------------------------------------------------------ from files
     def scan_of(self, files: tuple[Path, ...]) -> "Scan":
-        """Read an image from files. By default, each file contains one channel."""
+        """Read an image from files, where each file contains one channel by default."""
         from medsilo.tasks.scans import Scan
 
         return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return a function that reads a mask as integers [(D,) H, W], given the mask's image and the mask's path.
-
-        The returned function reads the mask on the grid of the image.
+        """Return a function that reads a mask as integers [(D,) H, W] on the grid of its image, given the image and the
+        mask's path.
         """
         from medsilo.tasks.scans import Scan
 
@@ -235,8 +228,8 @@ class FolderTask(OwnFolder):
         return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """Return, for each label of the plan, the value in the site's masks. If several values in a site's masks stand
-        for the same label, the first value is returned.
+        """For each label of the plan, return the value in the site's masks, and of several values for the same label
+        the first.
         """
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):
@@ -246,7 +239,7 @@ class FolderTask(OwnFolder):
         return own
 
     def mask_values(self, source: "DataSource") -> dict[int, int]:
-        """Return, for each value in the site's masks, the label of the plan."""
+        """For each value in the site's masks, return the label of the plan."""
         if not self.segments:
             return {}
         if source.label_map:
@@ -255,11 +248,10 @@ class FolderTask(OwnFolder):
                 raise DataError(f"data.label_map: {wrong[0]!r} is not a value of a mask; give whole numbers from 0 on")
             return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.label_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
-        # if there is one structure, masks often contain the values 0 and 255
+        # Masks of a single structure often contain the values 0 and 255.
         return numbers | {255: 1} if len(self.labels) == 1 else numbers
 
     def inputs_of(self, scan: "Scan") -> Tensor:
-        """Convert an image to the network's inputs, [cases, C, *grid]."""
         from medsilo.tasks.own import image_reading
 
         return image_reading.inputs_of(self, scan)
@@ -269,7 +261,6 @@ class FolderTask(OwnFolder):
         return image[None]
 
     def grid_of(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        """Return the size to which a case is resized, along each axis."""
         return self.size[::-1] if self.alike else grid
 
     def note(self, listing: "CaseIndex", every: "Sequence[HeldEntry]", source: "DataSource") -> None:
@@ -280,7 +271,7 @@ class FolderTask(OwnFolder):
 
 @cache
 def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Objective:
-    """Return the objective: classification into `labels`, or segmentation of structures with the labels 1, 2, ..."""
+    """Return the objective: classification, or segmentation of structures with the labels 1, 2, ..."""
     if kind == "classification":
         return Classification(labels)
     structures = {name: (number,) for number, name in enumerate(labels, 1)}

@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class ImageFolder(FolderTask):
-    """A task whose cases are flat images in PNG, JPEG or TIFF files. The labels are masks or classes.
+    """A task whose cases are flat images in PNG, JPEG or TIFF files, and whose labels are masks or classes.
 
-    Images are resized to `size`. If `resize` is false, images keep their sizes, and a segmentation trains on patches.
+    Images are resized to the plan's size. If the plan does not resize images, a segmentation trains on patches.
     """
 
     title: ClassVar[str] = "A hospital's own flat images: segmentation or classification"
@@ -38,7 +38,6 @@ class ImageFolder(FolderTask):
 
     @property
     def channels(self) -> int:
-        """Number of channels: 3 for RGB images, 1 for grey images."""
         return 3 if self.colours == "rgb" else 1
 
     @property
@@ -55,7 +54,7 @@ class ImageFolder(FolderTask):
         return super().inputs_of(scan)
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        # MONAI reads flat images with x as the first spatial axis
+        # MONAI reads flat images with x as the first spatial axis.
         turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]
         if self.channels > 1:
             turned.append({"_target_": f"{IN_MONAI}.Coloured", "keys": "image"})

@@ -12,32 +12,32 @@ WINDOWS = 4  # number of windows in one batch
 
 
 def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of voxels along each axis after resampling to another spacing. A spacing of 0 leaves the axis
-    unchanged.
+    """Return the number of voxels along each axis after resampling to another spacing, where a spacing of 0 leaves the
+    axis unchanged.
     """
     axes = zip(grid, spacing, wanted, strict=True)
     return tuple(max(1, round(places * own / new)) if new else places for places, own, new in axes)
 
 
 def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
-    """Crop the centre of an image [..., *grid]. An image that is too small is padded with its least value."""
+    """Crop the centre of an image [..., *grid], and pad an image that is too small with its least value."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
     return _cut(image, [max(start, 0) for start in starts], size, middle=True)
 
 
 def _shown_in(labels: Tensor) -> np.ndarray:
-    """Return a Boolean mask [*grid] that is True at voxels of any structure. Marks of unannotated structures in the
-    labels are ignored.
+    """Return a Boolean mask [*grid] that is true at voxels of any structure, where marks of unannotated structures are
+    ignored.
     """
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
 
 def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Crop the same random patch from an image [C, *grid] and from its labels [*grid]. Images that are smaller than the
-    patch are padded.
+    """Crop the same random patch from an image [C, *grid] and from its labels [*grid], and pad images that are smaller
+    than the patch.
 
-    With probability `foreground`, the patch is centred on a random voxel of a structure, as nearly as the image's edges
-    allow. All patches that are not centred on a structure have a random position.
+    Some patches are centred on a random voxel of a structure, as nearly as the image's edges allow. All other patches
+    have a random position.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
 def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
     """Return the indices of a random voxel of a mask, or None if the mask is empty.
 
-    The plane is chosen first, because listing all voxels would need more memory.
+    The plane of the voxel is chosen first, because a list of all voxels would need more memory.
     """
     # A loop over planes is five times as fast as one call of count_nonzero for all planes.
     ends = np.cumsum([np.count_nonzero(plane) for plane in mask])
@@ -63,7 +63,7 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
         return None
     rank = min(int(place * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
-    # the index is negative, so it counts from the last voxel of the plane
+    # The index of the voxel in the plane is negative, so the index counts from the plane's last voxel.
     inside = np.argwhere(mask[plane])[rank - int(ends[plane])]
     return [plane, *inside.tolist()]
 
@@ -71,14 +71,12 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
 def _cut(
     image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
 ) -> Tensor:
-    """Copy a box of an image. A box that is smaller than `size` is padded.
+    """Copy a box of an image, and pad the box where it exceeds the image.
 
     Args:
-        image: The image, [..., *grid].
         starts: The first index of the box along each axis.
-        size: The size of the box along each axis.
-        fill: The padding value. By default, it is the least value of the image.
-        middle: True to pad at both ends of each axis, False to pad at the last index only.
+        fill: The padding value, by default the least value of the image.
+        middle: True to pad at both ends of each axis, and False to pad at the last index only.
     """
     box = image
     for axis, (start, wanted) in enumerate(zip(starts, size, strict=True), image.ndim - len(size)):

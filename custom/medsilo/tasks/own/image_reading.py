@@ -22,8 +22,8 @@ from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.sources import FEWEST, DataSource
 from medsilo.tasks.survey import Problem, digest
 
-SHOWN = 8  # greatest number of values that an error message lists
-BYTE, DARKEST = 255, 65_535 // 16  # greatest 8-bit value; greatest 12-bit value
+SHOWN = 8  # largest number of values that an error message lists
+BYTE, DARKEST = 255, 65_535 // 16  # greatest 8-bit value, and greatest 12-bit value
 RARELY = (
     f"masks have a value that no label of the plan stands for, and fewer than {FEWEST} patients have; it counts as "
     "background"
@@ -40,7 +40,7 @@ def made(
     numbers: dict[int, int],
 ) -> PreparedEntry:
     """Read one image and its label, and convert them to the network's inputs and targets."""
-    # it is unknown whether the mask was drawn on the image as stored, or on the rotated image
+    # The mask may have been drawn on the image as stored, or on the rotated image.
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
@@ -70,7 +70,6 @@ def made(
 
 
 def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
-    """Convert an image to the network's inputs, [cases, C, *grid]."""
     values = scan.values
     if len(values) != task.channels:
         alpha = len(values) == task.channels + 1 and values.dtype.kind == "u"
@@ -97,7 +96,6 @@ def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
 
 
 def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Record unusual values in the masks and the images that could be read."""
     if task.segments:
         known = set(task.mask_values(source))
         rare = {int(value) for value in source.rare(whose(every))}
@@ -115,7 +113,7 @@ def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], sourc
 
 
 def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
-    """Return, for each value in masks, the patients whose masks contain the value."""
+    """Return the patients whose masks contain each value."""
     found: dict[str, set[str]] = {}
     for one in every:
         for value in one.facts.values:
@@ -124,7 +122,7 @@ def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
 
 
 def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Record contradictions between the masks and the structures that the key `data.unannotated` names."""
+    """Record masks that contain a structure which the site declares as not annotated."""
     shown = [{label for labels in one.facts.shown for label in labels} for one in every]
     undrawn = set(task.undrawn(source))
     drawn = [one.entry for one, labels in zip(every, shown, strict=True) if labels & undrawn]

@@ -1,6 +1,4 @@
-"""Define the keys of a plan that are common to all tasks over a hospital's images, tables or recordings. The module
-reading.py reads the data.
-"""
+"""Define the keys of a plan that are common to all tasks over a hospital's images, tables or recordings."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +25,7 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class OwnData(Task):
-    """Base class of tasks whose data a site's settings describe. The site's settings can also determine the split into
-    training, validation and test.
-    """
+    """The base class of tasks whose data and split are described by each site's settings."""
 
     split_by_site: ClassVar[bool] = True
     by_patient: ClassVar[bool] = True
@@ -60,9 +56,7 @@ class OwnData(Task):
         return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data. Data are divided into training, validation and test
-        before they are standardised.
-        """
+        """Return one site's training, validation and test data, which are divided before they are standardised."""
         from medsilo.tasks.own import reading
 
         return reading.data_of(self, site, sites, source)
@@ -77,7 +71,7 @@ class OwnData(Task):
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:
-        """Return the plan's structures and columns that the site's key `data.unannotated` names."""
+        """Return the plan's structures and columns that the site's settings declare as missing."""
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
@@ -93,7 +87,7 @@ class OwnData(Task):
     def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        """Read a site's data once. Return the survey, and the training, validation and test part."""
+        """Read a site's data once, and return the survey and the training, validation and test part."""
 
 
 class OwnFolder(OwnData):
@@ -103,7 +97,8 @@ class OwnFolder(OwnData):
     A subclass defines `cases_in`, which reads cases from the files of one image or recording. This base class finds
     files, classes and patients, divides the cases into parts and folds, caches cases, and supports `medsilo check`.
 
-    Subclasses may override `listing_of`, `classes_of`, `maker`, `note` and `told_of`.
+    Subclasses may override the listing of files, their classes, their preparation, notes about them, and the survey's
+    fields (`listing_of`, `classes_of`, `maker`, `note`, `told_of`).
 
     >>> from medsilo.extend import Classification, OwnFolder
     >>> class Traces(OwnFolder):
@@ -127,7 +122,7 @@ class OwnFolder(OwnData):
     def prepared(
         inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
     ) -> "PreparedEntry":
-        """Make a prepared entry from tensors.
+        """Create a prepared image or recording from tensors.
 
         Args:
             inputs: The inputs, [cases, *shape].
@@ -142,22 +137,22 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the entry (image or recording) that contains a case, and the index of the case within the entry."""
+        """Return the image or recording that contains a case, and the index of the case within it."""
         from medsilo.tasks.cache import held_case
 
         return held_case(cases, number)
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the entries (images or recordings) in a folder, as the site's settings describe."""
+        """List the images or recordings in a folder, as the site's settings describe them."""
         from medsilo.tasks.case_index import CaseIndex
 
         return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
     def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
-        """Return a function that prepares an entry, given the entry's files, label and patient.
+        """Return a function that prepares an image or recording, given its files, label and patient.
 
-        The label is the path of a mask, or in a classification the number of the class.
+        The label is the path of a mask, or the number of the class in a classification.
         """
         return self._of_class
 
@@ -179,26 +174,22 @@ class OwnFolder(OwnData):
         return names
 
     def undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels that a site did not annotate. If structures may overlap, the numbers of the structures are
-        returned.
-        """
+        """Return the labels that a site did not annotate, or the numbers of structures if structures may overlap."""
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
             return [number for number, name in enumerate(structures, 1) if name in source.unannotated]
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Return a dictionary from names of entries (images or recordings) to classes. The class None means that
-        training ignores the entry.
+        """Return the class of each image or recording by its name, where the class None means that training ignores
+        it.
         """
         from medsilo.tasks.own import reading
 
         return reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:
-        """Return the number of a label, given the number or the name of the label. Raises DataError if the plan lacks
-        the label.
-        """
+        """Return the number of a label, given its number or name. Raises DataError if the plan lacks the label."""
         names = self.goal.label_names
         if str(label) in names:
             return names.index(str(label))
@@ -207,12 +198,11 @@ class OwnFolder(OwnData):
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
     def note(self, listing: "CaseIndex", every: Sequence[Any], source: "DataSource") -> None:
-        """Record unusual facts about the entries that could be read.
+        """Record unusual facts about the images or recordings that could be read.
 
         Args:
-            listing: The list of entries, to which problems are added.
-            every: The entries that could be read, each with the attributes `entry` and `facts`.
-            source: The data source.
+            listing: The list of images or recordings, to which problems are added.
+            every: The images or recordings that could be read, each with the attributes `entry` and `facts`.
         """
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:

@@ -65,10 +65,9 @@ class Column(Section):
         return len(self.levels) or 1
 
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
-        """Convert the text in a cell to inputs of the network. Returns None if the text is no valid value.
+        """Convert a cell to inputs of the network, or return None if the cell contains no valid value.
 
         Args:
-            cell: The text.
             own: Maps the hospital's levels, normalised by `cells.level`, to the plan's levels.
         """
         if self.levels:
@@ -80,7 +79,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Return, for each label of the site, the number of the plan's class. Labels are normalised by `cells.level`."""
+    """Return the number of the plan's class for each normalised label of the site."""
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
@@ -92,21 +91,18 @@ def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -
 
 
 Standardise = Literal["site", "plan", "none"]
-FURTHEST = 100.0  # greatest absolute value of standardised inputs, to which inputs are clipped
-# for each input: the number that is subtracted, and the number by which the difference is divided
+FURTHEST = 100.0  # largest absolute value of standardised inputs, to which inputs are clipped
+# For each input, the number that is subtracted, and the number by which the difference is divided.
 Scales = tuple[Tensor, Tensor]
 
 
 def scaled(values: Tensor, scales: Scales) -> Tensor:
-    """Standardise and clip values [..., inputs]."""
     means, deviations = scales
     return ((values - means) / deviations).clamp(-FURTHEST, FURTHEST)
 
 
 def from_training_cases(what: str) -> str:
-    """Return the message that explains why differential privacy forbids standardisation by a
-    hospital's training cases.
-    """
+    """Explain why differential privacy forbids standardisation by a hospital's training cases."""
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
         f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
@@ -150,12 +146,11 @@ class Standardised(OwnData):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the network's inputs, in the order of the inputs."""
         return tuple(one.name for one in self.numbers)
 
     @property
     def largest_input(self) -> float:
-        """Greatest absolute value of the network's inputs."""
+        """Largest absolute value of the network's inputs."""
         if self.standardise != "none":
             return FURTHEST
         return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
@@ -167,7 +162,7 @@ class Standardised(OwnData):
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
         """Return the means and standard deviations that an earlier survey contains."""
-        # The names of indicators of missing values are at the end, and are left out.
+        # The last names are indicators of missing values, which have no scales.
         names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations

@@ -1,4 +1,4 @@
-"""Define the task `table`, whose cases are the rows of a hospital's table. The module table_rows.py reads the table."""
+"""Define the task `table`, whose cases are the rows of a hospital's table."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,16 +41,14 @@ Kind = Literal["classification", "regression", "survival"]
 
 @cache
 def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
-    """Return the objective: classification into `labels`, regression of values within `limits`, or
-    survival analysis.
-    """
+    """Return the objective: classification, regression or survival analysis."""
     if kind == "classification":
         return Classification(labels, 1 if len(labels) == 2 else None)
     return Regression(limits) if kind == "regression" else Survival()
 
 
 class PatientTable(Standardised):
-    """A task whose cases are the rows of a table. The settings of each site describe the site's table."""
+    """A task whose cases are the rows of a table, which each site's settings describe."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
     use: ClassVar[Inference] = Inference("tables")
@@ -98,7 +96,6 @@ class PatientTable(Standardised):
     # ----------------------------------------------------------------------------------------- the kind of task
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """Names of the columns that the network predicts."""
         return (self.time, self.event) if self.kind == "survival" else (self.target,)
 
     @property
@@ -127,7 +124,6 @@ class PatientTable(Standardised):
 
     @property
     def channels(self) -> int:
-        """Number of inputs of the network."""
         return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
 
     @property
@@ -150,13 +146,13 @@ class PatientTable(Standardised):
         return table_rows.finished(self, data)
 
     def scales_of(self, raw: Tensor) -> Scales:
-        """Return, for each input, the mean and the standard deviation with which the input is standardised.
+        """For each input, return the mean and the standard deviation with which the input is standardised.
 
         Inputs from categories are not standardised, so their mean is 0 and their standard deviation is 1. A missing
         number is replaced by the mean.
 
         Args:
-            raw: The inputs, [cases, inputs]. Missing values are NaN.
+            raw: The inputs, [cases, inputs], where missing values are NaN.
         """
         means, deviations = torch.zeros(raw.shape[1]).double(), torch.ones(raw.shape[1]).double()
         place = 0
@@ -187,8 +183,8 @@ class PatientTable(Standardised):
         return self.scales_of(torch.from_numpy(self.rows(source.table_file(), source, outcome=False).inputs))
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
-        """Standardise values, and replace missing values by the mean. The plan may add inputs that indicate missing
-        values.
+        """Standardise values, replace missing values by the mean, and add inputs that indicate missing values if the
+        plan demands them.
         """
         known = raw.where(~raw.isnan(), scales[0])
         inputs = known if self.standardise == "none" else scaled(known, scales)
@@ -200,7 +196,7 @@ class PatientTable(Standardised):
     def rows(self, path: Path, source: "DataSource", outcome: bool = True) -> "TableRows":
         """Read the cases in a table as numbers, and record problems of all other rows.
 
-        If `outcome` is true, outcomes are read, and rows without an outcome are left out.
+        If outcomes are read, too, rows without an outcome are left out.
         """
         from medsilo.tasks.own import table_rows
 

@@ -1,5 +1,4 @@
-"""Read a hospital's data. This module prepares and caches cases, divides them into training, validation and test, and
-makes the survey.
+"""Read a hospital's data: prepare and cache cases, divide them into training, validation and test, and make the survey.
 
 Only sites import this module, not the server.
 """
@@ -25,14 +24,12 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import deal, part_alone, parts_by_rank
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
 
-# The site's settings that affect prepared entries.
+# The site's settings that affect prepared images and recordings.
 HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", "decimal")
 
 
 def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-    """Return one site's training, validation and test data. Data are divided into training, validation and test before
-    they are standardised.
-    """
+    """Return one site's training, validation and test data, which are divided before they are standardised."""
     survey, parts = task.examined(site, sites, source)
     refuse_what_stops(survey.problems)
     data = SiteData(*(parts[part] for part in PARTS), survey=survey)
@@ -44,7 +41,7 @@ def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource |
 
 
 def survey_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> Survey:
-    """Return the survey of a site's data. Faults of the data raise no error, but are listed in the survey."""
+    """Return the survey of a site's data, which lists faults of the data instead of raising errors."""
     try:
         return task.examined(site, sites, source and source.once())[0]
     except MedsiloError as error:
@@ -60,8 +57,8 @@ def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, Pa
     """Record a problem if a part (training, validation, test) has no cases, or if all training cases have the same
     class.
 
-    No problem is recorded if an earlier problem has the severity `stops`, because the earlier problem may be the reason
-    for an empty part.
+    If an earlier problem stops training, no problem is recorded, because the earlier problem may be the reason for an
+    empty part.
     """
     if any(problem.severity == "stops" for problem in problems):
         return
@@ -78,8 +75,6 @@ def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, Pa
 
 
 class Listed(Protocol):
-    """The attributes that the two lists of cases, `CaseIndex` and `TableRows`, have in common."""
-
     problems: list[Problem]
     patients_named: bool
     identifiers: dict[str, int]
@@ -89,15 +84,6 @@ class Listed(Protocol):
 
 
 def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source: DataSource, **found: Any) -> Survey:
-    """Make the survey of a list of cases.
-
-    Args:
-        task: The task.
-        listing: The list of cases.
-        parts: The counts of the training, validation and test part.
-        source: The data source.
-        found: Further fields of the survey.
-    """
     return Survey(
         parts,
         problems=tuple(listing.problems),
@@ -112,14 +98,10 @@ def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source:
 def dealt(
     partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
 ) -> list[Entry]:
-    """Divide the entries in one folder among simulated sites, and return the entries of one site.
+    """Divide the images or recordings in one folder among simulated sites, and return those of one site.
 
     Args:
-        partition: The method of distribution.
-        site: The name of the site.
-        sites: The names of all sites.
-        entries: The entries in the folder.
-        classes: The class of each entry, by the name of the entry.
+        classes: The class of each image or recording, by its name.
     """
     order = sorted(sites)
     owners = deal(
@@ -133,8 +115,8 @@ def dealt(
 
 
 def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Divide the entries into training, validation and test. The table, or the hospital's split of patients, determines
-    the part of each entry.
+    """Divide the images or recordings into training, validation and test, by the table or by the hospital's split of
+    patients.
     """
     fixed = {entry.patient: entry.part for entry in listing.entries} if listing.fixed else None
     place = drawn_parts(_own_classes(listing.entries), fixed, source, shares, split, listing.problems)
@@ -151,17 +133,15 @@ def drawn_parts(
 ) -> Mapping[str, str]:
     """Return the part (training, validation, test) of each patient.
 
-    If a table assigns patients to parts, the table's assignment is returned. If no table assigns patients to parts,
-    patients are ranked by a hash of their names, and divided by rank. With differential privacy, a patient's part
-    depends on the hash of that patient's name only.
+    If a table assigns patients to parts, the table's assignment is returned. Otherwise, patients are ranked by a hash
+    of their names, and divided by rank. With differential privacy, a patient's part depends only on the hash of the
+    patient's name.
 
     Args:
         classes: The name that the site gives the class of each patient.
         fixed: The part that the table assigns to each patient, if any.
-        source: The data source.
         shares: The plan's fractions of patients for training, validation and test.
         split: The plan's seed.
-        problems: The problems of the data.
     """
     if fixed is not None:
         return fixed
@@ -198,25 +178,15 @@ def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str
 def prepared(
     inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
 ) -> PreparedEntry:
-    """Make a prepared entry from tensors.
-
-    Args:
-        inputs: The inputs, [cases, *shape].
-        targets: The targets, [cases, ...].
-        shown: For each case, the labels that occur in the case.
-        places: The positions of some voxels of structures.
-        told: Further fields of `Facts`.
-    """
     low, high = told.pop("intensity", None) or map(float, inputs.aminmax())
     own = told.pop("digest", None) or digest(inputs)
     return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Return a dictionary from names of entries (images or recordings) to classes. The class None means that training
-    ignores the entry.
+    """Return the class of each image or recording by its name, where the class None means that training ignores it.
 
-    Entries whose class is not in the plan are removed from the list and recorded.
+    Images or recordings whose class is not in the plan are removed from the list and recorded.
     """
     if not task.goal.classifies:
         return {}
@@ -248,17 +218,17 @@ def told_of(every: Sequence[Any]) -> dict[str, Any]:
 def examined(
     task: OwnFolder, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, ReadyCases]]:
-    """Read the files in a site's folder once. Return the survey, and the training, validation and test part."""
+    """Read the files in a site's folder once, and return the survey and the training, validation and test part."""
     task.check_source(source)
     assert source is not None
-    task.absent(source)  # This call validates the key data.unannotated before files are read.
+    task.absent(source)  # this call validates the key data.unannotated before files are read
     listing = task.listing_of(source, source.folder_of(site, task.deals))
     classes = task.classes_of(listing, source)
     make = partial(_made_of, task.maker(source), classes)
     if task.partition is not None:
         listing.entries = dealt(task.partition, site, sites, listing.entries, classes)
     parts = divided(listing, source, task.shares, task.split)
-    # the fold is removed, so that all folds use the same cached files
+    # The fold is removed, so that all folds use the same cached files.
     unfolded = task.model_copy(update={"fold": None})
     code = [facts_of(name)["hash"] for name in sorted(ours_behind(task))]
     settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
@@ -288,13 +258,6 @@ def part_of(task: OwnFolder, data: ReadyCases) -> PartFacts:
 
 
 def _made_of(make: Callable[..., PreparedEntry], labels: Mapping[str, int | None], entry: Entry) -> PreparedEntry:
-    """Prepare an entry.
-
-    Args:
-        make: The task's function that prepares an entry.
-        labels: For a classification, the class of each entry, by the name of the entry.
-        entry: The entry.
-    """
     return make(entry.images, labels.get(entry.name, entry.label), entry.patient)
 
 
@@ -315,14 +278,14 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare entries. The name of each entry that cannot be read is added to `wrong`, under the reason."""
+    """Prepare images or recordings, and collect the names of unreadable images or recordings by reason."""
     held = []
     for entry in entries:
         try:
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # the file is not the cause of this error
+        except MedsiloError:  # a MedsiloError that is no DataError has another cause than the file
             raise
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)

@@ -1,6 +1,6 @@
 """Read the rows of a hospital's table as cases. Only sites import this module, not the server.
 
-The table and the hospital's settings determine which rows are cases. A plan cannot exclude rows.
+The table and the hospital's settings determine which rows are cases, and a plan cannot exclude rows.
 
 A number outside of the limits that the plan gives for the column counts as missing. If the plan lacks the level of a
 category, all inputs of the category are 0.
@@ -56,7 +56,7 @@ def finished(task: PatientTable, data: SiteData) -> SiteData:
 def examined(
     task: PatientTable, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, Cases]]:
-    """Read a site's table. Return the survey, and the training, validation and test part before standardisation."""
+    """Read a site's table, and return the survey and the training, validation and test part before standardisation."""
     task.check_source(source)
     assert source is not None
     if source.images or source.labels or source.patient or source.head or source.cache_folder:
@@ -75,14 +75,14 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# maps tables to the rows of simulated sites that were read, but not requested yet
+# Maps tables to the rows of simulated sites that were read, but not requested yet.
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
 def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites: Sequence[str]) -> "TableRows":
     """Divide a table's cases among simulated sites, and return the cases of one site.
 
-    The table is read once for all sites. The cases of all other simulated sites are kept until these sites request
+    The table is read once for all simulated sites, and the cases of other sites are stored until these sites request
     them.
     """
     state = path.stat()
@@ -102,14 +102,6 @@ def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites:
 
 
 def survey_of(task: PatientTable, rows: "TableRows", cases: Mapping[str, Cases], source: DataSource) -> Survey:
-    """Make the survey of a table.
-
-    Args:
-        task: The task.
-        rows: The table's rows that are cases.
-        cases: The cases of the training, validation and test part.
-        source: The data source.
-    """
     shown = {part: part_of(task, own) for part, own in cases.items()}
     note_empty_parts(task, rows.problems, shown, source)
     if task.kind == "survival":
@@ -133,7 +125,7 @@ def part_of(task: PatientTable, data: Cases) -> PartFacts:
 def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
     """Yield a problem for each part (training, validation, test) in which the concordance index is undefined.
 
-    The index is undefined if no two cases of the part can be compared.
+    The concordance index is undefined if no two cases of the part can be compared.
     """
     for part, target in targets.items():
         times, censored = target[:, 0], target[:, 1] == 0
@@ -143,9 +135,9 @@ def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
 
 
 def _seen_longer(times: Tensor, censored: Tensor) -> Tensor:
-    """Return a Boolean array [cases]: True for each case that was observed longer than the earliest event.
+    """Return a Boolean tensor [cases] that is true for each case that was observed longer than the earliest event.
 
-    If there is no such case, no two cases can be compared for the concordance index.
+    If no case was observed longer, no two cases can be compared for the concordance index.
     """
     first = times[~censored].min()
     return (times > first) | ((times == first) & censored)
@@ -157,15 +149,15 @@ class TableRows:
 
     task: PatientTable
     table: Columns
-    lines: np.ndarray  # for each case: the index of the row in the table, [cases]
-    inputs: np.ndarray  # [cases, inputs]; missing and invalid values are NaN
-    outcomes: np.ndarray  # [cases, 1]; for survival [cases, 2], with time and event
-    labels: np.ndarray  # [cases]: the number of the class; for survival, 1 for an event; for a regression, 0
+    lines: np.ndarray  # for each case, the index of the row in the table, [cases]
+    inputs: np.ndarray  # [cases, inputs], where missing and invalid values are NaN
+    outcomes: np.ndarray  # [cases, 1], or for survival [cases, 2] with time and event
+    labels: np.ndarray  # [cases], the number of the class, for survival 1 for an event, and for a regression 0
     classes: TextColumn  # names of classes as the hospital writes them
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    odd: Mapping[str, np.ndarray]  # maps reasons to Boolean arrays [rows]: True if the row has an invalid value
+    odd: Mapping[str, np.ndarray]  # maps reasons to Boolean arrays [rows] that are true if the row has an invalid value
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
     identifiers: dict[str, int] = field(default_factory=dict)
@@ -181,18 +173,17 @@ class TableRows:
         return self.table.lines_called(self.lines)
 
     def taken(self, cases: np.ndarray) -> "TableRows":
-        """Return the cases with the given indices."""
         per_case = ("lines", "inputs", "outcomes", "labels", "classes", "patients", "parts", "sites")
         own = {name: getattr(self, name) for name in per_case}
         taken: dict[str, Any] = {name: None if values is None else values[cases] for name, values in own.items()}
         return replace(self, **taken)
 
     def without(self, patients: Collection[str]) -> "TableRows":
-        """Leave out the cases of the given patients, without recording a problem."""
+        """Leave out the cases of these patients, without recording a problem."""
         return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
 
     def cases(self, cases: np.ndarray) -> Cases:
-        """Return the cases with the given indices as tensors. Inputs are not standardised."""
+        """Return cases as tensors, whose inputs are not standardised."""
         inputs, outcomes = torch.from_numpy(self.inputs[cases]), torch.from_numpy(self.outcomes[cases])
         if self.task.kind == "survival":
             targets = outcomes.float()
@@ -201,8 +192,8 @@ class TableRows:
         return Cases(inputs, targets, self.patients[cases].texts())
 
     def divided(self, source: DataSource) -> dict[str, np.ndarray]:
-        """Return the indices of the training, validation and test cases. The table, or the hospital's split of
-        patients, determines the part of each case.
+        """Return the indices of the training, validation and test cases, by the table or by the hospital's split of
+        patients.
         """
         patients = self.patients.shown()
         fixed: dict[str, str] | None = None
@@ -217,7 +208,9 @@ class TableRows:
         return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
 
     def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
-        """Return the part that the table assigns to each patient. Record invalid parts, and patients in two parts."""
+        """Return the part that the table assigns to each patient, and record invalid parts and patients in two
+        parts.
+        """
         if any(value not in PARTS for value in parts.values):
             strangers = self.lines[~parts.isin({*PARTS})]
             what = "lines of the table have a part that is not train, validation or test"
@@ -248,14 +241,14 @@ class TableRows:
 
     def copies(self) -> int:
         """Count the rows that equal an earlier row of the same patient in all columns that the plan reads."""
-        # True for each row of a patient with several rows
+        # True for each row of a patient who has several rows
         again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
         return len(rows) - len(np.unique(np.ascontiguousarray(rows).view(np.dtype((np.void, rows.strides[0]))), axis=0))
 
 
 class _Reading:
-    """Reads a table for a task. First, the hospital's settings determine which rows are cases, then the plan selects
+    """Reads a table for a task: first, the hospital's settings determine which rows are cases, then the plan selects
     columns.
     """
 
@@ -341,7 +334,6 @@ class _Reading:
         return column
 
     def _lacks(self, name: str, own: TextColumn) -> np.ndarray:
-        """Return a Boolean array [rows]: True if the row has no value in a column."""
         codes = frozenset(map(level, self.source.codes.get(name, ())))
         if not codes:
             return own.isin(self.missing)
@@ -350,7 +342,7 @@ class _Reading:
 
     # ---------------------------------------------------- the lines that are cases
     def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
-        """Leave out rows, and record those rows that were not left out before."""
+        """Leave out rows, and record those that were not left out before."""
         self._note("left out", what, lines & kept)
         kept &= ~lines
 
@@ -379,7 +371,7 @@ class _Reading:
             numbers = numbers.clip(*task.range)
             return numbers[:, None], np.zeros(self.table.count, int), TextColumn(("",), np.zeros(self.table.count, int))
         levels, known = columns[-1].levels(), own_labels(task.counted, self.source.label_map)
-        # the names of censored cases and events do not depend on the plan
+        # The names of censored cases and events do not depend on the plan.
         declared = known if task.kind == "survival" else ()
         self._leave_out(kept, RARE, columns[-1].isin(self._rare(columns[-1], kept, patients, declared)))
         numbered = np.array([known.get(own, -1) for own in levels], int)
@@ -405,7 +397,7 @@ class _Reading:
 
     # -------------------------------------------------------------------------- the plan's inputs
     def _inputs(self, kept: np.ndarray) -> np.ndarray:
-        """Return the inputs of all rows, [rows, inputs]. Missing and invalid values are NaN."""
+        """Return the inputs of all rows, [rows, inputs], where missing and invalid values are NaN."""
         inputs = np.full((self.table.count, self.task.read_numbers), np.nan)
         place, read = 0, {column.name for column in self.read}
         for column in self.task.columns:
@@ -448,9 +440,7 @@ class _Reading:
         return values
 
     def _numbers(self, name: str, own: TextColumn) -> np.ndarray:
-        """Convert a column's texts to numbers, [rows]. If the decimal sign is a comma, points may
-        separate thousands.
-        """
+        """Convert a column to numbers, [rows], where points may separate thousands if the decimal sign is a comma."""
         texts = tuple(without_thousands(name, own.values, self.source.decimal))
         return TextColumn(texts, own.codes).numbers(self.source.decimal)
 
@@ -461,9 +451,7 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record the table's rows that could not be read. Record a problem if the table's letters may have been decoded
-        wrongly.
-        """
+        """Record the table's unreadable rows, and a problem if letters may have been decoded wrongly."""
         table = self.table
         if table.uneven:
             what = "lines have more or fewer cells than the first; export the table again"
@@ -473,5 +461,5 @@ class _Reading:
 
 
 def read_rows(task: PatientTable, path: Path, source: DataSource, outcome: bool = True) -> TableRows:
-    """Read the cases in a table. If `outcome` is true, outcomes are read, and rows without an outcome are left out."""
+    """Read the cases in a table. If outcomes are read, too, rows without an outcome are left out."""
     return _Reading(task, path, source, outcome).rows()

@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 class VolumeFolder(FolderTask):
     """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels are masks or classes.
 
-    Subclasses may override `listing_of`, which lists cases, `scan_of`, which reads images, and `mask_reader`, which
-    reads masks. Every volume is reoriented to LPS.
+    Subclasses may override the methods that list cases, read images and read masks: `listing_of`, `scan_of` and
+    `mask_reader`. Every volume is reoriented to LPS.
 
-    If `target_spacing` is given, volumes are resampled to this spacing, and a segmentation trains on patches with the
-    size `size`. If `target_spacing` is not given, volumes are resized to `size`.
+    If the plan has a target spacing, volumes are resampled to this spacing, and a segmentation trains on patches of the
+    plan's size. Without a target spacing, volumes are resized to the plan's size.
 
-    If `dimensions` is 2, every slice is a case, and lists with one number for each axis are in the order x, y. All
-    slices of a volume are in the same part (training, validation or test).
+    If the plan has two dimensions, every slice is a case, and lists with one number for each axis are in the order x,
+    y. All slices of a volume are in the same part (training, validation or test).
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
@@ -75,7 +75,6 @@ class VolumeFolder(FolderTask):
 
     @property
     def channels(self) -> int:
-        """Number of channels of a volume."""
         return len(self.modalities)
 
     @property
@@ -97,7 +96,7 @@ class VolumeFolder(FolderTask):
         return image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the images in a folder. If the site names the channels, they are put into the plan's order."""
+        """List the images in a folder, with their channels in the plan's order if the site names the channels."""
         if not isinstance(source.images, dict):
             return super().listing_of(source, folder)
         own = source.images
@@ -121,8 +120,8 @@ class VolumeFolder(FolderTask):
         return self.modalities
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the MONAI bundle configuration that reorients and resamples volumes. If slices are the cases, the axis
-        across slices is last.
+        """Return the MONAI bundle configuration that reorients and resamples volumes, with the axis across slices last
+        if slices are the cases.
         """
         turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
         rest = [] if self.axes == 3 else [0]

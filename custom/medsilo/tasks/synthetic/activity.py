@@ -1,5 +1,5 @@
-"""Generate SYNTHETIC hospitals whose patients wear sensors. The task is to classify activities in short windows of
-sensor data.
+"""Generate SYNTHETIC hospitals whose patients wear sensors, and whose task is to classify activities in short windows
+of sensor data.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,7 @@ EVEN = 1000.0  # parameter of a Dirichlet distribution whose samples are almost 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A type of sensor, with a gain and an offset for each channel, noise, and a relative clock rate. A negative gain
-    inverts the channel.
-    """
+    """A type of sensor, with a gain and an offset for each channel, where a negative gain inverts the channel."""
 
     gains: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -65,19 +63,18 @@ class SyntheticActivity(Task):
     Each person has the same activity in most windows, and moves with an individual tempo and strength. Each site has at
     least three persons.
 
-    For each main activity, the sites' fractions of persons are sampled from Dirichlet(alpha). On average, a site has
-    `persons` persons.
+    For each main activity, the sites' fractions of persons are sampled from Dirichlet(alpha).
 
-    Sites 1, 3, 5, ... have the first type of sensor, sites 2, 4, 6, ... have the second type. The two types differ in
-    gains, offsets, inverted channels, noise and clock rate.
+    Sites 1, 3, 5, ... have the first type of sensor, and sites 2, 4, 6, ... have the second type. The two types of
+    sensors differ in gains, offsets, inverted channels, noise and clock rate.
 
-    The key `shift` determines how sites differ, as in design C of the benchmarks.
+    The plan determines how sites differ, as in design C of the benchmarks.
 
-    With "label" (C2), sites differ in the frequency of activities. With "feature" (C4), sites differ in sensors, and
-    alpha is ignored. With "both" (C1), sites differ in activities and, independently, in sensors. With "none", sites do
-    not differ.
+    With the shift "label" (C2), sites differ in the frequency of activities. With the shift "feature" (C4), sites
+    differ in sensors, and alpha is ignored. With the shift "both" (C1), sites differ in activities and, independently,
+    in sensors. With the shift "none", sites do not differ.
 
-    Design C of the benchmarks differs from the task: it has images, eight classes and three types of devices.
+    Design C of the benchmarks differs from this task: Design C has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
@@ -113,7 +110,7 @@ class SyntheticActivity(Task):
         habits = numbers_for(seed, self.name, "habits").permutation(np.arange(self.persons * len(sites)) % CLASSES)
         alpha = self.alpha if self.shift in ("label", "both") else EVEN
         own = dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
-        # sorted by main activity, so that each activity occurs in training, validation and test
+        # Persons are sorted by main activity, so that each activity occurs in training, validation and test.
         own = own[np.argsort(habits[own], kind="stable")]
         sensor = FAMILIES[position % len(FAMILIES)] if self.shift in ("feature", "both") else COMMON
         motions = draw_motions(seed)
@@ -146,7 +143,6 @@ class SyntheticActivity(Task):
 
 
 def draw_motions(seed: int) -> Motions:
-    """Generate the motion in each activity from the plan's seed."""
     random = numbers_for(seed, "synthetic-activity", "motions")
     waves = (CLASSES, CHANNELS, HARMONICS)
     return Motions(

@@ -1,5 +1,5 @@
-"""Generate SYNTHETIC hospitals whose microscopes and stains differ. The task is to classify RGB patches of synthetic
-cells.
+"""Generate SYNTHETIC hospitals whose microscopes and stains differ, and whose task is to classify RGB patches of
+synthetic cells.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,7 @@ SPACING = 16  # number of pixels between neighbouring positions of cells
 
 @dataclass(frozen=True)
 class Appearance:
-    """The appearance of a site's slides. The field `light` is the strength of an illumination gradient in the direction
-    `light_angle`.
-    """
+    """The appearance of a site's slides: stains, illumination, blur, noise and texture."""
 
     nucleus_stain: tuple[float, float, float]
     tissue_stain: tuple[float, float, float]
@@ -58,9 +56,7 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Interpolate between two appearances. If `share` is 0, the result is `start`; if `share` is 1, the result is
-        `end`. A larger `share` extrapolates.
-        """
+        """Interpolate between two appearances, or extrapolate if the share of the second appearance is above 1."""
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
 
@@ -81,15 +77,16 @@ SITES = (
 class SyntheticHistology(Task):
     """SYNTHETIC histology: RGB patches [3, size, size] of cells, in 0 to 1, with two classes, at up to eight sites.
 
-    If `coding` is "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell.
-    The classes differ by a rotation of 180 degrees. Both classes have equal amplitude spectra, so only the phase
+    With the coding "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell.
+    The classes differ by a rotation of 180 degrees, so both classes have equal amplitude spectra, and only the phase
     spectrum determines the label.
 
-    If `coding` is "amplitude" (design `histo`), the label is the size of the nuclei. Coding "amplitude" is a negative
-    control, because amplitude normalisation lowers the accuracy.
+    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. The coding
+    "amplitude" is a negative control, because amplitude normalisation lowers the accuracy.
 
-    Sites differ in appearance only (feature shift): stains, brightness, contrast, illumination, blur, noise and
-    texture. The key `shift` scales these differences. If `shift` is 0, all sites have the same appearance.
+    Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
+    texture. The plan's shift scales the differences in appearance, and with a shift of 0 all sites have the same
+    appearance.
 
     Patients differ in the strength of staining, the size of cells and the number of cells.
     """
@@ -119,7 +116,6 @@ class SyntheticHistology(Task):
 
     @property
     def goal(self) -> Classification:
-        """Classification into the two classes of `coding`."""
         return GOALS[self.coding]
 
     @property
@@ -146,8 +142,8 @@ class SyntheticHistology(Task):
         return SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Generate the density of tissue and the density of nuclei, each [cases, size, size]. The two densities do not
-        depend on the site's appearance.
+        """Generate the densities of tissue and of nuclei, each [cases, size, size], which do not depend on the site's
+        appearance.
         """
         cases, per_side = len(labels), self.size // SPACING
         shape = (cases, per_side**2)
@@ -157,7 +153,7 @@ class SyntheticHistology(Task):
         present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
         radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
         if self.coding == "phase":
-            # all nuclei are above the centre; patches with label 1 are rotated later
+            # All nuclei are above the centre, because patches with label 1 are rotated later.
             angles = random.normal(np.pi / 2, 0.7, shape)
             nuclei = 0.4 * radii
         else:
@@ -177,9 +173,7 @@ class SyntheticHistology(Task):
 
 
 def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.ndarray, size: int) -> np.ndarray:
-    """Draw the disks of each case with soft edges, [cases, size, size]. All arguments except `size`
-    are [cases, disks].
-    """
+    """Draw the disks of each case with soft edges, [cases, size, size], from arguments [cases, disks]."""
     pixels = np.arange(size, dtype=np.float32)
     canvas = np.zeros((len(rows), size, size), np.float32)
     for disk in range(rows.shape[1]):
@@ -195,7 +189,8 @@ def develop(
 ) -> np.ndarray:
     """Apply a site's appearance, and return RGB patches [cases, 3, size, size] with values from 0 to 1.
 
-    The staining follows the Beer-Lambert law. Then contrast, illumination, blur and noise of the camera are applied.
+    The staining follows the Beer-Lambert law. Contrast, illumination, blur and noise of the camera are applied after
+    the staining.
     """
     size = tissue.shape[-1]
     strength = per_case(staining, 2)

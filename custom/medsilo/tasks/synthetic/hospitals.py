@@ -1,6 +1,6 @@
 """Define functions that all synthetic hospitals share, such as names of patients and smooth noise.
 
-No function in this module uses BLAS, so that results do not depend on the number of threads.
+No function in this module uses BLAS, so that synthetic cases do not depend on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,11 @@ from medsilo.learning.seeds import seed_for
 
 
 def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return a random generator of numpy. The seed is derived from `seed` and from words that name the purpose."""
     return np.random.default_rng(seed_for(seed, *purpose))
 
 
 def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int:
-    """Return the index of a site among the study's sorted sites. Raises PlanError if the study has more than `most`
-    sites.
-    """
+    """Return the index of a site among the study's sorted sites. Raises PlanError if the study has too many sites."""
     if site not in sites:
         raise PlanError(f"participation.sites: '{site}' is not among them; add it or start another site")
     if most is not None and len(sites) > most:
@@ -28,12 +25,11 @@ def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int
 
 
 def patient_names(position: int, patients: int) -> list[str]:
-    """Return the names of a site's synthetic patients."""
     return [f"synthetic-{position + 1}-{patient + 1:03d}" for patient in range(patients)]
 
 
 def blur(images: np.ndarray, sigma: float) -> np.ndarray:
-    """Blur images [..., H, W] with a Gaussian filter. Values at the edges are repeated outside of the image."""
+    """Blur images [..., H, W] with a Gaussian filter, where values at the edges are repeated outside of the image."""
     reach = int(np.ceil(2.5 * sigma))
     if reach == 0:
         return images
@@ -56,5 +52,5 @@ def smooth_noise(shape: tuple[int, ...], sigma: float, random: np.random.Generat
 
 
 def per_case(values: np.ndarray, axes: int) -> np.ndarray:
-    """Reshape an array [cases] to [cases, 1, ..., 1] in float32. The number of added axes is `axes`."""
+    """Reshape an array [cases] to [cases, 1, ..., 1] in float32."""
     return values.astype(np.float32).reshape(-1, *(1,) * axes)

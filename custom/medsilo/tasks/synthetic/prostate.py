@@ -1,5 +1,5 @@
-"""Generate SYNTHETIC hospitals with small volumes. The task is to segment one of two ellipsoids
-with opposite contrast.
+"""Generate SYNTHETIC hospitals with small volumes, whose task is to segment one of two ellipsoids with opposite
+contrast.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The appearance of a site's images. The field `patients` is the number of the site's patients, divided by the
-    number at the smallest site.
+    """The appearance of a site's images, and the ratio of the site's number of patients to the smallest site's
+    number.
     """
 
     patients: float
@@ -62,17 +62,16 @@ SITES = (
 class SyntheticProstate(Task):
     """SYNTHETIC prostate: slices [1, size, size] of volumes and masks [size, size] of the organ, at up to eight sites.
 
-    Each volume contains two ellipsoids with opposite contrast, of which one is the organ. The background has stripes
+    Each volume contains two ellipsoids with opposite contrast, of which one is the organ, and a background with stripes
     and a bias field. The task follows design B of the benchmarks.
 
-    If `similarity` is "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. If
-    `similarity` is "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth
-    site. If `similarity` is "low", a single model is correct at all sites only if it recognises the site by background
-    and brightness.
+    With the similarity "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. With the
+    similarity "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth site. A
+    single model is then correct at all sites only if it recognises the site by background and brightness.
 
-    Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times
-    `patients`). The values of each patient's volume are multiplied by an individual factor. The network returns two
-    logits for each pixel. Each case is a slice that shows the organ.
+    Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times the
+    smallest site's number). The values of each patient's volume are multiplied by an individual factor. Each case is a
+    slice that shows the organ, and the network returns two logits for each pixel.
 
     In design B of the benchmarks, each patient has one slice.
     """
@@ -120,7 +119,6 @@ class SyntheticProstate(Task):
         return SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Return the slices of a volume as inputs of the network, [slices, 1, size, size]."""
         from medsilo.tasks.scans import Scan
 
         return Scan.slices_of(values, self.shape)
@@ -133,7 +131,7 @@ class SyntheticProstate(Task):
     def use(self) -> Inference:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
-            # Row indices increase towards the back of the patient
+            # row indices increase towards the back of the patient
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
@@ -143,7 +141,6 @@ class SyntheticProstate(Task):
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Generate the volumes and the masks of patients, each [patients, slices, size, size]."""
         middle, unit = np.array([self.slices / 2 - 0.5, *(self.size / 2 - 0.5,) * 2]), self.size / 48
         angles = random.uniform(0, 2 * np.pi, count)
         away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
@@ -163,9 +160,7 @@ class SyntheticProstate(Task):
 
 
 def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return masks of ellipsoids, [patients, *shape]. The arrays `centres` and `radii` are [patients, 3] in the order
-    z, y, x.
-    """
+    """Return masks of ellipsoids, [patients, *shape], from centres and radii [patients, 3] in the order z, y, x."""
     z, y, x = (
         ((np.arange(length) - centres[:, axis, None]) / radii[:, axis, None]) ** 2 for axis, length in enumerate(shape)
     )
@@ -173,9 +168,7 @@ def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, in
 
 
 def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Generator) -> np.ndarray:
-    """Generate the background of a site's volumes, [patients, slices, size, size], from brightness, stripes, bias field
-    and noise.
-    """
+    """Generate the background of a site's volumes, [patients, slices, size, size]."""
     line = np.linspace(-1, 1, shape[-1], dtype=np.float32)
 
     def along(angle: float) -> np.ndarray:
