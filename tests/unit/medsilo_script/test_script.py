@@ -62,15 +62,16 @@ from medsilo.runs import paths
 from medsilo.runs.messages import FILES, PARTS, Request, StudyMessage
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.objective import Objective
+from medsilo_lab import recipes
 from medsilo_lab.engines.inprocess import Line
+from medsilo_lab.engines.simulator_workspace import failure_in
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
-from medsilo_script import client, recipes
+from medsilo_lab.script_plan import INITIAL, plan_of_script
+from medsilo_script import client
 from medsilo_script.data import Data
 from medsilo_script.network import ScriptNetwork, skeleton
-from medsilo_script.simulator_workspace import failure_in
 from medsilo_script.site import ScriptSite
-from medsilo_script.study import INITIAL, plan_of_script
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan, over_all, slow_but
