@@ -2054,7 +2054,7 @@ def test_a_site_that_states_more_than_the_plans_part_of_all_cases_is_refused(lat
     summary = record.summary()
     assert summary.status == "finished" and not any(SITES[2] in line for line in summary.details.warnings)
     for one in record.rounds():
-        assert one.answered == SITES[:2] and "it states 200,000 of all 200,0" in one.refused[SITES[2]]
+        assert one.answered == SITES[:2] and "the site states 200,000 of all 200,0" in one.refused[SITES[2]]
         assert "participation.max_share is 0.99" in one.refused[SITES[2]]
 
 
@@ -2064,7 +2064,7 @@ def test_a_late_site_is_held_to_the_cases_that_it_stated_first(tmp_path: Path) -
 
 
 def test_a_study_that_needs_all_sites_ends_where_one_states_too_many_cases(tmp_path: Path) -> None:
-    with pytest.raises(ParticipationError, match=f"{SITES[2]} refused: it states 200,000 of all"):
+    with pytest.raises(ParticipationError, match=f"{SITES[2]} refused: the site states 200,000 of all"):
         unequal(tmp_path, {SITES[2]: 200_000}, needed=3)
 
 
