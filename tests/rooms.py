@@ -46,15 +46,15 @@ BENEATH = {
 # Packages that no subpackage of `medsilo` imports.
 PLUGINS = {
     "medsilo_server": "the consortium's server: coordinator, acceptance, record; in NVFlare controller and transport",
-    "medsilo_script": "a training script of one's own: `join`, the site that trains it, recipes for its job",
-    "medsilo_pretrained": "networks that begin with a checkpoint, and train all or only a part",
-    "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
+    "medsilo_script": "a training script of one's own: `join`, and the site that trains it",
+    "medsilo_pretrained": "further networks: of papers, transformers, and from a checkpoint, trained whole or in part",
+    "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks",
     "medsilo_lab": "for researchers, leads and newcomers: engines, comparison, reports, `init`, Python API, kits",
     "medsilo_page": "`medsilo page`: a hospital's own web page, on its own machine",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data of several hospitals",
-    "medsilo_papers": "the papers' data sets and networks, and membership inference tests",
+    "medsilo_papers": "the papers' data sets",
     "medsilo_secagg": "secure aggregation: the server adds up numbers that it cannot read",
-    "medsilo_series": "a hospital's time series: task, dataset probe, prediction",
+    "medsilo_series": "a hospital's time series, as windows of recordings",
     "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
 WHOSE = {  # owner by package; a plug-in belongs to everybody whose plans name the plug-in
@@ -63,6 +63,7 @@ WHOSE = {  # owner by package; a plug-in belongs to everybody whose plans name t
     "medsilo_script": "user of NVFlare",
     "medsilo_lab": "lead, researcher",
     "medsilo_page": "hospital",
+    "medsilo_papers": "researcher",
     "medsilo_secagg": "hospital, server",
     "nvflare_reliability": "everybody over NVFlare",
 }

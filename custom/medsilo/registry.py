@@ -29,6 +29,7 @@ from medsilo.core.package import (
     facts_of,
     files_in,
     files_of,
+    from_lab,
     in_words,
     is_installed,
     place_in_package,
@@ -85,7 +86,7 @@ class PluginTable(Mapping[str, Any]):
         near = get_close_matches(str(name).lower(), self, n=1, cutoff=0.8)
         if near:
             return f"did you mean {near[0]!r}? ('medsilo list' shows all)"
-        return f"choose one of {', '.join(map(repr, self))}"
+        return f"choose one of {', '.join(map(repr, self))}{from_lab('names for researchers')}"
 
     def package_of(self, name: str) -> str | None:
         """Return the installed package that defines a name, or None for medsilo's packages. Two packages that define

@@ -1,1 +1,1 @@
-"""Read DICOM series as volumes, and segmentations and contours as masks; write results as DICOM."""
+"""Read DICOM series as volumes, and segmentations and contours as masks."""

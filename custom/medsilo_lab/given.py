@@ -19,11 +19,11 @@ from medsilo.plan import Plan
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import ALL_MINE, SiteSettings, read_settings_of_all
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.findings import Findings
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.survival import Survival
+from medsilo_lab.findings import Findings
 
 FORMS = (
     "a frame, arrays (inputs, targets), a Dataset of (input, target), one of these for each hospital by its name, or a "

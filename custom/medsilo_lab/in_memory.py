@@ -28,7 +28,6 @@ from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.findings import Findings
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.regression import Regression
@@ -37,6 +36,7 @@ from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
 from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.task import Task
+from medsilo_lab.findings import Findings
 
 LABEL, PATIENT = "label", "patient"  # columns of a data frame with a special meaning; all other columns are inputs
 IMAGE = "image"  # additional key in a dictionary of MONAI

@@ -1,1 +1,1 @@
-"""The data sets and networks of the papers on HarmoFL, AdaFed and FedSM."""
+"""The data sets of the papers on HarmoFL, AdaFed and FedSM."""

@@ -10,8 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import DataError, Network, Scan, Segmentation, SiteData
-from medsilo_papers.networks import BasicUNet
+from medsilo.extend import DataError, Scan, Segmentation, SiteData
 from medsilo_papers.public_files import PictureTask, Split, files_in, monai_loss, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
@@ -81,8 +80,8 @@ class Prostate(PictureTask):
         """The maximum value of a voxel in the file."""
         return self.brightest
 
-    def default_network(self) -> Network:
-        return BasicUNet()
+    def default_network(self) -> str:
+        return "basic-unet"
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: any(masks_of(path).values()), LAYOUT)

@@ -1,1 +1,3 @@
-"""Start networks from a checkpoint, and train only some of the tensors. Frozen tensors are not sent."""
+"""Further networks: those of papers, transformers, and networks that start from a checkpoint. Such a network may train
+only some of its tensors; frozen tensors are not sent.
+"""

@@ -1,3 +1,1 @@
-"""Train on a hospital's time series: a task whose cases are windows of recordings, inspection of data sets, and
-prediction.
-"""
+"""Train on a hospital's time series, with a task whose cases are windows of recordings."""

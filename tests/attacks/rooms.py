@@ -31,7 +31,7 @@ from medsilo.runs import paths
 from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines.inprocess import Line
-from medsilo_script.study import plan_of_script
+from medsilo_lab.script_plan import plan_of_script
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
 

@@ -160,7 +160,9 @@ def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
         if task == "round" and site == C:  # the site's connection is lost
             return Missing("lost", "")
         if task == "round" and number == 2 and site == A:
-            return Missing("refused", "its train_loss: input should be a finite number; training diverged at this site")
+            return Missing(
+                "refused", "the field train_loss: input should be a finite number; training diverged at this site"
+            )
         reply = work()
         for name, tensor in reply.groups.get("model", {}).items() if (task, site) == ("round", A) else ():
             if tensor.is_floating_point():
@@ -172,6 +174,10 @@ def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
         least = len(sites) - 1
         plan = make_plan("fedavg", *SMALL, *GO_ON, f"participation.minimum={least}", "training.rounds=3", sites=sites)
         study = Study(plan, tmp_path / str(least), script)
-        with nullcontext() if least == 1 else pytest.raises(ParticipationError, match=f"{A} refused: its train_loss"):
+        with (
+            nullcontext()
+            if least == 1
+            else pytest.raises(ParticipationError, match=f"{A} refused: the field train_loss")
+        ):
             study.run()
         assert all(B in line.answered for line in study.rounds) and len(study.rounds) == 4 - least

@@ -27,7 +27,7 @@ from medsilo.runs.messages import PARTS, Request, StudyMessage
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_lab.consortium.lead import State, _job_state
 from medsilo_lab.jobs import write_job
-from medsilo_script.study import plan_of_script
+from medsilo_lab.script_plan import plan_of_script
 from tests.conftest import SITES, make_plan, slow_but
 from tests.hospital import write_table
 from tests.sites import site_of

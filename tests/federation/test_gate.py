@@ -60,7 +60,7 @@ from medsilo.flare.script_wire import as_model
 from medsilo.flare.wire import META, TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
-from medsilo_script.study import plan_of_script
+from medsilo_lab.script_plan import plan_of_script
 from nvflare_reliability import patches
 from nvflare_reliability.answer_gate import DEEPEST, MOST_FAILED, AnswerGate, check_body, check_outline, is_unread
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks

@@ -1,4 +1,4 @@
-"""A hospital's processes work with the hospital's wheel alone, without medsilo_lab and medsilo_server."""
+"""A hospital's processes work with the hospital's wheel alone, without the packages in the wheel medsilo-lab."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from medsilo.core.package import PLACE
 from tests.unit.site.test_approvals import Home
 
 OLD_RUN = Path(__file__).parents[1] / "fixtures/run-of-schema-1"
-# No Python process that starts, including NVFlare's, finds medsilo_lab, medsilo_server or their entry points.
+# No Python process that starts, including NVFlare's, finds the packages of medsilo-lab or their entry points.
 HIDDEN = """
 import importlib.metadata
 from importlib.machinery import PathFinder
 
-HIDDEN = ("medsilo_lab", "medsilo_server")
+HIDDEN = ("medsilo_lab", "medsilo_papers", "medsilo_server")
 find, entries = PathFinder.find_spec, importlib.metadata.entry_points
 
 

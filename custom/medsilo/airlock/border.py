@@ -191,8 +191,8 @@ class Border:
         if not self.protection.on:
             return Resolution()
         source = self.place.settings.data
-        told = DataSet.read(source.data_set).tells.get(part) if source and source.data_set else None
-        patients = told.patients if told else counted[part] or sum(counted.values())
+        counts = DataSet.read(source.data_set).tells.get(part) if source and source.data_set else None
+        patients = counts.patients if counts else counted[part] or sum(counted.values())
         return Resolution(weight=1 / max(patients, 1), patients=SCORE_ROUNDING)
 
     # ------------------------------------------------------------------ the update

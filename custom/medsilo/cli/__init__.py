@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import pairwise
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from medsilo.cli import documentation, hospital, reviewing
 from medsilo.cli.show import BAD, BOLD, Command, command, failure, tint
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import attach_again
+from medsilo.core.package import attach_again, from_lab
 from medsilo.core.text import plain
 from medsilo.core.version import __version__
 from medsilo.registry import PluginTable
@@ -73,7 +72,6 @@ ORDER = (
     *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
     *("cancel", "release", "check", "disclosure", "approve", "page"),
 )
-LAB = "medsilo-lab"  # the package that contains most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 # Options of NVFlare's simulator, with the corresponding medsilo options.
 NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}
@@ -141,9 +139,7 @@ class Commands(TyperGroup):
         if name not in self.commands and not name.startswith("-"):
             waits = attach_again("medsilo.commands", name)
             told = f"{name!r} is no command{f'; {waits}' if waits else _meant(name, list(self.commands))}"
-            if find_spec(LAB.replace("-", "_")) is None:
-                told += f"; those for researchers and leads come with {LAB}, which is not installed"
-            raise typer.BadParameter(told, ctx=ctx)
+            raise typer.BadParameter(told + from_lab("those for researchers and leads"), ctx=ctx)
         return super().resolve_command(ctx, args)
 
 

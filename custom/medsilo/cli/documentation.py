@@ -18,11 +18,12 @@ import typer
 
 from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import PLACE, ROOT
+from medsilo.core.package import PLACE, ROOT, from_lab
 
 CHECKOUT = PLACE.parent
-PAGES = ROOT / "pages.json.bz2"  # the compressed pages, which only a wheel contains
-HELP_PAGE = "study/help"  # the tables on the help page have symptoms in their first column
+# The compressed pages, which only a wheel contains: those of a hospital, and those that medsilo-lab adds.
+PAGES, LAB_PAGES = ROOT / "pages.json.bz2", ROOT / "lab_pages.json.bz2"
+HELP_PAGE = "study/help"  # the first column of this page's tables has symptoms
 REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
@@ -142,21 +143,22 @@ def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
 @cache
 def pages() -> dict[str, str]:
     """Return the text of each documentation page by its name, such as study/join."""
-    if PAGES.is_file():
-        return dict(json.loads(bz2.decompress(PAGES.read_bytes())))
-    found = pages_of(CHECKOUT)
+    found = dict[str, str]()
+    for file in filter(Path.is_file, (PAGES, LAB_PAGES)):
+        found |= json.loads(bz2.decompress(file.read_bytes()))
+    found = found or pages_of(CHECKOUT)
     if not found:
         raise MedsiloError("the documentation is not in this installation; install medsilo again")
-    return found
+    return dict(sorted(found.items()))
 
 
 def pages_of(checkout: Path) -> dict[str, str]:
     """Return the documentation pages in a source checkout: the pages of docs/ and the README about kits."""
     docs, kits = checkout / "docs", checkout / "provisioning/README.md"
-    files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in sorted(docs.rglob("*.md"))}
+    files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in docs.rglob("*.md")}
     if files and kits.is_file():
         files["provisioning"] = kits
-    return {page: path.read_text("utf-8") for page, path in files.items()}
+    return {page: files[page].read_text("utf-8") for page in sorted(files)}
 
 
 def all_passages() -> list[Passage]:
@@ -269,9 +271,10 @@ def docs(
     """
     width = min(WIDEST, shutil.get_terminal_size().columns)
     passages, wanted = all_passages(), " ".join(words or ()).strip()
+    absent = from_lab("those for leads and researchers")
     if not wanted:
         pages = [one for one in passages if not one.anchor]
-        screen.say(*(f"{one.page:34} {one.title}" for one in pages), "", "medsilo docs PAGE prints one.")
+        screen.say(*(f"{one.page:34} {one.title}" for one in pages), "", f"medsilo docs PAGE prints one{absent}.")
         screen.answer(pages=[{"place": one.place, "title": one.title} for one in pages])
         return None
     exact = named(passages, wanted) or [one for one in passages if one.is_about(wanted)]
@@ -287,10 +290,12 @@ def docs(
         return None
     found = search(passages, wanted)
     if not found:
-        raise MedsiloError(f"no page says anything about {wanted!r}; 'medsilo docs' lists the pages")
+        raise MedsiloError(f"no page says anything about {wanted!r}; 'medsilo docs' lists the pages{absent}")
     for one in found:
         about = textwrap.shorten(_first_sentence(one), 2 * width - 8, placeholder=" ...")
         about = textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")
         screen.say(f"medsilo docs {one.place}", f"    {one.title}", *([about] if about.strip() else []))
+    if absent:
+        screen.say("", f"These pages are for hospitals{absent}.")
     screen.answer(found=[{"place": one.place, "title": one.title} for one in found])
     return None

@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
 ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if they are installed
-OURS = (ENGINE, "medsilo-lab")  # the distributions that contain medsilo's packages
+LAB = "medsilo-lab"  # the distribution of what only servers, leads and researchers use
+OURS = (ENGINE, LAB)  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
 NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
 # suffixes of medsilo's files that are executed or displayed
@@ -52,6 +53,11 @@ def ours_behind(thing: object) -> set[str]:
 
 def is_here(name: str) -> bool:
     return find_spec(name) is not None
+
+
+def from_lab(what: str) -> str:
+    """Return the end of a message that says what medsilo-lab would add; "" if medsilo-lab is installed."""
+    return "" if is_here("medsilo_lab") else f"; {what} come with {LAB}, which is not installed"
 
 
 @cache

@@ -23,7 +23,7 @@ class Section(BaseModel):
     (3, 3)
     >>> Count.received({"cases": "3"})
     Traceback (most recent call last):
-    medsilo.core.errors.Refused: its cases: input should be a valid integer
+    medsilo.core.errors.Refused: the field cases: input should be a valid integer
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -125,4 +125,4 @@ def _in_its_words(detail: ErrorDetails) -> str:
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)
-    return f"its {where}: {said[0].lower()}{said[1:]}"
+    return f"the field {where}: {said[0].lower()}{said[1:]}"

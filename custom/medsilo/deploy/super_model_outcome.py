@@ -170,20 +170,20 @@ class SuperModelOutcome(Outcome):
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> Choices:
         if answer is None:
-            raise Refused("it has no results of the super model")
+            raise Refused("the answer has no results of the super model")
         told = Choices.received(answer)
         if bool(told.chosen) == suppressed:
-            raise Refused("it does not say how often each model was chosen")
+            raise Refused("the answer does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
             raise Refused(f"the site chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
         if part == "validation" and not suppressed and counted != cases:
-            raise Refused(f"it chose models for {counted} cases and has {cases}")
+            raise Refused(f"the site chose models for {counted} cases and has {cases}")
         sums = len(THRESHOLDS) if part == "validation" and self.rule == "threshold" else 0
         if len(told.sums) != sums:
-            raise Refused(f"it does not give {sums} sums of scores")
+            raise Refused(f"the answer does not give {sums} sums of scores")
         if any(not 0 <= total <= counted + 1e-6 for total in told.sums):
-            raise Refused(f"a sum of scores is not between 0 and {counted}, the number of its cases")
+            raise Refused(f"a sum of scores is not between 0 and {counted}, the number of the site's cases")
         return told
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:

@@ -53,7 +53,7 @@ class Acceptance:
             raise Refused(f"{site} answered twice; the first answer counts")
         facts = parcel.facts
         if not isinstance(facts, dict):
-            raise Refused("its facts are not a mapping")
+            raise Refused("the answer's facts are not a mapping")
         check_values(facts, self.most_values)
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
@@ -63,7 +63,7 @@ class Acceptance:
         counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)
         for part in counted if site in self.sites else counted[2:]:
             if getattr(answer.cases, part) == 0:
-                raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")
+                raise Refused(f"the answer's cases.{part}: 0 is out of range; the number must be at least 1")
         if isinstance(answer, Joined):
             self._check_joined(answer)
             return self._compared(answer)
@@ -112,8 +112,8 @@ class Acceptance:
             return ""
         unit = "patients" if self.plan.weighting == "patients" else "cases"
         return (
-            f"it states {own:,} of all {total:,} training {unit}, and participation.max_share is {most:g}: the mean "
-            "would be nearly its model alone; ask it why, and raise that where it is true"
+            f"the site states {own:,} of all {total:,} training {unit}, and participation.max_share is {most:g}: the "
+            "mean would be nearly the site's model alone; ask the site, and raise max_share if the number is true"
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
@@ -125,7 +125,7 @@ class Acceptance:
     def _in_range(self, name: str, score: float | None) -> None:
         low, high = self.plan.task.goal.metric_range
         if score is not None and not low <= score <= high:
-            raise Refused(f"its {name} score {score:g} is outside {low:g} to {high:g}, the range of the metric")
+            raise Refused(f"the site's {name} score {score:g} is outside {low:g} to {high:g}, the range of the metric")
 
     def _check_joined(self, answer: Joined) -> None:
         known = self.plan.task.goal.classes
@@ -133,7 +133,7 @@ class Acceptance:
             if counts is not None and len(counts) != known:
                 raise Refused(f"the site's counts of classes in the {part} part are not {known} whole numbers")
         if odd := sorted(answer.machine.keys() - machine_facts().keys()):
-            raise Refused(f"its machine: unexpected field: {plain(odd[0], 40)}")
+            raise Refused(f"the answer's machine: unexpected field: {plain(odd[0], 40)}")
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
@@ -166,9 +166,9 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
-            raise Refused(f"its counts have the surplus {plain(name, 40)}")
+            raise Refused(f"the site's counts have the surplus {plain(name, 40)}")
         if len(values) != layout[name]:
-            raise Refused(f"its counts of {name} are not {layout[name]} numbers")
+            raise Refused(f"the site's counts of {name} are not {layout[name]} numbers")
         if name not in OF_CLASSES:
             check_sum(name, values, most, plan.task.goal.range_of(name))
     if told := plan.task.goal.classifies:
@@ -188,6 +188,6 @@ def check_sum(name: str, values: Sequence[float], most: int, between: tuple[floa
     """Raise Refused if a sum over cases, or the number of summed cases, is impossible."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
-        raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
+        raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most}")
     if not number * low - 1e-3 <= summed <= number * high + 1e-3:
-        raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
+        raise Refused(f"the site's sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")

@@ -193,7 +193,7 @@ class SiteAnswer(MessageFacts):
     def _has_its_patients_cases(self) -> Self:
         numbers = {part: (getattr(self.patients, part), getattr(self.cases, part)) for part in PARTS}
         if odd := [part for part, (patients, cases) in numbers.items() if patients > cases > 0]:
-            raise ValueError(f"it has more patients than cases in its {odd[0]} part")
+            raise ValueError(f"the site has more patients than cases in the {odd[0]} part")
         return self
 
     def parcel(self, groups: Groups | None = None) -> StudyMessage:
@@ -221,11 +221,13 @@ class Joined(SiteAnswer):
     @model_validator(mode="after")
     def _add_up(self) -> Self:
         if set(self.classes) != set(PARTS):
-            raise ValueError(f"its counts of classes are not of the parts {', '.join(PARTS)}")
+            raise ValueError(f"the site's counts of classes are not of the parts {', '.join(PARTS)}")
         for part, counts in self.classes.items():
             if counts is not None and sum(counts) != (number := getattr(self.counted, part)):
                 of = "patients" if self.by_patient else "cases"
-                raise ValueError(f"its counts of the {part} part's classes make {sum(counts)}, not its {number} {of}")
+                raise ValueError(
+                    f"the site's counts of classes in the {part} part make {sum(counts)}, not {number} {of}"
+                )
         return self
 
 
@@ -313,27 +315,27 @@ def check_values(values: Any, most: int) -> None:
 
     The check is safe for arbitrary objects, including objects that can't be compared, sorted or printed.
     """
-    left: list[tuple[Any, str, int]] = [(values, "answer", 0)]
+    left: list[tuple[Any, str, int]] = [(values, "facts", 0)]
     seen = 0
     while left:
         value, where, depth = left.pop()
         if isinstance(value, dict | list):
             seen += len(value)
             if seen > most:
-                raise Refused(f"its answer has more than {most} values")
+                raise Refused(f"the answer has more than {most} values")
             if depth == DEEPEST:
-                raise Refused(f"its answer is nested more than {DEEPEST} deep")
+                raise Refused(f"the answer is nested more than {DEEPEST} deep")
             if isinstance(value, list):
                 left += ((inner, where, depth + 1) for inner in value if type(inner) not in HARMLESS)
                 continue
             if not all(isinstance(key, str) for key in value):
-                raise Refused(f"its {where}: every key must be a string")
+                raise Refused(f"the answer's {where}: every key must be a string")
             rest = ((key, inner) for key, inner in value.items() if type(inner) not in HARMLESS)
             left += ((inner, plain(key, 80), depth + 1) for key, inner in rest)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise Refused(f"its {where}: a number of {value.bit_length()} bits is out of range")
+            raise Refused(f"the answer's {where}: a number of {value.bit_length()} bits is out of range")
         elif value is not None and not isinstance(value, str | int | float):
-            raise Refused(f"its {where} holds a {type(value).__name__}, not a number or a text")
+            raise Refused(f"the answer's {where} holds a {type(value).__name__}, not a number or a text")
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:

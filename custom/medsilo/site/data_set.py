@@ -57,7 +57,7 @@ class Patients(Section):
     most_cases: Count = Field(description="largest number of cases of one patient")
 
 
-class Told(Section):
+class DisclosedCounts(Section):
     """Rounded counts of the training, validation or test cases, which are disclosed once and then stay the same for
     every plan and lead.
     """
@@ -100,7 +100,9 @@ class DataSet(Section):
     called: dict[Word, Word] = Field(
         {}, description="names of columns, levels and classes in plans, by their names in these data"
     )
-    tells: dict[PartName, Told] = Field(description="counts that are disclosed once, to every plan and lead, by part")
+    tells: dict[PartName, DisclosedCounts] = Field(
+        description="counts that are disclosed once, to every plan and lead, by part"
+    )
     words: tuple[Word, ...] = Field((), description="words of the data that a plan or a message may contain")
     inventory: Inventory
 

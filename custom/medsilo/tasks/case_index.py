@@ -24,6 +24,7 @@ OF_CLASSES = "*/*"  # default pattern for a classification, whose images are in 
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
+SPECIAL = "files are pipes, sockets or devices, which are not opened; remove them from the data folder"
 CLOSED = "folders can't be opened; let the account of this process read them"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
@@ -121,14 +122,15 @@ class CaseIndex:
     @staticmethod
     @uncollected()
     def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
-        """Return the regular files in a folder and all subfolders by relative path, and the problems of unreadable
-        folders.
+        """Return the regular files in a folder and all subfolders by relative path, and the problems of other entries
+        and of unreadable folders.
 
         Hidden files are ignored. Symbolic links to missing files are returned on request, so that the caller can report
         these links.
         """
         found: dict[str, Path] = {}
-        links, closed, places = list[str](), list[str](), [(str(folder), "")]
+        links, special, closed = list[str](), list[str](), list[str]()
+        places = [(str(folder), "")]
         while places:
             place, before = places.pop()
             try:
@@ -145,7 +147,9 @@ class CaseIndex:
                     places.append((entry.path, f"{before}{entry.name}/"))
                 elif kind == "link":
                     links.append(entry.name)
-        passed_by = {LINKS: links, CLOSED: closed}
+                elif kind == "other":
+                    special.append(entry.name)
+        passed_by = {LINKS: links, SPECIAL: special, CLOSED: closed}
         problems = [Problem("left out", why, len(own), tuple(sorted(own))) for why, own in passed_by.items() if own]
         return dict(sorted(found.items())), problems
 

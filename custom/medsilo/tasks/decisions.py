@@ -31,7 +31,7 @@ class ClassCounts:
             each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
-                raise Refused(f"its counts of {name} are not those of {most} test cases")
+                raise Refused(f"the site's counts of {name} are not those of {most} test cases")
         if RELIABILITY in counts:
             _check_reliability(counts, self.classes)
 
@@ -42,7 +42,7 @@ class ClassCounts:
         if CHANCES not in counts:
             raise Refused("unexpected field: threshold, whose counts are missing")
         if not on_a_place(threshold):
-            raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
+            raise Refused(f"the site's threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
         """Return one site's disclosed counts, and the counts that the server derives from them."""
@@ -70,13 +70,13 @@ class ClassCounts:
 def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
     """Raise Refused if a bin's sum of probabilities is impossible for the number of cases in the bin."""
     if CHANCES not in counts:
-        raise Refused(f"its counts have {RELIABILITY} and not {CHANCES}")
+        raise Refused(f"the site's counts have {RELIABILITY} and not {CHANCES}")
     cases = places_of(counts[CHANCES], classes).sum(1).flatten().tolist()
     for number, (total, count) in enumerate(zip(counts[RELIABILITY], cases, strict=True)):
         low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))
         if not low - 1e-3 <= total <= high + 1e-3:
             raise Refused(
-                f"its sum of probabilities, {total:g}, is not one of {count:g} from {low:g} to {high:g} in all"
+                f"the site's sum of probabilities, {total:g}, is not one of {count:g} from {low:g} to {high:g} in all"
             )
 
 

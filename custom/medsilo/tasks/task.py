@@ -241,4 +241,4 @@ class Task(Section):
 def check_absent(told: Sequence[str], task: Task) -> None:
     """Raise Refused if a hospital reports that its data lack a label that the task requires."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
-        raise Refused(f"it lacks {plain(strangers[0], 40)}; every hospital needs that under this plan")
+        raise Refused(f"the hospital's data lack {plain(strangers[0], 40)}; under this plan, every hospital needs it")

@@ -68,8 +68,8 @@ def page_of(
     """Return the page as HTML."""
     least, words = 1, dict(own.in_words())
     parts = [
-        (part, [getattr(data.survey.parts[part], key) if data.survey else 0 for key in ("patients", "cases")], told)
-        for part, told in own.tells.items()
+        (part, [getattr(data.survey.parts[part], key) if data.survey else 0 for key in ("patients", "cases")], counts)
+        for part, counts in own.tells.items()
     ]
     asked = [f"{key}: {answer}" for key, answer in own.answers.items()]
     notices = [

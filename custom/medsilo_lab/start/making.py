@@ -22,9 +22,9 @@ from medsilo.federation.protection import SHARES
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.data_set import (
     DataSet,
+    DisclosedCounts,
     KnownFile,
     Patients,
-    Told,
     files_of,
     inventory_of,
     read_inventory,
@@ -434,7 +434,7 @@ class _Maker:
             notes=_counted(survey, "note"),
             answers=self.answers,
             called=dict(called),
-            tells=_tells(data, floor),
+            tells=_disclosed_counts(data, floor),
             words=tuple(words),
             inventory=inventory_of(self.files),
         )
@@ -580,15 +580,14 @@ def _learns(plan: Plan) -> dict[str, Any]:
     return {"task": task.name, **{key: [*own] if isinstance(own, tuple) else own for key, own in told.items()}}
 
 
-def _tells(data: SiteData, floor: int) -> dict[Any, Told]:
+def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
     """Return the disclosed numbers of patients and cases in training, validation and test."""
-    told = {}
+    counts = {}
     for part in PARTS:
-        cases = getattr(data, part)
-        names = patients_of(cases)
-        own = Resolution.over(names, SCORE_ROUNDING, floor)
-        told[part] = Told(patients=own.counted, cases=own.cases)
-    return told
+        names = patients_of(getattr(data, part))
+        rounded = Resolution.over(names, SCORE_ROUNDING, floor)
+        counts[part] = DisclosedCounts(patients=rounded.counted, cases=rounded.cases)
+    return counts
 
 
 def stop_at_questions(question: Question) -> str:

@@ -46,7 +46,7 @@ Level = tuple[str, str]
 
 
 # ---------------------------------------------------------------------------------------------------- a single run
-class Told(NamedTuple):
+class DisclosedScore(NamedTuple):
     """The score of a level, as hospitals disclosed it."""
 
     low: float  # lower end of the range of a rounded score
@@ -56,7 +56,7 @@ class Told(NamedTuple):
     hospitals: int
 
     @classmethod
-    def of(cls, own: Sequence[SubgroupResult]) -> "Told":
+    def of(cls, own: Sequence[SubgroupResult]) -> "DisclosedScore":
         """Return the score over the patients of several hospitals."""
         whole = sum(one.patients for one in own)
         ends = [sum((one.score or 0.0) * one.patients for one in own) / whole] * 2
@@ -79,7 +79,7 @@ class Told(NamedTuple):
         reach = math.sqrt(square * (number * most + square / 4)) / (number + square)
         return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
-    def less(self, other: "Told", error: float) -> Interval:
+    def less(self, other: "DisclosedScore", error: float) -> Interval:
         """Return the confidence interval of the difference between two levels with different patients, by Newcombe's
         method 10 (1998).
         """
@@ -91,34 +91,34 @@ class Told(NamedTuple):
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
     """Return the disclosed subgroups of a run. An additional subgroup has the hospitals as its levels."""
-    told: dict[Level, list[SubgroupResult]] = {}
+    results: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
         for one in site.subgroups:
-            told.setdefault((one.subgroup, one.level), []).append(one)
-    known = {key: Told.of(own) for key, several in told.items() if (own := [one for one in several if _tells(one)])}
+            results.setdefault((one.subgroup, one.level), []).append(one)
+    known = {key: DisclosedScore.of(own) for key, several in results.items() if (own := _with_score(several))}
     pairs = {
         (name, first, second): (known[name, first], known[name, second])
-        for name in dict.fromkeys(name for name, _ in told)
-        for first, second in combinations([word for of, word in told if of == name and (of, word) in known], 2)
+        for name in dict.fromkeys(name for name, _ in results)
+        for first, second in combinations([word for of, word in results if of == name and (of, word) in known], 2)
     }
     found = {}
     for key, (first, second) in pairs.items():
         mean = (first.low + first.high - second.low - second.high) / 2
         enough, within = min(first.patients, second.patients) >= LEAST_PATIENTS, partial(first.less, second)
         found[key] = _Found(mean, _p(within), enough, within)
-    levels = {key: _told_level(key[1], own, known.get(key)) for key, own in told.items()}
+    levels = {key: _level_of_run(key[1], own, known.get(key)) for key, own in results.items()}
     return _tables(levels, found)
 
 
-def _tells(one: SubgroupResult) -> bool:
-    return one.score is not None and one.patients > 0
+def _with_score(results: Sequence[SubgroupResult]) -> list[SubgroupResult]:
+    return [one for one in results if one.score is not None and one.patients > 0]
 
 
-def _told_level(word: str, own: Sequence[SubgroupResult], known: Told | None) -> SubgroupLevel:
+def _level_of_run(word: str, own: Sequence[SubgroupResult], known: DisclosedScore | None) -> SubgroupLevel:
     if known is None:
         return SubgroupLevel(level=word, score=Score(kind="suppressed"), few=True)
     low, high = known.within(ERROR)
-    parts = [Score.told(one.score, one.patients, one.step) for one in own if _tells(one)]
+    parts = [Score.told(one.score, one.patients, one.step) for one in _with_score(own)]
     return SubgroupLevel(
         level=word,
         patients=known.patients,

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from medsilo.cli import documentation, main
 from medsilo.cli.documentation import all_passages, in_signs, named, search
 from medsilo.core.yaml_text import load_yaml
-from provisioning.wheels import write_pages
+from provisioning.wheels import LAB, OF_LAB, is_of_lab, write_pages
+from tests.federation.test_without_the_lab import HIDDEN
 from tools.words import helps, messages, templates
 
 PASSAGES = all_passages()
@@ -84,23 +86,49 @@ def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> N
 
 @pytest.mark.slow
 def test_pages_come_with_the_wheel(root: Path, tmp_path: Path) -> None:
-    """`medsilo docs` prints the same pages from an installed package and from a checkout of the repository."""
+    """`medsilo docs` prints the same pages from the two wheels and from a checkout of the repository.
+
+    The hospital's wheel alone has the pages for hospitals, and `medsilo docs` says which wheel has the others.
+    """
     for name in ("medsilo", "nvflare_reliability"):
         shutil.copytree(root / "custom" / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def said(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(place)}
+    def said(words: list[str], *places: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
         command = [sys.executable, "-m", "medsilo", "docs", *words]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     without = said(["study/join"], tmp_path)
     assert without.returncode == 1 and "install medsilo again" in without.stderr
-    write_pages(root, file := tmp_path / "medsilo" / documentation.PAGES.name)
-    for words in (["study/join"], ["provisioning"], ["training.rounds"], ["check"], []):
+    write_pages(root, tmp_path / "medsilo", lab=False)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/sitecustomize.py").write_text(HIDDEN)
+    alone = (tmp_path / "hidden", tmp_path)
+    listed = said([], *alone).stdout
+    assert "study/join" in listed and "research/compare" not in listed and "come with medsilo-lab" in listed
+    page = said(["study/join"], *alone)
+    assert page.returncode == 0 and "1. Describe your data" in page.stdout and "medsilo-lab" not in page.stderr
+    assert "come with medsilo-lab" in said(["research/compare"], *alone).stdout
+    nothing = said(["xyzzyq"], *alone)
+    assert nothing.returncode == 1 and "come with medsilo-lab" in nothing.stderr
+    write_pages(root, tmp_path / "medsilo", lab=True)
+    for words in (["study/join"], ["research/compare"], ["provisioning"], ["training.rounds"], ["check"], []):
         done = said(words, tmp_path)
         assert done.returncode == 0 and len(done.stdout) > 100, done.stderr
         assert done.stdout == said(words, root / "custom").stdout
-    assert file.stat().st_size < 150_000
+
+
+def test_a_hospital_s_wheel_has_each_page_that_a_hospital_s_program_names(root: Path) -> None:
+    pages = documentation.pages_of(root)
+    assert all(any(fnmatch(page, pattern) for page in pages) for pattern in OF_LAB)
+    code = [
+        path.read_text("utf-8")
+        for path in root.glob("custom/**/*.py")
+        if path.relative_to(root / "custom").parts[0] not in LAB
+    ]
+    named_pages = {page for text in code for page in re.findall(r"medsilo docs ([a-z-]+/[a-z/-]+)", text)}
+    assert {"study/join", "trust/privacy"} <= named_pages <= pages.keys()
+    assert [page for page in sorted(named_pages) if is_of_lab(page)] == []
 
 
 def test_questions_of_a_new_user_have_answers_in_two_clicks(root: Path) -> None:

@@ -48,7 +48,7 @@ LOADERS = {
     "nvflare_reliability.compatibility": "an NVFlare module that a patch changes",
     "medsilo_lab.extend": "a public name, when it is first used",
     "medsilo_lab.jobs": "a class that a job names",
-    "medsilo_script.recipes": "the class of a model, on the lead's machine",
+    "medsilo_lab.recipes": "the class of a model, on the lead's machine",
 }
 
 

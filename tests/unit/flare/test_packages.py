@@ -33,7 +33,7 @@ from tests.conftest import SITES, make_plan
 from tests.unit.site.test_approvals import Home
 
 SMALL = ("task.patients=4", "task.slices=3", "training.batch_size=2")
-USED = {*ALWAYS, "medsilo_papers"}  # the packages of a plan that uses a network of medsilo_papers
+USED = {*ALWAYS, "medsilo_pretrained"}  # the packages of a plan that uses a network of medsilo_pretrained
 
 
 def plan_with_a_plug_in() -> Plan:
@@ -115,7 +115,7 @@ def test_a_plan_names_the_packages_of_its_parts() -> None:
     """A plan lists the packages that define its method, its task and its network."""
     plain, own = make_plan("fedavg"), plan_with_a_plug_in()
     assert {"medsilo"} == plain.code.keys() - {"nvflare_reliability"}
-    assert own.code.keys() - plain.code.keys() == {"medsilo_papers"}
+    assert own.code.keys() - plain.code.keys() == {"medsilo_pretrained"}
     assert all(own.code[name] == facts for name, facts in plain.code.items())
     assert plain.hash == make_plan("fedavg").hash and "packages" in plain.resolved()
 

@@ -31,9 +31,9 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import PRIVATE, library
-from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
-from medsilo_dicom.predicting import DicomSeries
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
+from medsilo_lab.deploy.dicom_objects import MadeBy, class_report, code_of, report, segmentation, sources_of
+from medsilo_lab.deploy.dicom_predictor import DicomSeries
 from medsilo_lab.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
 from tests import dicoms

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 import medsilo
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.findings import Findings
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survival import Survival
+from medsilo_lab.findings import Findings
 from tests.hospital import photograph, write_pixels
 
 COUNT = 60

@@ -30,7 +30,7 @@ from medsilo.tasks.subgroups import HOSPITAL, Subgroup, members_of
 from medsilo_lab.study import subgroups
 from medsilo_lab.study.cells import Row, cells_of, run_cell
 from medsilo_lab.study.evidence import Scores, parts_of_concordance
-from medsilo_lab.study.subgroups import Told, of_row, of_run
+from medsilo_lab.study.subgroups import DisclosedScore, of_row, of_run
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import About
 from tests import inprocess
@@ -464,6 +464,7 @@ def test_a_runs_interval_covers_with_what_hospitals_told() -> None:
     for _ in range(1000):
         for kind, mean in (("share", 0.8), ("score", 0.75)):
             values = (drawn.random(30) < 0.8).astype(float) if kind == "share" else drawn.beta(6, 2, 30)
-            low, high = Told(values.mean(), values.mean(), float(values.var(ddof=1)) / 30, 30, 1).within(0.05)
+            disclosed = DisclosedScore(values.mean(), values.mean(), float(values.var(ddof=1)) / 30, 30, 1)
+            low, high = disclosed.within(0.05)
             missed[kind] += not low <= mean <= high
     assert all(number <= 70 for number in missed.values()), missed

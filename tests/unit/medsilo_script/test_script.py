@@ -62,15 +62,16 @@ from medsilo.runs import paths
 from medsilo.runs.messages import FILES, PARTS, Request, StudyMessage
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.objective import Objective
+from medsilo_lab import recipes
 from medsilo_lab.engines.inprocess import Line
+from medsilo_lab.engines.simulator_workspace import failure_in
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
-from medsilo_script import client, recipes
+from medsilo_lab.script_plan import INITIAL, plan_of_script
+from medsilo_script import client
 from medsilo_script.data import Data
 from medsilo_script.network import ScriptNetwork, skeleton
-from medsilo_script.simulator_workspace import failure_in
 from medsilo_script.site import ScriptSite
-from medsilo_script.study import INITIAL, plan_of_script
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan, over_all, slow_but
@@ -2053,7 +2054,7 @@ def test_a_site_that_states_more_than_the_plans_part_of_all_cases_is_refused(lat
     summary = record.summary()
     assert summary.status == "finished" and not any(SITES[2] in line for line in summary.details.warnings)
     for one in record.rounds():
-        assert one.answered == SITES[:2] and "it states 200,000 of all 200,0" in one.refused[SITES[2]]
+        assert one.answered == SITES[:2] and "the site states 200,000 of all 200,0" in one.refused[SITES[2]]
         assert "participation.max_share is 0.99" in one.refused[SITES[2]]
 
 
@@ -2063,7 +2064,7 @@ def test_a_late_site_is_held_to_the_cases_that_it_stated_first(tmp_path: Path) -
 
 
 def test_a_study_that_needs_all_sites_ends_where_one_states_too_many_cases(tmp_path: Path) -> None:
-    with pytest.raises(ParticipationError, match=f"{SITES[2]} refused: it states 200,000 of all"):
+    with pytest.raises(ParticipationError, match=f"{SITES[2]} refused: the site states 200,000 of all"):
         unequal(tmp_path, {SITES[2]: 200_000}, needed=3)
 
 

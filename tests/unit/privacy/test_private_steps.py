@@ -19,7 +19,7 @@ from medsilo.learning.private import (
 )
 from medsilo.models.architectures import ActivityCnn, Halving, SmallCnn, UNet, Vgg11
 from medsilo.privacy.noise import NoiseSource
-from medsilo_papers.networks import AlexNet, BasicUNet, LeNet5
+from medsilo_pretrained.paper_networks import AlexNet, BasicUNet, LeNet5
 from tests.conftest import slow_but
 
 COMPUTE = Compute()

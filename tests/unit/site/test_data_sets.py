@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from medsilo.site.data_set import (
     scan,
 )
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.tasks.case_index import CaseIndex
+from medsilo.tasks.case_index import SPECIAL, CaseIndex
 from medsilo_lab.jobs import write_job
 from medsilo_lab.report.page import report_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
@@ -631,7 +632,7 @@ def test_only_a_new_set_needs_a_folder_to_write(
 
 
 def test_links_that_lead_to_themselves_or_out_and_pipes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_photos(tmp_path / "data", [f"p{number}" for number in range(12)])
     (folder / "cases.csv").unlink()
@@ -643,11 +644,17 @@ def test_links_that_lead_to_themselves_or_out_and_pipes_are_one_line(
     (folder / "benign/p90.png").symlink_to("p90.png")
     (folder / "benign/p91.png").symlink_to("/etc/passwd")
     (folder / "malignant/again").symlink_to(folder)
-    os.mkfifo(folder / "malignant/p92.png")
+    os.mkfifo(folder / "malignant/p92.png")  # opening a pipe without a writer would wait forever
+    (folder / "malignant/p93.png").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as service:
+        monkeypatch.chdir(folder / "malignant")  # the path of a socket may have at most 107 characters
+        service.bind("p94.png")
     make = ["data", str(folder), "-o", str(tmp_path / "set"), "--yes", "--set"]
     assert main([*make, "patients=/(p[0-9]+)[.]"]) == 1
     assert "paths without endings" in (said := capsys.readouterr().err) and "benign/p0," in said
     assert main([*make, "patients=/(p[0-9]+)"]) == 0
     told = DataSet.read(tmp_path / "set")
     assert told.patients.count == 12 and "links that lead out" in " ".join(told.left_out)
-    assert "Traceback" not in capsys.readouterr().err
+    assert told.left_out[SPECIAL] == 3
+    shown = capsys.readouterr()
+    assert f"left out: {SPECIAL} (3)\n" in shown.out and "Traceback" not in shown.err

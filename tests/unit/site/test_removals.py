@@ -39,7 +39,7 @@ MAY: dict[tuple[str, str], str] = {
     # A run needs these files to continue, until it ends or starts anew.
     ("medsilo_lab/engines/simulator.py", "run"): "what this call made itself, where the run did not even begin",
     (
-        "medsilo_script/simulator_workspace.py",
+        "medsilo_lab/engines/simulator_workspace.py",
         "keep_finished",
     ): "nothing: a finished study of a recipe goes beside the workspace that NVFlare empties",
     ("medsilo_lab/engines/simulator.py", "resume"): "the summary of a run that did not end, before it goes on",

@@ -369,7 +369,7 @@ def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
     hospitals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("medsilo.tasks.own.folder.FolderTask.absent", lambda self, source: ("liver",))
-    with pytest.raises(MedsiloError, match="lacks liver; every hospital needs"):
+    with pytest.raises(MedsiloError, match="data lack liver; under this plan, every hospital needs"):
         run(plan_of(), settings=each(hospitals, OWN))
 
 

@@ -8,11 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import MedsiloError, Scan, Segmentation, __version__, files
+from medsilo.core import files
+from medsilo.core.errors import MedsiloError
+from medsilo.core.version import __version__
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.segmentation import Segmentation
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, read_tree
-from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.series import make_series, scan_of_series
-from medsilo_lab.extend import Predictor
+from medsilo_lab.deploy.dicom_objects import (
+    MadeBy,
+    StructureCode,
+    class_report,
+    code_of,
+    report,
+    segmentation,
+    sources_of,
+)
+from medsilo_lab.deploy.predictor import Predictor
 
 VOLUME = "volume_ml_"  # prefix of column names: the volume of a structure
 

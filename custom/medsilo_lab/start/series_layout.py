@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import CaseIndex, DataError, DataSource, TableReader
-from medsilo_lab.extend import DatasetLayout
+from medsilo.core.errors import DataError
+from medsilo.tasks.case_index import CaseIndex
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.table_reader import TableReader
+from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording, units_of
 from medsilo_series.series_folder import SeriesFolder, by_patient

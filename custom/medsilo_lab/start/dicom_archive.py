@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import CaseIndex, DataError, DataSource, Scan
+from medsilo.core.errors import DataError
+from medsilo.tasks.case_index import CaseIndex
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.sources import DataSource
 from medsilo_dicom.dicom_folder import REST, DicomFolder, mask_of_series
 from medsilo_dicom.dicom_masks import OVERLAP
 from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
-from medsilo_lab.extend import DatasetLayout
+from medsilo_lab.start.dataset_layout import DatasetLayout
 
 # minimum number of patients in a hospital's folder, and minimum number of studies with a structure that is learned
 LEAST = 3

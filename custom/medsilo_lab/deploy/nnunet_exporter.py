@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import MedsiloError
-from medsilo_lab.extend import Exporter
+from medsilo.core.errors import MedsiloError
+from medsilo_lab.deploy.exporter import Exporter
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.extend import DataError, DataSource, MedsiloError, files
-from medsilo_lab.extend import Predictor
+from medsilo.core import files
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.tasks.sources import DataSource
+from medsilo_lab.deploy.predictor import Predictor
 from medsilo_series.recordings import KINDS, Reader
 from medsilo_series.series_folder import SeriesFolder
 

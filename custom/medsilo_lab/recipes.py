@@ -39,8 +39,8 @@ from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import TASK, TRAIN
 from medsilo.runs import paths
 from medsilo.runs.clean import is_finished
-from medsilo_script.simulator_workspace import EARLIER, failure_in, keep_finished, studies_in
-from medsilo_script.study import INITIAL, plan_of_script
+from medsilo_lab.engines.simulator_workspace import EARLIER, failure_in, keep_finished, studies_in
+from medsilo_lab.script_plan import INITIAL, plan_of_script
 from medsilo_server.flare.controller import MedsiloController
 from nvflare_reliability.timeouts import limits
 

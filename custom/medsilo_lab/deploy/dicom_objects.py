@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError
+from medsilo.core.errors import DataError
 from medsilo_dicom.header import highdicom, library
 from medsilo_dicom.series import ImageSeries
 
