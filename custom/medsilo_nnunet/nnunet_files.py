@@ -1,4 +1,4 @@
-"""Find a hospital's images and masks for nnU-Net."""
+"""Find a hospital's images and masks that nnU-Net reads."""
 
 import json
 from collections import Counter
@@ -26,13 +26,8 @@ class RawData:
     def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:
         """Find the cases in a folder; raise DataError if the folder does not contain data for the study's question.
 
-        If the settings name no files, the folder must have nnU-Net's layout: dataset.json, imagesTr
-        (<case>_0000.nii.gz for the first channel, ...) and labelsTr.
-
-        Args:
-            folder: The data folder.
-            question: The question of the study.
-            source: The site's settings for its data.
+        If the settings name no files, the folder must have nnU-Net's layout: dataset.json, imagesTr (<case>_0000.nii.gz
+        for the first channel, ...) and labelsTr.
         """
         source = source or DataSource(folder=folder)
         settings: Mapping[str, Any] = {}
@@ -49,7 +44,6 @@ class RawData:
 
     @property
     def most_of_a_patient(self) -> int:
-        """The number of cases of the patient with the most cases."""
         return max(Counter(entry.patient for entry in self.listing.usable).values())
 
 

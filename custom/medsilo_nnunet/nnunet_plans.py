@@ -117,7 +117,6 @@ def plan(
 
 
 def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
-    """Read the file that a hospital sent; error messages contain the name of the file."""
     import json
 
     from medsilo.extend import Refused, files

@@ -19,11 +19,12 @@ HERE = Path(__file__).parent
 class LocalPages:
     """The functions that all local web pages share.
 
-    Control characters that change the direction of text are removed from texts that come from other machines.
+    Characters that change the direction of text are removed from texts of other machines, because such characters can
+    make a text look like another text.
     """
 
     def __init__(self, *folders: Path) -> None:
-        """folders: Additional folders with templates."""
+        """Use the common templates, and the templates in additional folders."""
         self._pages = templates_in(HERE, *folders)
         self._pages.finalize = _shown_plain
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
@@ -35,7 +36,6 @@ class LocalPages:
     def page(
         self, name: str, request: Request, title: str, status: HTTPStatus = HTTPStatus.OK, **content: Any
     ) -> Response:
-        """Render a page from a template."""
         about = {"title": title, "version": __version__, "base": f"{request.scope['root_path']}/"}
         text = self._pages.get_template(name).render(**about, word=request.state.word, **content)
         return HTMLResponse(text, status)

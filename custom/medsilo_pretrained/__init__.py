@@ -1,1 +1,1 @@
-"""Start networks from a checkpoint, and train only some of the tensors. Frozen tensors are not sent."""
+"""Start networks from a checkpoint, and train only some of their tensors. Frozen tensors are not sent."""

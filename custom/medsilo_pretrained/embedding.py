@@ -12,8 +12,8 @@ from medsilo.extend.methods import head_layers
 from medsilo.extend.networks import NETWORKS
 from medsilo_pretrained.tuned import Begun
 
-FEATURES = 1  # number of dimensions of the tensor that is the embedding of one case
-BESIDE = {"hidden": (64,), "norm": "group"}  # settings for the head of a further network
+FEATURES = 1  # number of dimensions of one case's embedding
+BESIDE = {"hidden": (64,), "norm": "group"}  # head settings of further networks
 
 
 class Behind(nn.Module):
@@ -22,20 +22,18 @@ class Behind(nn.Module):
     """
 
     def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine a body and a head. `beside` is the configuration from which further networks for the same cases are
-        built.
-        """
+        """Combine a body and a head. Further networks for the same cases are built from the configuration `beside`."""
         super().__init__()
         self.body, self.head, self.beside = body.eval(), head, beside
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.body.eval()  # Dropout and batch norm of the body always stay in evaluation mode.
+        self.body.eval()  # dropout and batch norm of the frozen body always stay in evaluation mode
         return self
 
     def state_dict(self, *given: Any, prefix: str = "", **how: Any) -> Any:
-        """Return only the state of the head. The state of the body is empty, but collecting it would take most of the
-        time of a round.
+        """Return only the state of the head. The body has no state of its own, but searching the body for tensors would
+        take most of the time of a round.
         """
         return self.head.state_dict(*given, prefix=f"{prefix}head.", **how)
 
@@ -89,8 +87,8 @@ class FrozenNetwork(Begun):
         return module.embed(inputs)
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why the embeddings in a plan cannot be computed only once from whole and unchanged
-        images.
+        """Yield the reasons why a plan does not allow computing each embedding only once: the images must be whole and
+        unchanged.
         """
         task = plan.task
         if not self.start:
