@@ -27,7 +27,7 @@ LAB = ("medsilo_lab", "medsilo_server")  # the packages in the wheel medsilo-lab
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
 OF_BOTH = ("readme", "license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
-_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # a link to a file in the repository
+_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # matches a Markdown link to a file in the repository
 
 
 def build(source: Path, dist: Path) -> None:
@@ -49,7 +49,8 @@ def build(source: Path, dist: Path) -> None:
                     )
             if not lab:
                 write_pages(source, place / "custom/medsilo" / PAGES.name)
-            if lab:  # the jobs by name, and the policies of hospitals that consortium.yaml names
+            # the wheel medsilo-lab contains the jobs by name, and the hospital policies that consortium.yaml names
+            if lab:
                 shutil.copytree(source / "jobs", place / "custom/medsilo/jobs")
                 shutil.copytree(source / "site_configs", place / "custom/medsilo_lab/site_configs")
             (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version)), "utf-8")
@@ -58,12 +59,13 @@ def build(source: Path, dist: Path) -> None:
 
 
 def write_pages(source: Path, file: Path) -> None:
-    """Write all pages that `medsilo docs` shows into one file."""
     file.write_bytes(bz2.compress(json.dumps(pages_of(source), ensure_ascii=False).encode()))
 
 
 def led_outward(text: str, repository: str, version: str) -> str:
-    """Return the README for a package index, with links that lead to the files of this version in the repository."""
+    """Return the README for a package index. Links to files in the repository are replaced by links to the same version
+    of the files on the web.
+    """
 
     def outward(found: re.Match[str]) -> str:
         return f"{found[1]}({repository}/{'raw' if found[1][0] == '!' else 'blob'}/v{version}/{found[2]})"
@@ -83,7 +85,7 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
         name: data for name, data in tools["package-data"].items() if name in ("*", "medsilo") or (name in LAB) == lab
     }
     if lab:
-        # also includes medsilo/jobs, which contains only data
+        # with namespaces, medsilo/jobs is also found, although it contains only data
         tools["packages"] = {"find": {**tools["packages"]["find"], "namespaces": True}}
         own = {name: own[name] for name in (*OF_BOTH, "entry-points")}
         own |= {
