@@ -68,7 +68,7 @@ Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
 WIDE = 24  # width of a progress bar in characters
-# from parameter names of earlier versions to the present names
+# names of parameters in earlier versions, with their present names
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
@@ -132,7 +132,7 @@ class Run:
             folder: the run folder, with its summary.json
         """
         self.folder = Path(folder).resolve()
-        self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted as soon as this object is
+        self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted together with this object
         self._settings: SiteSettings | None = None  # settings of the sites, if this program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
@@ -159,8 +159,8 @@ class Run:
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """A dictionary from each site to the model that was tested there, in evaluation mode. A model is loaded on
-        first access.
+        """A dictionary from each site to the model that was tested at this site, in evaluation mode. A model is loaded
+        when it is first used.
         """
         return _Models(self)
 
@@ -168,8 +168,8 @@ class Run:
     def table(self) -> "DataFrame":
         """A table with a row per site: test cases, test score, selected round, traffic in bytes, and further columns.
 
-        If a site rounds its score, the exact score is missing, and `low` and `high` are its limits. `n` is the number
-        of test patients, or the number of test cases if patients are unknown.
+        If a site rounds its score, the exact score is missing, and `low` and `high` are the limits of the exact score.
+        `n` is the number of test patients, or the number of test cases if patients are unknown.
         """
         run, metric = self._result, self._result.summary.metric
         rows = []
@@ -344,8 +344,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Picture:
-    """A section of a report as an HTML page for notebooks."""
-
     html: str
 
     def _repr_html_(self) -> str:
@@ -426,8 +424,8 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """A text of one or two sentences about the better method and its confidence interval. Each warning is on a
-        separate line.
+        """A text of one or two sentences about the better method and its confidence interval. Each warning of the
+        comparison follows on a separate line.
         """
         return "\n".join([self.verdict.headline, *map(str, self.warnings)])
 
@@ -441,9 +439,9 @@ class Comparison:
         together and for each hospital.
 
         The variances between patients and between repetitions come from the scores of this comparison. In each result,
-        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the confidence
-        interval. `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the
-        result in a sentence.
+        `least` is the smallest difference that can be detected with power 0.8. `reach` is half the width of the
+        confidence interval. `needed` is the number of patients or repetitions that would detect `difference`. `str`
+        describes the result in a sentence.
 
         Args:
             difference: the difference to detect, where 0.02 is 2 points; by default a small difference
@@ -747,7 +745,7 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
 def _with_own(
     plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
-    """Return the plan after replacing the sections for which there are arguments: task, model, method or loss."""
+    """Return the plan in which the given arguments (task, model, method or loss) replace the sections of the plan."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
@@ -767,7 +765,7 @@ def _with_own(
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
-        values.pop("network", None)  # the plan's network was for the task that is replaced
+        values.pop("network", None)  # the plan's network was for the replaced task
     if method is not None:
         values["algorithm"] = in_memory.method(method)
     if model is not None:
@@ -781,7 +779,6 @@ def _short(rounds: int | None, lr: float | None, optimizer: str | None) -> list[
 
 
 def _grouped(sites: Sites | None, groups: Mapping[str, Any] | None) -> Sites | None:
-    """Add the patient of each case to the data of the sites."""
     if groups is None:
         return sites
     if not isinstance(sites, Mapping) or {*groups} != {*sites}:

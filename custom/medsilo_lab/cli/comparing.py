@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def row_of(value: object) -> str:
-    """Parse a configuration: its title and its changes to the plan."""
+    """Parse a configuration, which consists of a title and of changes to the plan."""
     if "=" not in str(value).partition(": ")[2]:
         raise ValueError(f"{str(value)!r} is not 'TITLE: KEY=VALUE ...', like 'slow: training.learning_rate=0.001'")
     return str(value)
@@ -54,7 +54,7 @@ def demo(
 
     with screen.busy("running the demo") as tell_more:
         study = demo_study(out, rounds, seeds, screen.say)
-        if screen.watched:  # for other outputs than a terminal, each run prints a line
+        if screen.watched:  # if the output is not a terminal, each run prints a line
             study.each = lambda line: None
         screen.goes_on = f"finished runs are in {study.folder}; the same command starts again"
         tell_more(study.under_way)
@@ -133,7 +133,7 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another version of medsilo. With --power, it
     only estimates which differences the hospitals can detect, from the scores in --out or from assumptions.
     """
-    # the titled configurations set the method, and each may change any other key
+    # configurations with titles set the method, and may change any other key of the plan
     known: dict[str, Any] = {"algorithm": None}
     known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
@@ -206,7 +206,7 @@ def _say_power(
 
 
 def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "Verdict":
-    """Print the result of a comparison, each hospital's verdict, and the next command."""
+    """Print the result of a comparison, the verdict for each hospital, and the next command."""
     from medsilo_lab.study.verdict_file import read_verdict
     from medsilo_lab.study.words import verdict_in_words
 
@@ -217,7 +217,7 @@ def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "V
     if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
     screen.say(*verdict.other_networks)
-    # Failed runs are printed at the end.
+    # failed runs are printed at the end and not among the warnings
     screen.say(*(f"warning: {one}" for one in verdict.warnings if one.kind != "failed"))
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
     return verdict

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from medsilo_lab.report.reported import Reported
 
 
-# Plug-ins for reports of a finished run. Each plug-in is a function that takes the run folder, writes a page, and
-# returns lines to print.
+# Plug-ins that report a finished run. Each plug-in is a function that takes the run folder, writes a page, and returns
+# lines to print.
 REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 
 
@@ -91,7 +91,7 @@ def _train_further(
     live: bool,
 ) -> None:
     """Continue a finished run in a new folder with the same engine. `given` contains the device, the data and the
-    settings.
+    settings that the user has given.
     """
     screen.begin(f"reading {run}")
     from medsilo_lab.engines.longer import Longer
@@ -122,7 +122,7 @@ def run_study(
     resumes: bool = False,
     live: bool = False,
 ) -> None:
-    """Run or continue a study and print its rounds. Run the study in NVFlare if there is a job, otherwise in this
+    """Run or continue a study, and print its rounds. If `job` is given, the study runs in NVFlare, otherwise in this
     process.
     """
     from functools import partial
@@ -144,7 +144,7 @@ def run_study(
         if job is None:
             inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
             return
-        from medsilo_lab.engines import simulator  # imports NVFlare
+        from medsilo_lab.engines import simulator  # imported late, because the module imports NVFlare
 
         if resumes:
             simulator.resume(folder, settings, threads, on_round, screen.say)

@@ -17,8 +17,8 @@ COLUMNS = ("table", "line", "patient", "error")
 class TablePredictor(Predictor):
     """Predicts every line of tables.
 
-    Values are standardised with the statistics from training if this machine has them, or else with the statistics of
-    the table.
+    Values are standardised with the statistics from training. If this machine lacks these statistics, the statistics of
+    the table are used instead.
     """
 
     cases = "lines"
@@ -32,7 +32,9 @@ class TablePredictor(Predictor):
 
 
 def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
-    """Yield a row for each line of a table, in order. If a line is unreadable, its row contains the reason."""
+    """Yield a row for each line of a table in the order of the lines. The row of an unreadable line contains the
+    reason.
+    """
     try:
         rows = task.rows(path, asked.data or DataSource(folder=path.parent), outcome=False)
     except DataError as error:

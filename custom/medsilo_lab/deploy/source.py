@@ -19,17 +19,18 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-PLAIN = "plain"  # key in a file of tensors, which says that the tensors belong to the network's form after training
-SINGLE = "model"  # name of the expert in a model that has only one expert
-GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # file of the shared model of a run
-MOST_MEMBERS = 16  # largest number of models in an ensemble
+# a key in a file of tensors; with this key, the tensors belong to the form that the network has after training
+PLAIN = "plain"
+SINGLE = "model"  # name of the expert in a model with only one expert
+GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"
+MOST_MEMBERS = 16  # maximum number of models in an ensemble
 
 
 class Committee(nn.Module):
     """An ensemble of several models. The output is the logit of the mean probability, so that softmax or sigmoid of the
     output is the mean probability.
 
-    In a regression, the output is the mean of the predictions. The ensemble's squared error is at most the average
+    In a regression, the output is the mean of the predictions. The squared error of an ensemble is at most the average
     squared error of its members (Krogh and Vedelsby, NeurIPS 1994).
     """
 
@@ -63,16 +64,16 @@ class Source:
 
     network: nn.Module
     plan: Plan
-    facts: dict[str, Any]  # facts that identify the model in predictions.json
-    run: Path | None = None  # the folder of the model's run, if the model is in a run folder
-    # the hospital's folder in that run, if it is on this machine; else the folder of the model
+    facts: dict[str, Any]  # facts in predictions.json that identify the model
+    run: Path | None = None  # folder of the run in which the model was trained, if the model is in a run folder
+    # the hospital's folder in the run, if this folder is on this machine, otherwise the folder of the model
     site_part: Path | None = None
-    round: int | None = None  # the round whose model was selected, if this is a single model
+    round: int | None = None  # the round whose model was selected; None for several models
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
-        """Open a super model, or the single model of a run. If `site` is given or there is no super model, open the
-        single model of the run.
+        """Open a super model, or the single model of a run. The single model is opened if `site` is given, or if there
+        is no super model.
         """
         if not site:
             for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
@@ -119,8 +120,8 @@ class Source:
         return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Return the output, the expert of each case, and the confidence of the selector in each case. If the model has
-        no selector, return None as the confidence.
+        """Return the output, the name of each case's expert, and the selector's confidence in each case. For a model
+        without a selector, the confidence is None.
         """
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
@@ -149,8 +150,8 @@ class Source:
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
-    """Build the plan's network in the form that it has after training, and load the tensors. `plain` is true if the
-    tensors already have the names and shapes of this form.
+    """Build the plan's network in its form after training, and load the tensors. `plain` is true if the tensors already
+    have the names and shapes of the form after training.
     """
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
     networks = made.build_networks()
@@ -161,7 +162,6 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
 
 
 def _single(folder: Path, site: str) -> str:
-    """Return the path of a run's single model: the shared model, or the model of the site `site`."""
     for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared

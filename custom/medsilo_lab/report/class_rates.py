@@ -8,7 +8,7 @@ from medsilo.runs.schema import Decisions, SiteResult
 
 class ClassRates(NamedTuple):
     """The sensitivity, specificity and AUROC of one class against all other classes. The predicted class is the most
-    probable class. A rate of a class without cases has the value None.
+    probable class. For a class without cases, the rates are None.
     """
 
     name: str
@@ -19,7 +19,7 @@ class ClassRates(NamedTuple):
 
 
 def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
-    """Return the rates of each class; an empty list if the site does not disclose its confusion matrix."""
+    """Return the rates of each class, or an empty list if the site does not disclose its confusion matrix."""
     if site.decisions is None:
         return []
     rates = []
@@ -31,8 +31,8 @@ def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
 
 
 def against_rest(decisions: Decisions, label: int) -> tuple[int, int, int, int]:
-    """Return four counts for a class: its cases, its true positives, the cases of other classes, and its true
-    negatives.
+    """Return four numbers of cases: of the class, true positives of the class, of all other classes, true negatives of
+    the class.
     """
     everyone = sum(map(sum, decisions.confusion))
     own, right = sum(decisions.confusion[label]), decisions.confusion[label][label]

@@ -2,7 +2,7 @@
 
 The page shows pictures of ten cases, and lists columns, missing values and duplicate files.
 
-The page contains patients' data. The page is therefore stored next to the data set and never leaves the hospital.
+The page contains patients' data, so it is stored beside the data set and never leaves the hospital.
 """
 
 from collections import defaultdict
@@ -33,8 +33,8 @@ from medsilo_page.charts import Drawing
 
 SHOWN = 10  # number of cases with a picture
 BINS, WIDTH, HEIGHT = 20, 220, 56  # number of bins of a histogram, and its width and height in pixels
-MOST_LEVELS = 12  # largest number of listed values per column
-MOST_NAMES = 20  # largest number of listed files and columns
+MOST_LEVELS = 12  # maximum number of values that are listed for a column
+MOST_NAMES = 20  # maximum number of listed files and columns
 LIMITS = (
     "Whether the labels are right: look at the pictures, and at cases of your own choice.",
     "Whether a patient has two names, or two patients share one.",
@@ -44,8 +44,6 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a case, with its name and its caption."""
-
     name: str
     caption: str
     image: str
@@ -53,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """A table column: its role, its number of missing values, and a description of its values."""
+    """The description of a table column: its role, the number of missing values, and the values."""
 
     name: str
     use: str  # role of the column in the data set
@@ -65,7 +63,6 @@ class ColumnFacts:
 def page_of(
     own: DataSet, task: Task, data: SiteData, source: DataSource, files: Sequence[KnownFile], table: Columns | None
 ) -> str:
-    """Return the page as HTML."""
     least, words = 1, dict(own.in_words())
     parts = [
         (part, [getattr(data.survey.parts[part], key) if data.survey else 0 for key in ("patients", "cases")], told)
@@ -122,7 +119,6 @@ def _ranges(survey: Survey | None) -> dict[str, str]:
 
 
 def _twice(files: Sequence[KnownFile]) -> list[list[str]]:
-    """Return groups of files with identical content."""
     same = defaultdict[str, list[str]](list)
     for file in files:
         same[file.sha256].append(file.name)
@@ -131,7 +127,7 @@ def _twice(files: Sequence[KnownFile]) -> list[list[str]]:
 
 # ---------------------------------------------------------------------------------------------------- pictures
 def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
-    """Yield pictures of up to ten cases. A picture of a case with a mask shows the outlines of the structures."""
+    """Yield pictures of up to ten cases. In the picture of a case with a mask, outlines show the structures."""
     whole = [(part, number) for part in PARTS for number in range(len(getattr(data, part)))]
     step = max(1, len(whole) // SHOWN)
     with TemporaryDirectory() as folder:
@@ -149,7 +145,7 @@ def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
 
 
 def _masks(task: Task, target: Tensor) -> Tensor | None:
-    """Return the masks of a case's structures, [structures, (D,) H, W]; None if the task is not a segmentation."""
+    """Return the masks of a case's structures, [structures, (D,) H, W], or None if the task is not a segmentation."""
     if not isinstance(task.goal, Segmentation):
         return None
     many = int(target.max()) if target.numel() else 0
