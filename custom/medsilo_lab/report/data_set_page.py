@@ -166,7 +166,7 @@ def _caption(task: Task, target: Tensor, masks: Tensor | None) -> str:
 
 # ---------------------------------------------------------------------------------------------------- columns
 def _columns(own: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
-    """Yield the facts about each column. Columns that the data set uses come first."""
+    """Yield a description of each column of the table. Columns that the data set uses come first."""
     roles = {str(name): role for role, name in source.columns.items() if isinstance(name, str)}
     outcome = {source.column(name) for name in source.outcome}
     uses = {name: _use(name, roles, outcome, source, own.words) for name in table.names}
@@ -191,7 +191,6 @@ def _use(name: str, roles: Mapping[str, str], outcome: set[str], source: DataSou
 
 
 def _values(column: TextColumn, decimal: str, name: str, number: int) -> tuple[str, Markup | str]:
-    """Describe the values of a column. Numeric columns also have a histogram."""
     numbers = column.numbers(decimal)
     finite = numbers[np.isfinite(numbers)]
     if len(finite) == len(numbers) and len(np.unique(finite)) > MOST_LEVELS:

@@ -15,14 +15,14 @@ from medsilo.runs.paths import CASES, site_folder
 from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
 
-CONCORDANCE = "concordance"  # name of a score that is a mean over pairs, and not over cases
+CONCORDANCE = "concordance"  # name of a score that is a mean over pairs of cases, and not over cases
 RANKED = ("time", "event", "risk")  # measures of each case that determine the concordance
 CLOSENESS = "closeness"  # name of the score for regression
 
 
 @dataclass(frozen=True)
 class SiteTest:
-    """A site's test cases, with scores from a run folder."""
+    """The test cases of a site, with their scores from a run folder."""
 
     metric: str
     scores: Scores
@@ -30,7 +30,6 @@ class SiteTest:
 
     @classmethod
     def read(cls, run: Path, site: str, metric: str) -> Self:
-        """Read the test cases of a site from a run folder."""
         try:
             measures, numbers = read_measures(site_folder(run, site))
             values = measures[metric].numpy()
@@ -44,13 +43,13 @@ class SiteTest:
 
     @property
     def interval(self) -> Interval | None:
-        """The confidence interval of the score for other patients; None if too few patients were tested."""
+        """The confidence interval of the score for other patients, or None if too few patients were tested."""
         return interval_over(self.metric, self.scores, lambda: self.measures)
 
     @property
     def mean(self) -> float | None:
-        """For regression, the score of always predicting the mean of the test cases; otherwise None. The score for
-        regression is 1 minus a multiple of the absolute error.
+        """In a regression, the score of always predicting the mean of the test cases; otherwise None. In a regression,
+        a score is 1 minus a multiple of the absolute error.
         """
         if self.metric != CLOSENESS:
             return None
@@ -76,9 +75,7 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """Read the measures that `write_measures` wrote. Return the measures of all cases, and the number of each case's
-    patient.
-    """
+    """Read the file of `write_measures`, and return the measures of all cases and the number of each case's patient."""
     with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]

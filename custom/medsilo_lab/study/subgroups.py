@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.raw_results import LEVEL as LEVEL_COLUMN
@@ -40,14 +40,14 @@ from medsilo_lab.study.scores import CONCORDANCE, RANKED, SiteTest, parts_of_con
 from medsilo_lab.study.subgroup_tables import SubgroupLevel, SubgroupPair, SubgroupTable
 
 ERROR = 1 - LEVEL
-STEPS = 40  # steps of a bisection
+STEPS = 40  # number of steps of a bisection
 Pair = tuple[str, str, str]  # a subgroup, and two of its levels
 Level = tuple[str, str]
 
 
 # ---------------------------------------------------------------------------------------------------- a single run
 class Told(NamedTuple):
-    """The score of a level, as hospitals disclosed it."""
+    """The score of a level, in the form in which hospitals disclosed it."""
 
     low: float  # lower end of the range of a rounded score
     high: float
@@ -66,7 +66,7 @@ class Told(NamedTuple):
 
     def within(self, error: float) -> Interval:
         """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
-        Wilson's formula is that of a proportion with the same variance as the score.
+        Wilson's formula is the sample size of a proportion with the same variance as the score.
         """
         degrees = max(self.patients - self.hospitals, 1)
         square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
@@ -90,7 +90,7 @@ class Told(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the disclosed subgroups of a run. An additional subgroup has the hospitals as its levels."""
+    """Return the disclosed subgroups of a run. In addition, return a subgroup whose levels are the hospitals."""
     told: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
         for one in site.subgroups:
@@ -131,7 +131,7 @@ def _told_level(word: str, own: Sequence[SubgroupResult], known: Told | None) ->
 
 
 class _Found(NamedTuple):
-    """A difference before the correction for multiple comparisons."""
+    """A difference before correction for multiple comparisons."""
 
     mean: float
     p: float
@@ -140,7 +140,7 @@ class _Found(NamedTuple):
 
 
 def _p(within: Callable[[float], Interval]) -> float:
-    """Return the p-value: the error rate at which an end of the confidence interval is zero."""
+    """Return the p-value, which is the error rate at which an end of the confidence interval is zero."""
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -169,7 +169,7 @@ def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
 def _tables(
     levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
 ) -> list[SubgroupTable]:
-    """Return the tables with corrected differences. The table of hospitals is last."""
+    """Return the tables of all subgroups, with corrected differences. The table of hospitals is the last table."""
     told, tables = _corrected(found), []
     for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
         own = [one for (of, _), one in levels.items() if of == name]
@@ -180,12 +180,12 @@ def _tables(
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
-Members = dict[Level, np.ndarray]  # for each level, the numbers that identify its patients among a site's test patients
+Members = dict[Level, np.ndarray]  # for each level, the numbers of the level's patients among the site's test patients
 
 
 def read_members(run: Path, site: str) -> Members:
-    """Read, from a run folder, the site's test patients at each level. A patient is given by a number. A level with a
-    suppressed score has no patients.
+    """Read the numbers of the site's test patients at each level from a run folder. A level with a suppressed score has
+    no patients.
     """
     path = paths.site_folder(run, site) / paths.SUBGROUPS
     if not path.exists():
@@ -204,7 +204,7 @@ def read_members(run: Path, site: str) -> Members:
 
 
 def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
-    """Return the scores of a site's test cases at each level; None for a level with a suppressed score."""
+    """Return the scores of a site's test cases at each level, or None for a level with a suppressed score."""
     members = read_members(run, site)
     if not members:
         return {}
@@ -223,11 +223,12 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
 
 
 Levels = Mapping[Level, Scores | None]  # a level whose score is suppressed has the value None
-Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels by site
+Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels of subgroups by site
 
 
 def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list[SubgroupTable]:
-    """Return the tables of subgroups for a configuration. `base` has the baseline's scores with the same seeds.
+    """Return the tables of subgroups for a configuration. `base` contains the scores of the baseline with the same
+    seeds.
 
     The score of a level is a mean over the patients of all hospitals that disclose this level in all runs.
     """
@@ -274,11 +275,11 @@ def _twice(one: Difference, error: float) -> Interval:
 
 
 def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]) -> Difference:
-    """Return half the difference between two levels, which have different patients and the same models.
+    """Return half of the difference between two levels, which have different patients but the same models.
 
-    Half the difference is the mean of the differences at two artificial sites. The difference at the first site is the
-    score of the first level. The difference at the second site is the negative score of the second level. With these
-    artificial sites, patients and seeds are crossed as in other comparisons.
+    Half of the difference equals the mean of the differences at two artificial sites. The difference at the first site
+    is the score of the first level. The difference at the second site is the negative score of the second level. With
+    these artificial sites, patients and seeds are crossed as in other comparisons.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

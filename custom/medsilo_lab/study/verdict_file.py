@@ -23,7 +23,7 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-# largest number of seeds, and largest number of patients per hospital, that the advice names
+# maximum number of seeds, and maximum number of patients per hospital, that the advice names
 MOST_SEEDS, MOST_PATIENTS = 30, 300
 REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
 
@@ -101,14 +101,14 @@ class PairedDifference(RecordPart):
 
     @property
     def unseen(self) -> tuple[float, float] | None:
-        """The confidence interval for the case that a method fails for an untested kind of patient."""
+        """The confidence interval for the case that a method fails for an untested kind of patients."""
         low, high = self.unseen_low, self.unseen_high
         return None if low is None or high is None else (low, high)
 
     @property
     def open(self) -> bool:
-        """True if the sample does not show the variance of patients and seeds, so that there is no confidence
-        interval.
+        """True if there is no confidence interval, because the sample does not show the variance of patients
+        and seeds.
         """
         return self.low <= -1 and self.high >= 1
 
@@ -119,7 +119,7 @@ class PairedDifference(RecordPart):
 
 
 class Differences(RecordPart):
-    """The differences of a configuration from the baseline."""
+    """The differences between a configuration and the baseline."""
 
     mean: PairedDifference | None = Field(None, description="difference of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="difference of the mean over all cases")
@@ -167,8 +167,6 @@ class HospitalVerdict(RecordPart):
 
 
 class VerdictRow(RecordPart):
-    """A configuration of a comparison."""
-
     title: Text = Field(description="title of the configuration")
     method: Text = Field(description="name of the method in plans")
     changes: list[Text] = Field([], description="changes of the configuration to the plan")
@@ -208,7 +206,7 @@ class Notice(RecordPart):
 
 
 class About(RecordPart):
-    """Texts on a comparison's page in addition to its numbers."""
+    """Texts, besides the numbers, for the page of a comparison."""
 
     title: str = Field(description="title of the page")
     machine: str = Field("", description="description of the machine")
@@ -286,8 +284,8 @@ class Verdict(RecordPart):
 
     @property
     def other_networks(self) -> list[str]:
-        """Return a line for each federated configuration whose network differs from the baseline's network, which may
-        explain the difference between their scores.
+        """A line for each federated configuration whose network differs from the baseline's network, because different
+        networks may explain a difference in scores.
         """
         return [
             f"{row.title} differs from {row.baseline} in more than the method: {row.unlike}."
@@ -297,8 +295,8 @@ class Verdict(RecordPart):
 
     @property
     def holds_for(self) -> str:
-        """Describe the population for which the confidence intervals are valid. The population includes other patients
-        only if a site tests several patients.
+        """A description of the population for which the confidence intervals are valid. The population includes other
+        patients only if a site tests several patients.
         """
         if not self.single:
             return f"other patients and {AGAIN} (whole patients count)"
