@@ -154,7 +154,7 @@ class Processes:
 
 
 class Unchanged:
-    """Values that are computed from files. A value is cached until one of its files changes."""
+    """Values that are computed from files. A value is cached until a file from which it was computed changes."""
 
     def __init__(self) -> None:
         self.made: dict[object, tuple[object, object]] = {}

@@ -40,8 +40,8 @@ def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.
 
 
 def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
-    """Combine the structures in a segmentation or contour file into one mask, in which each voxel has at most one
-    label; raise DataError if structures overlap.
+    """Combine the structures in a segmentation or contour file into one mask with at most one label per voxel; raise
+    DataError if structures overlap.
 
     Args:
         what: The kind of the file, for the error message.

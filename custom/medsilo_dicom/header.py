@@ -87,7 +87,7 @@ Value = TypeVar("Value")
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a DICOM file, or of one frame of a DICOM file. `wrong` is the reason why the file or frame cannot
-    be a slice of a volume; the reason is an empty text for a usable slice.
+    be a slice of a volume. For a usable slice, `wrong` is an empty text.
     """
 
     path: Path

@@ -294,7 +294,7 @@ def _patients_column(names: Sequence[Any]) -> str | None:
 
 def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarray, Objective | None]:
     """Convert targets to numbers, and return the numbers together with the objective that the targets imply. If the
-    targets do not imply an objective, the objective is None.
+    targets do not imply an objective, return None as the objective.
 
     labels: Names of the targets, if each case has several targets.
     """

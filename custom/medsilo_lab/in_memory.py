@@ -290,8 +290,8 @@ class _OfABatch:
     """A loss function of the program. If the loss is not a mean over the batch, MedsiloError is raised.
 
     The loss function receives targets in the shape of the program's data: for example, for masks [1, H, W], a batch
-    [batch, 1, H, W]. If the first call fails, the loss function is called with the targets in other forms: as floats,
-    and with an axis of length 1 added or removed. Later calls use the form with which a call first succeeded.
+    [batch, 1, H, W]. If the first call fails, the loss function is called with other forms of the targets: as floats,
+    or with one axis more or less. Later calls use the form with which a call first succeeded.
     """
 
     def __init__(self, loss: Loss, axis: bool) -> None:

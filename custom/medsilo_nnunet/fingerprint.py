@@ -353,8 +353,8 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class MeasuredSite(Section):
-    """The message that a hospital sends before plans are made: the fingerprint of its data, the hash of the study's
-    question, the file reader, and the memory of the GPU.
+    """The message that a hospital sends before plans are made. It contains the fingerprint of the hospital's data, the
+    hash of the study's question, the file reader and the GPU memory.
     """
 
     question: Hash

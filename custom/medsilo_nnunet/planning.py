@@ -88,9 +88,9 @@ def unsure_keys(
 ) -> list[str]:
     """Return the keys of each configuration that might have other values if the fingerprint contained exact numbers.
 
-    The middle case of a group represents all cases of the group, so the rank of the middle case is wrong by up to half
-    a group per hospital. Therefore, the plans are made twice more: after all medians were lowered by this number of
-    ranks, and after all medians were raised by it.
+    The middle case represents its whole group, so the rank of the middle case is wrong by up to half a group per
+    hospital. Therefore, the plans are made twice more: after all medians were lowered by this number of ranks, and
+    after all medians were raised by it.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:

@@ -79,8 +79,8 @@ def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
 
 
 def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:
-    """Read each plan, or yield the reason why a plan is unreadable, so that the page shows all other plans in spite of
-    a damaged plan.
+    """Read each plan. For an unreadable plan, yield the reason instead of an error, so that the page can show all other
+    plans.
     """
     for asked in several:
         try:

@@ -274,7 +274,7 @@ def marker(style: int, x: float, y: float) -> str:
 # ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
 class Whisker:
-    """A value and its confidence interval in a chart: the value is drawn as a dot, the interval as a whisker, and a
+    """A value and its confidence interval in a chart. The value is drawn as a dot, the interval as a whisker, and a
     wider interval as a thin line.
     """
 

@@ -32,8 +32,8 @@ class Behind(nn.Module):
         return self
 
     def state_dict(self, *given: Any, prefix: str = "", **how: Any) -> Any:
-        """Return only the state of the head. The body has no state of its own, but searching the body for tensors would
-        take most of the time of a round.
+        """Return only the state of the head. The body adds nothing to the state, but searching the body for tensors
+        would take most of the time of a round.
         """
         return self.head.state_dict(*given, prefix=f"{prefix}head.", **how)
 

@@ -117,8 +117,8 @@ class UnmaskingRequest(SecAggMessage):
 
 
 class Reveal(SecAggMessage):
-    """A site's shares of other sites' secrets: for each site in the sum, `added` has a share of that site's mask seed;
-    for each site that dropped out, `dropped` has a share of that site's mask key.
+    """A site's shares of other sites' secrets. `added` has a share of the mask seed of each site in the sum. `dropped`
+    has a share of the mask key of each site that dropped out.
     """
 
     round: RoundNumber

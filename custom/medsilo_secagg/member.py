@@ -4,8 +4,8 @@ At the start of a study, callers use `Member.begin`, `introduction` and `meet`. 
 `seal` and `unmask`.
 
 The caller must write the bytes of `saved()` to the site's disk before the result of a call leaves the site. If the
-bytes were not on disk, a site could use a key again after a crash, and a key that is used twice discloses masked
-numbers. Every received message is checked, and an invalid message is rejected with one line that names its sender.
+bytes were not on disk, a site could use a key again after a crash, which would disclose masked numbers. Every received
+message is checked, and an invalid message is rejected with one line that names its sender.
 """
 
 from collections.abc import Mapping, Sequence
@@ -237,8 +237,8 @@ class Member:
         return turn.model_copy(update={"shares": shares, "offers": deal.offers})
 
     def unmask(self, request: letters.UnmaskingRequest) -> letters.Reveal:
-        """Return one share for each site of the round: a share of the site's mask seed or of the site's mask key, but
-        never of both.
+        """Return one share for each site of the round: a share of the site's mask seed or of its mask key, but never of
+        both.
 
         A site helps to unmask only one sum in each round, because two sums that differ in one site would disclose that
         site's model. A repeated request gets the same answer.

@@ -291,7 +291,7 @@ class ServerState:
         self._restore(*self.record.load_checkpoint())
 
     def take_back(self) -> bool:
-        """Undo the last round if one of its updates is an outlier. Return True if the round was undone.
+        """Undo the last round if an update in this round is an outlier. Return True if the round was undone.
 
         With secure aggregation, no round is undone, because a round cannot be repeated with fewer sites.
         """

@@ -28,8 +28,8 @@ SAMPLE = -1
 
 
 class Aggregation(nn.Module):
-    """The state of a site: the element-wise weights W, whether W was learned before, and whether the received mean has
-    yet to be combined with the site's model.
+    """The state of a site. Besides the element-wise weights W, two flags store whether W was learned before, and
+    whether the received mean must still be combined with the model.
     """
 
     learnt: Tensor

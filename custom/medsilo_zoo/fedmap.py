@@ -143,8 +143,8 @@ class FedMAP(WeighingMethod):
     )
 
     def networks(self, build: ModelFactory) -> Modules:
-        """Build the networks of a site: "model" is θ_k, "prior" is the received R, and "global" holds μ when the site
-        receives it, and θ_k when the site sends it.
+        """Build the networks of a site: "model" is θ_k, and "prior" is the received R. The network "global" holds μ
+        when the site receives it, and θ_k when the site sends it.
         """
         model = build()
         sizes = {name: own.numel() for name, own in learning(model).items()}

@@ -138,8 +138,8 @@ class Liveness:
     def hopeless(self) -> dict[str, str]:
         """Return the absent sites for which the job no longer waits, each with the reason.
 
-        The job does not wait for a site that has been absent for too long, or whose absence has a reason that only a
-        person can remove.
+        The job does not wait for a site that has been absent for too long, or for a site whose absence a person must
+        end.
         """
         found, now = {}, monotonic()
         for name, site in list(self.sites.items()):

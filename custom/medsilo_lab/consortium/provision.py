@@ -285,8 +285,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which the party connects, and the same addresses of each
-    relay between the party and the server.
+    """Return the addresses at which a party listens and to which it connects. Also return both addresses of each relay
+    between the party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -335,7 +335,7 @@ def _seal(folders: list[Path], state: Path) -> None:
 def _complete(consortium: Consortium, fresh: Path) -> None:
     """Add medsilo's files to each kit, and add medsilo's classes to NVFlare's class allow-list.¶The kit of a hospital
     gets the hospital's policies. The kit of the server gets the path of a storage folder, limits for each sender, and
-    permissions with which each lead sees only the lead's own jobs.
+    permissions. With these permissions, each lead sees only the lead's own jobs.
     """
     for hospital in consortium.hospitals:
         shutil.copytree(hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)

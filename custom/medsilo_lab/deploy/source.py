@@ -121,7 +121,7 @@ class Source:
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Return the output, the name of each case's expert, and the selector's confidence in each case. For a model
-        without a selector, the confidence is None.
+        without a selector, return None as the confidence.
         """
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)

@@ -9,8 +9,8 @@ from medsilo_lab.report.read import RunResult
 
 
 def text_table(run: RunResult) -> str:
-    """Return the test scores of a run as a plain text table: the score of each site, the mean over sites, and the score
-    over all cases.
+    """Return the test scores of a run as a plain text table: each site's score, the mean over sites, and the score over
+    all cases.
     """
     named = plain(run.label)
     rows = [

@@ -83,8 +83,8 @@ def report_of(folder: Path) -> Reported:
 
 
 def _spent(one: Spent) -> list[dict[str, Any]]:
-    """Return table cells about the privacy of a hospital: its privacy cost in this study, its cost in all studies, its
-    privacy budget and its δ.
+    """Return table cells about a hospital's privacy: the privacy cost in this study, the cost in all studies, the
+    privacy budget and δ.
     """
     costs = (one.study, one.all_studies)
     rest = (one.allowed, one.delta)

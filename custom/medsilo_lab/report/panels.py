@@ -69,8 +69,8 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the selection threshold of each FedSM run, and for each of its models, the fraction of each site's cases
-    for which the model was selected.
+    """Return the selection threshold of each FedSM run. For each model of the run, also return the fraction of each
+    site's cases for which the model was selected.
     """
     panels = []
     for run in runs:

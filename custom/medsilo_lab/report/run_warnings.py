@@ -223,8 +223,8 @@ def way(score: float, base: float) -> float:
 
 
 def is_little(share: float, metric: str) -> bool:
-    """Return True if a model that only guesses may reach `share`, on a scale on which 0 is the score of guessing and 1
-    is a perfect score.
+    """Return True if a model that only guesses may reach `share`. On the scale of `share`, 0 is the score of guessing,
+    and 1 is a perfect score.
     """
     return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
@@ -255,8 +255,8 @@ def _hardly(run: RunResult) -> bool:
 
 
 def _is_below(run: RunResult) -> bool:
-    """Return True if the mean score is clearly below the score of guessing: by more than BELOW and by at least one test
-    case per site.
+    """Return True if the mean score is below the score of guessing by more than BELOW and by at least one test case per
+    site.
     """
     held = _held(run)
     return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)

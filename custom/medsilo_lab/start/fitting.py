@@ -13,8 +13,8 @@ WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Fit:
-    """A network that a machine can train in reasonable time, with the maximum size of its input, its batch size, and
-    the features of a U-Net.
+    """A network that a machine can train in reasonable time, with the maximum input size, the batch size, and the
+    features of a U-Net.
     """
 
     caps: tuple[int, ...]

@@ -83,8 +83,7 @@ class Difference:
     def decides(self) -> bool:
         """True if the confidence interval excludes zero and the sample is large enough for a verdict.
 
-        A sample is too small if it has too few seeds or too few patients, or if all seeds or all patients have the same
-        result.
+        A sample is too small if it has too few seeds or patients, or if all seeds or all patients have the same result.
         """
         known = self.seeds >= LEAST_SEEDS and self.people >= LEAST_PATIENTS
         return known and not self.alike and self.patients.variance > 0 and (self.low > 0 or self.high < 0)
@@ -217,7 +216,7 @@ def interval(scores: Scores) -> Interval | None:
 
     For a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P interval
     (`_Resampled`). In simulations with two or more patients, the interval covers the true score in at least 93 % of
-    studies, even if the model fails for only a few patients.
+    studies. This also holds if the model fails for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None

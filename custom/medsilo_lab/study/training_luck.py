@@ -11,8 +11,8 @@ UNSTEADY = 0.02
 
 
 def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the between-seed variance of a difference between two configurations, the degrees of freedom of this
-    variance, and a mask of the configurations with this variance.
+    """Return the between-seed variance of a difference between two configurations, its degrees of freedom, and a mask
+    of the configurations with this variance.
 
     Configurations are paired by seed, so an effect of a seed on all configurations cancels. The variance is estimated
     from the residual of configurations x seeds in a repeated-measures analysis of variance (Winer 1971). The estimate
@@ -36,8 +36,8 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the between-seed variance of each difference from the configuration `base`, the degrees of freedom of this
-    variance, and a mask of the configurations with this variance.
+    """Return the between-seed variance of each difference from the configuration `base`, its degrees of freedom, and a
+    mask of the configurations with this variance.
 
     Every difference contains the baseline's variance, which may be larger than the variance of other configurations.
     The variance of the baseline's deviation from the mean of all other configurations is therefore estimated

@@ -1,7 +1,7 @@
 """Send requests to sites over NVFlare. Each site has a separate NVFlare task.
 
-NVFlare's broadcast is unsuitable: when the first site fetches a broadcast, NVFlare copies the broadcast's data, so all
-other sites would get the first site's model.
+NVFlare's broadcast is unsuitable. NVFlare copies the data of a broadcast when the first site fetches it, so all other
+sites would get the first site's model.
 """
 
 import threading
