@@ -70,13 +70,13 @@ PAUSE, LONGEST = 5.0, 60.0
 # maximum number of attempts to send a message if the webhook does not answer, because each attempt may have succeeded
 UNCLEAR = 3
 AHEAD = 60.0  # maximum seconds by which the time of a study's file may be ahead of the clock
-MOST = 1000  # maximum number of messages that wait for a webhook
+MOST = 1000
 # a file in the kit, with the event that was read last, the open problems, and the waiting messages
 TOLD = ".metrics-told"
 # A study stands still if no round ends for this many seconds, or for this many times the usual duration of a round.
 STILL, USUAL = 600.0, 5
-DISK = 10.0  # free space in GB below which a disk is reported
-FULL = 1 << 20  # free space in bytes below which a disk stops every study
+DISK = 10.0  # a disk with less free space in GB is reported
+FULL = 1 << 20  # a disk with less free space in bytes stops every study
 # descriptions of problems by the kind of the problem and the name of the party or study
 Trouble = dict[tuple[str, str], str]
 HERE = "127.0.0.1"
@@ -87,7 +87,7 @@ SERVER_OFF = 600.0
 NAMES = (HERE, "localhost", "[::1]")
 # maximum number of connections at the same time, and time limit of a request in seconds
 MOST_AT_ONCE, PATIENCE = 16, 5.0
-WEBHOOK = "MEDSILO_WEBHOOK"  # environment variable with the URL of the webhook
+WEBHOOK = "MEDSILO_WEBHOOK"
 GIVES_WAY = 0.5  # seconds within which a thread must end after its connection was closed
 LONGEST_URL = 8192
 LATELY = 30 * 86_400.0  # A study without changes for this many seconds is no longer reported.
@@ -123,7 +123,7 @@ class Processes:
     """
 
     lines: str  # all command lines; the command line of a job's process contains the name of the job
-    own: tuple[psutil.Process, ...]  # processes that were started from the kit
+    own: tuple[psutil.Process, ...]
 
     @classmethod
     def of(cls, kit: Path) -> "Processes":
@@ -138,7 +138,7 @@ class Processes:
     def memory(self) -> int:
         found = 0
         for process in self.own:
-            with suppress(psutil.Error):  # a process may end while it is read
+            with suppress(psutil.Error):  # a process may end while its memory is read
                 found += process.memory_info().rss
         return found
 
@@ -643,14 +643,13 @@ def waits_for_room(kit: Path) -> bool:
     if not folder.is_dir() or shutil.disk_usage(folder).free > FULL:
         return False
     for process in Processes.of(kit).own:
-        with suppress(psutil.Error):  # the process may have ended
+        with suppress(psutil.Error):  # the process may have ended in the meantime
             if any(word in OF_A_JOB for word in process.cmdline()):
                 return True
     return False
 
 
 def server_tells(line: str) -> bool:
-    """Return True if the server's watch also reports this event of a hospital."""
     columns = columns_of(line)
     return columns is None or columns[3] == "the server" or columns[4] != "-" or columns[2] == "certificate"
 

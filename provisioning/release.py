@@ -96,7 +96,6 @@ def verify(dist: Path, signers: Path) -> None:
 
 
 def digest(file: Path) -> str:
-    """Return the SHA-256 hash of a file, or an empty text if the file is missing."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 

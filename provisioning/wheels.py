@@ -23,7 +23,7 @@ import tomli_w
 
 from medsilo.cli.documentation import PAGES, pages_of
 
-LAB = ("medsilo_lab", "medsilo_server")  # the packages in the wheel medsilo-lab
+LAB = ("medsilo_lab", "medsilo_server")
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
 OF_BOTH = ("readme", "license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")

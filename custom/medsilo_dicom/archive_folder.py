@@ -126,14 +126,13 @@ def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tup
 def _overlap(names: list[str], one: Files) -> bool:
     try:
         _opened(names, *one)
-    # If the label file has another fault than overlapping structures, reading the case reports this fault later.
+    # faults other than overlapping structures are reported when the case is read
     except DataError as error:
         return str(error) == OVERLAP
     return False
 
 
 def _named(path: Path, called: dict[str, str]) -> set[str]:
-    """Return the names of the structures in a segmentation or contour file, in the spelling that occurred first."""
     try:
         # The whole DICOM file is read into memory first, so that a wrong length in its header cannot make pydicom
         # allocate too much memory.

@@ -19,7 +19,7 @@ MOST_POINTS = 10_000_000  # maximum number of contour points in an RTSTRUCT file
 NEAR = 0.05  # maximum distance, in voxels, between a frame of a SEG file and the nearest slice
 BESIDE = 0.1  # maximum distance between a contour and the nearest slice, as a fraction of the distance between slices
 Number = Callable[[str], int]
-Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the indices of its voxels along each axis
+Drawn = tuple[int, tuple[np.ndarray, ...]]
 
 
 def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
@@ -58,7 +58,7 @@ def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[
             labels[places] = label
     except DataError as error:
         raise DataError(str(error), private=error.private or str(path)) from error
-    except Exception as error:  # pydicom can raise any error for damaged files.
+    except Exception as error:  # pydicom can raise any error for damaged files
         raise DataError(f"{what} can't be read; copy or export them again", private=f"{path}: {error}") from error
     return labels
 
@@ -152,7 +152,6 @@ def _drawn_structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str,
 
 
 def _drawn_slices(contours: Any, series: ImageSeries) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the number of each slice that contains a structure, with the mask of the structure in this slice."""
     found: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(series.shape[1:], bool))
     to_voxels = np.linalg.inv(series.affine)
     points = 0

@@ -23,7 +23,7 @@ ENHANCED = (  # UIDs of the DICOM classes whose objects hold many slices ("Enhan
 SLICES = (CT, MR, PET, *ENHANCED)  # UIDs of the DICOM classes whose objects are slices of a volume
 UNITLESS = (MR, *ENHANCED[:2])
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
-STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # UID of the DICOM class for contours (RTSTRUCT)
+STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"
 PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes without compression
 # supported transfer syntaxes with compression: RLE, JPEG (8 and 12 bits), lossless JPEG, JPEG-LS and JPEG 2000
 PACKED = (
@@ -32,9 +32,9 @@ PACKED = (
 )
 # transfer syntax "Deflated", which could decompress to more data than the memory can hold
 DEFLATED = "1.2.840.10008.1.2.1.99"
-LARGEST = 1 << 30  # maximum size of a file in bytes
-FRAMES = 1 << 16  # maximum number of frames in a file
-SIDE = 8192  # maximum number of pixels along an axis of a slice
+LARGEST = 1 << 30
+FRAMES = 1 << 16
+SIDE = 8192
 
 # DICOM elements that must be equal in all slices of a series. If one of these elements differs between slices, the
 # series contains several volumes.
@@ -52,7 +52,7 @@ ALIKE_FRAMES = (
     *(("MRModifierSequence", "InversionTimes"), ("CTReconstructionSequence", "ConvolutionKernel")),
     ("CardiacSynchronizationSequence", "NominalPercentageOfCardiacPhase"),
 )
-PLACES = (  # functional groups and element names for the position and the physical units of a frame
+PLACES = (  # functional groups and element names from which the position and the physical units of a frame are read
     ("PlaneOrientationSequence", ("ImageOrientationPatient",)),
     ("PlanePositionSequence", ("ImagePositionPatient",)),
     ("PixelMeasuresSequence", ("PixelSpacing",)),
@@ -91,22 +91,22 @@ class Header:
     """
 
     path: Path
-    kind: str  # UID of the DICOM class of the object
+    kind: str
     instance: str
     series: str
     patient: str
     wrong: str
     alike: tuple[str, ...] = ()
-    shape: tuple[int, int] = (0, 0)  # rows and columns
+    shape: tuple[int, int] = (0, 0)
     orientation: tuple[float, ...] = ()
     position: tuple[float, ...] = ()
     spacing: tuple[float, ...] = ()  # distance between neighbouring rows, and distance between neighbouring columns
     tilt: float = 0.0
     scale: tuple[float, float] = (1.0, 0.0)  # rescale slope and intercept
-    frame: int = 0  # position of the frame in the file
+    frame: int = 0
     identifiers: frozenset[str] = frozenset()
     burned_in: bool = False
-    refers: frozenset[str] = frozenset()  # the series to which a segmentation or contour file refers
+    refers: frozenset[str] = frozenset()
 
 
 def highdicom() -> Any:
@@ -146,7 +146,7 @@ def read_headers(path: Path) -> tuple[Header, ...]:
     try:
         elements = _elements(data, [*ALIKE, *IDENTIFIERS, *OTHERS])
         header = _named(path, elements, damage, any(group % 2 for group, _ in tags))
-    except Exception:  # pydicom can raise any error for damaged files, even when an element is accessed.
+    except Exception:  # pydicom can raise any error for a damaged file, even when a DICOM element is accessed
         return ()
     if not header.series:
         return ()
@@ -185,7 +185,6 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
 
 
 def shared_groups(elements: Any) -> Any:
-    """Return the functional groups that all frames share, or an empty mapping."""
     return next(iter(elements.get("SharedFunctionalGroupsSequence") or ()), {})
 
 
@@ -233,7 +232,7 @@ def _asked(ask: Callable[[], Value], otherwise: Value) -> Value:
     """Call a function that reads a DICOM element; if the element has an invalid value, return `otherwise`."""
     try:
         return ask()
-    except Exception:  # pydicom can raise any error for values of a wrong type.
+    except Exception:  # pydicom can raise any error for values of a wrong type
         return otherwise
 
 
@@ -336,7 +335,7 @@ def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
 
 
 def _looks_like_images(header: Header) -> bool:
-    """True if a file is an image of a DICOM class that medsilo cannot read."""
+    """Return True if a file is an image of a DICOM class that medsilo cannot read."""
     return header.kind.startswith("1.2.840.10008.5.1.4.1.1.") and not header.kind.startswith(OTHER_OBJECTS)
 
 

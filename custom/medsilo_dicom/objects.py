@@ -21,7 +21,7 @@ SPELLED = {"tumour": "Tumor", "oedema": "Edema", "haemorrhage": "Hemorrhage"}
 ABNORMAL = ("Tumor", "Neoplasm", "Lesion", "Metastasis", "Cyst", "Mass", "Nodule", "Hemorrhage", "Edema", "Necrosis")
 
 
-StructureCode = tuple[Any, ...]  # pydicom's Code: value, scheme, meaning and version
+StructureCode = tuple[Any, ...]
 
 
 def code_of(name: str) -> StructureCode:
@@ -41,7 +41,7 @@ MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # DICOM series numbers of the results
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def report(
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
             segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
-        # a structured report cannot refer to a structure that was not found, because the structure has no segment
+        # a structured report cannot refer to a structure that was not found, because such a structure has no segment
         else:
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
     return _reported([*sources, found], groups, maker)

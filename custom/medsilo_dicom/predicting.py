@@ -14,7 +14,7 @@ from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, 
 from medsilo_dicom.series import make_series, scan_of_series
 from medsilo_lab.extend import Predictor
 
-VOLUME = "volume_ml_"  # prefix of the column names for volumes of structures
+VOLUME = "volume_ml_"
 
 
 @dataclass

@@ -38,7 +38,6 @@ class ImageSeries:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of the series, without duplicates."""
         return tuple(dict.fromkeys(header.path for header in self.slices))
 
     def refuse_elsewhere(self, frame: object, what: str) -> None:
@@ -77,7 +76,6 @@ def make_series(headers: Sequence[Header]) -> ImageSeries:
 
 
 def _refuse_mixture(headers: Sequence[Header]) -> None:
-    """Raise DataError if the slices belong to different volumes."""
     for what, mixed in (
         ("sizes", len({header.shape for header in headers}) > 1),
         ("phases, echoes, kernels or patients", len({header.alike for header in headers}) > 1),
@@ -145,7 +143,7 @@ def values_of(series: ImageSeries) -> np.ndarray:
                 values[place] = stored[header.frame].astype(np.float64) * slope + intercept
         except DataError:
             raise
-        except Exception as error:  # Decoders can raise any error for damaged pixels.
+        except Exception as error:  # decoders can raise any error for damaged pixels
             damaged = "series have pixels that can't be read; copy or export them again"
             raise DataError(damaged, private=f"{path}: {error}") from error
     return values

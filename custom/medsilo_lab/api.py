@@ -67,14 +67,12 @@ PathLike = Path | str
 Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
-WIDE = 24  # width of a progress bar in characters
+WIDE = 24
 # names of parameters in earlier versions, with their present names
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
 def _as_python(does: Callable) -> Callable:
-    """Make error messages name parameters of Python functions instead of command line options."""
-
     def in_python(text: str) -> str:
         text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
         return re.sub(r"--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_") + "=", text)
@@ -96,7 +94,6 @@ def _as_python(does: Callable) -> Callable:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Suggest the parameter or plan key that a misspelt name probably means."""
     name = {**ALSO_CALLED, **FORMERLY}.get(name, name)
     keys = {key: f"{section}.{key}" for section, within in keys_of_plans().items() for key in within}
     nearest = get_close_matches(name, [*known, *keys], 1)
@@ -745,7 +742,6 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
 def _with_own(
     plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
-    """Return the plan in which the given arguments (task, model, method or loss) replace the sections of the plan."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
@@ -765,7 +761,7 @@ def _with_own(
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
-        values.pop("network", None)  # the plan's network was for the replaced task
+        values.pop("network", None)
     if method is not None:
         values["algorithm"] = in_memory.method(method)
     if model is not None:
@@ -804,7 +800,6 @@ def _check_engine(engine: str, plan: Plan) -> None:
 
 @contextmanager
 def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
-    """Yield a function that shows finished rounds as a progress bar in a terminal or notebook."""
     shows = sys.stderr.isatty() or "ipykernel" in sys.modules
 
     def follow(line: Round) -> None:

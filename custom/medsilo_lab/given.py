@@ -103,7 +103,7 @@ class _Read:
 
     inputs: np.ndarray
     targets: np.ndarray
-    labels: tuple[str, ...] = ()  # names of the targets, if there are several targets per case
+    labels: tuple[str, ...] = ()  # names of the targets, if each case has several targets
     patients: Any = None
     hospitals: Any = None
     columns: tuple[Any, ...] = ()  # input columns in order, if the data are a data frame
@@ -204,7 +204,6 @@ def is_arrays(given: Any) -> bool:
 
 
 def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
-    """Convert the data of each hospital, with the same objective for all hospitals."""
     if hospital is not None:
         raise DataError("data: the keys name the hospitals; leave out hospital")
     if not (patient is None or patient is False or isinstance(patient, str)):
@@ -331,7 +330,6 @@ def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarra
 
 
 def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray, Objective]:
-    """Convert several targets per case to numbers. Return the numbers and their objective, findings or survival."""
     try:
         own = targets.astype(np.float32)
     except (TypeError, ValueError) as error:

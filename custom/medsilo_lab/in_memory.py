@@ -39,16 +39,16 @@ from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.task import Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a data frame with a special meaning; all other columns are inputs
-IMAGE = "image"  # key of the image in MONAI's dictionaries
+IMAGE = "image"
 SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # types whose objects are hashed by their values
-FINDINGS = "findings"  # kind of task with several labels per case
+FINDINGS = "findings"
 KINDS = ("classification", "segmentation", "regression", FINDINGS)
 MOST_CLASSES = 1000
 FORMS = (
     "a Dataset of (input, target) or of {'image': ..., 'label': ...}, arrays (inputs, targets[, patients]), a frame "
     "with a column 'label', or these as a dictionary of train, validation and test"
 )
-KNOWN = (Classification, Segmentation, Regression)  # objectives with one target per case or per voxel
+KNOWN = (Classification, Segmentation, Regression)
 Kind = str | Objective | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -201,7 +201,6 @@ def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
 
 
 def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
-    """Define a subclass of a section of the plan under a name, and register the subclass."""
     own: dict[str, Any] = {"name": (Literal[name], name)}
     table.give(create_model(name, __base__=base, __module__=__name__, **own), source)
     return {"name": name}
@@ -302,7 +301,6 @@ class _OfABatch:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.loss, nn.Module):
-            # a loss that is a module may contain tensors, such as class weights, which must be on the same device
             self.loss.to(targets.device)
         settled = self.axis, self.floats
         mean = self._of(outputs, targets, *settled) if self.settled else self._first(outputs, targets)
@@ -371,7 +369,6 @@ class _Targets:
 
     def __init__(self, kind: Any) -> None:
         goal = isinstance(kind, Objective)
-        # true if the objective has one target per case or per voxel
         self.known = isinstance(kind, KNOWN) if goal else True
         self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
         self.axis = False

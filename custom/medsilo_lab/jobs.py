@@ -19,12 +19,10 @@ from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR
 from nvflare_reliability.timeouts import Timeouts, limits
 
-# class of the controller in medsilo's jobs, which runs at the server
 CONTROLLER = "medsilo_server.flare.controller.MedsiloController"
 
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
-    """Return the JSON files of the standard job of a plan."""
     # hospitals that the plan does not name receive no data of the study
     named = plan.participation.everyone
     name, required = plan.algorithm.name, plan.participation.required
@@ -66,7 +64,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
     job = None if job and job.is_file() else job  # a job in the package medsilo has the standard form
     for path, content in canonical_job(plan).items():
         if job and path.name == META:
-            # these keys come from the plan and not from the given job
+            # the values of these keys come from the plan and not from the given job
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}
             content = {**content, **json_of(job, META), **own}
         elif job:

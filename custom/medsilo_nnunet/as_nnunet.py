@@ -13,7 +13,7 @@ from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
 CHECKPOINT = "checkpoint_final.pth"
-# file extensions that some of nnU-Net's readers need; nnU-Net's other readers need .nii.gz
+# file extensions of nnU-Net's readers that do not read .nii.gz
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}
 
 
@@ -45,7 +45,7 @@ class NnUNetExporter(Exporter):
 
     @property
     def part(self) -> str:
-        """nnU-Net's number (from 0) of the fold that was left out in training."""
+        """The number of the fold (from 0, as in nnU-Net) that was left out in training."""
         fold = self.source.plan.task.fold
         return f"fold_{fold.number - 1}" if fold else "fold_all"
 

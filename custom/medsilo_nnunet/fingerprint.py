@@ -25,7 +25,7 @@ from medsilo_nnunet.question import SegmentationQuestion
 
 DIGITS = 13
 SAMPLES = 10**8  # number of intensities that nnU-Net samples in each channel, over all cases together
-MOST_CASES = 100_000  # maximum number of cases in a hospital
+MOST_CASES = 100_000
 MOST_BINS = 2**19
 MOST_CHANNELS = 32
 GREATEST = 3.5e38  # maximum absolute value of an intensity, slightly more than the largest float32 value
@@ -114,7 +114,6 @@ class FloatHistogram(Section):
 
     @property
     def deviation(self) -> float:
-        """The population standard deviation of all numbers in the histogram."""
         return float(np.sqrt(np.average((np.array(self.values) - self.mean) ** 2, weights=self.counts)))
 
 
@@ -156,7 +155,7 @@ def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
     return begins
 
 
-AXES = 3  # for a 2D image, the size along the first axis is 1
+AXES = 3  # number of axes; for a 2D image, the size along the first axis is 1
 PERCENTILES = {"percentile_00_5": 0.5, "median": 50.0, "percentile_99_5": 99.5}
 T = TypeVar("T")
 
@@ -173,7 +172,6 @@ class CountedExtent(Section):
 
     @classmethod
     def all_of(cls, axis: Iterable[tuple[float, int]]) -> "list[CountedExtent]":
-        """Count the cases for each pair of spacing and size along an axis, and sort the counts by spacing and size."""
         counted = sorted(Counter(axis).items())
         return [cls.model_construct(spacing=spacing, size=size, cases=n) for (spacing, size), n in counted]
 
@@ -186,9 +184,6 @@ class CountedShare(Section):
 
     @classmethod
     def all_of(cls, shares: Iterable[float]) -> "list[CountedShare]":
-        """Count the cases by the fraction of voxels that remain after cropping, and sort the counts by this
-        fraction.
-        """
         return [cls.model_construct(share=share, cases=n) for share, n in sorted(Counter(shares).items())]
 
 
@@ -197,7 +192,6 @@ def extents_of(axis: Iterable[CountedExtent]) -> list[tuple[float, int]]:
 
 
 def shares_of(counted: Iterable[CountedShare]) -> list[float]:
-    """Return, for each counted case, the fraction of voxels that remain after cropping."""
     return [one.share for one in counted for _ in range(one.cases)]
 
 
@@ -208,9 +202,9 @@ class CaseFacts:
     """
 
     spacing: Sequence[float]
-    size: Sequence[int]  # size after cropping
+    size: Sequence[int]
     share: float  # fraction of the voxels that remain after cropping
-    intensities: Sequence[Sequence[float]]  # sampled intensities of voxels in structures
+    intensities: Sequence[Sequence[float]]
 
 
 class Fingerprint(Section):
@@ -224,7 +218,6 @@ class Fingerprint(Section):
         list[Annotated[list[CountedExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
     ]
     shares: Annotated[list[CountedShare], Field(min_length=1, max_length=MOST_CASES)]
-    # intensities of voxels in structures, for each channel
     channels: Annotated[list[FloatHistogram], Field(min_length=1, max_length=MOST_CHANNELS)]
 
     @model_validator(mode="after")
@@ -337,7 +330,6 @@ def _middles(values: Sequence[T], least: int) -> list[T]:
 
 
 def _properties(channel: FloatHistogram) -> dict[str, float]:
-    """Return the statistics of a channel's intensities in a dictionary with the keys of nnU-Net's plans."""
     if not channel.total:
         raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
     return {
@@ -359,7 +351,7 @@ class MeasuredSite(Section):
 
     question: Hash
     fingerprint: Fingerprint
-    reader: Reader  # name of nnU-Net's class that reads the hospital's files
+    reader: Reader
     # memory of the hospital's GPU in GB, or None if the hospital trains on a CPU
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None
 
@@ -412,7 +404,6 @@ def measured(
 
 
 def memory_of(device: torch.device) -> float | None:
-    """Return the memory in GB of the GPU on which a hospital trains, or None if it trains on a CPU."""
     if device.type != "cuda":
         return None
     # the memory is rounded, because a GPU that is sold with 8 GB has only 7.8 GB of usable memory

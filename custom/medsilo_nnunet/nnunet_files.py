@@ -20,7 +20,7 @@ class RawData:
     """The cases of a data folder, which has nnU-Net's layout or the layout that the site's settings describe."""
 
     listing: CaseIndex
-    reader: Reader  # name of nnU-Net's class that reads the files
+    reader: Reader
 
     @classmethod
     def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:
@@ -57,7 +57,6 @@ def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]
 
 
 def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Return the file patterns of nnU-Net's layout in a dictionary with the keys of a site's settings."""
     ending = settings.get("file_ending")
     if not isinstance(ending, str) or not ending.startswith("."):
         raise DataError(f"{SETTINGS} names no file_ending; add it, for example .nii.gz")

@@ -19,9 +19,9 @@ from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUN
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.question import SegmentationQuestion
 
-CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # matches the number of the channel at the end of a file name
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")
 AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an image that keeps its orientation
-FLAT = 4  # number of dimensions of a batch of 2D patches
+FLAT = 4
 # keys of a plan that change only training and not the test cases
 HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")
 # nnU-Net's loss gives the lowest resolution no weight, so with fewer stages all weights would be 0
@@ -164,7 +164,7 @@ class NnUNetFolder(OwnFolder):
 
 
 class NnUNetObjective(Segmentation):
-    """nnU-Net's lossand metrics that are computed on the images' original voxel grids."""
+    """nnU-Net's loss and metrics that are computed on the images' original voxel grids."""
 
     unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
 
@@ -198,7 +198,7 @@ class NnUNetObjective(Segmentation):
         self, files: tuple[Path, ...], label: Path | str, output: Tensor
     ) -> tuple[Tensor, Tensor, tuple[float, ...]]:
         values, notes = self.task.parts.read(files)
-        self.task.parts.on_its_grid(values, notes)  # resampling adds the cropped margins to `notes`
+        self.task.parts.on_its_grid(values, notes)  # resampling adds the margins that were cropped to `notes`
         right = self.task.parts.own_labels(Path(label))
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 

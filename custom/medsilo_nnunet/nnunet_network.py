@@ -110,8 +110,6 @@ class ResamplingNumbers(Section):
 
 
 class Configuration(Section):
-    """A configuration of nnU-Net: spacing, patch size and network."""
-
     data_identifier: Named
     preprocessor_name: Literal["DefaultPreprocessor"]
     batch_size: int = Field(ge=1, le=65_536)
@@ -198,7 +196,6 @@ class DeeplySupervised(nn.Module):
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
-    """Return a dictionary from each additional name of a tensor to the tensor's first name."""
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(own), name)) for name, own in module.named_parameters(remove_duplicate=False))
     return {name: known for name, known in named if name != known}

@@ -75,7 +75,6 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ data
     def read(self, files: Sequence[Path]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Read an image with nnU-Net, and return its values [C, D, H, W] and nnU-Net's metadata."""
         try:
             values, notes = self._managers[0].image_reader_writer_class().read_images(list(map(str, files)))
         # libraries that read images raise many kinds of errors, so all errors are caught
@@ -109,7 +108,6 @@ class NnUNetParts:
         return torch.from_numpy(labels)
 
     def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return a case after nnU-Net's preprocessing, together with nnU-Net's metadata."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
             image, labels, notes = preprocessor.run_case(files, str(label), *self._managers, self.settings)
@@ -211,8 +209,6 @@ class _FunctionModule(nn.Module):
 
 
 class _PatchSource:
-    """An array from which nnU-Net's data loader reads only a patch."""
-
     def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Tensor]) -> None:
         self.shape, self.read = shape, read
 

@@ -20,17 +20,14 @@ from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
 from medsilo_nnunet.question import SegmentationQuestion
 
-# environment variables from which nnU-Net reads its folders
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 ENVIRONMENT = Lock()
 
 
 @dataclass(frozen=True)
 class MadePlans:
-    """The content of plans.json, and the GPU memory for which nnU-Net's planner made the plans."""
-
     plans: dict[str, Any]
-    memory: float  # GPU memory in GB
+    memory: float
     too_small: tuple[str, ...]
 
 
@@ -44,8 +41,6 @@ def make_plans(
     """Make plans with nnU-Net's planner from the joint fingerprint of all hospitals.
 
     Args:
-        sites: The message that each hospital sent.
-        planner: The name of nnU-Net's planner class.
         memory: The GPU memory for the plans, in GB. The default is the planner's standard, or less if a hospital's GPU
             has less memory.
     """
@@ -59,7 +54,7 @@ def make_plans(
     settings = {
         **question.in_nnunet(),
         "numTraining": fingerprint.cases,
-        "file_ending": ".nii.gz",  # required by nnU-Net's planner, which does not write this value into the plans
+        "file_ending": ".nii.gz",  # nnU-Net's planner requires this key, but does not write its value into the plans
         "overwrite_image_reader_writer": readers[0],
         # nnU-Net's planner reads the cases only to find a reader class, so an empty case is enough if the reader class
         # is given

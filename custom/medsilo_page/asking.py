@@ -30,10 +30,10 @@ class ShownRequest:
     # each kind of disclosure, and True if the hospital's privacy.json allows this disclosure
     leaks: list[tuple[Leak, bool]]
     beside: list[str]  # disclosures other than tensors, or the reason why medsilo cannot determine such disclosures
-    terms: list[tuple[str, str]]  # descriptions of the data set, of privacy and of the answers
+    terms: list[tuple[str, str]]
     before: Decision | None
     changes: list[Change]
-    decisions: list[Decision]  # earlier decisions about this plan, with the latest decision first
+    decisions: list[Decision]
 
     @classmethod
     def read(cls, home: KitAtHome, asked: AskingPlan) -> "ShownRequest":
@@ -61,7 +61,6 @@ class ShownRequest:
 
     @property
     def bytes(self) -> int:
-        """The total size in bytes of the tensors that the hospital sends in this study."""
         return sum(leak.bytes * leak.rounds for leak, leaves in self.leaks if leaves)
 
 

@@ -37,7 +37,7 @@ MARKERS = (
 # height of a row, height of the footer, width of the axis and width of the margin in a chart of differences, in pixels
 ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18
 GREY = 100  # style number of background lines, which are thin, grey and without markers
-MOST_MARKERS = 120  # maximum number of markers in a chart
+MOST_MARKERS = 120
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Drawing:
 
     def add(self, tag: str, attributes: dict[str, str], words: str | None = None) -> Self:
         element = ElementTree.SubElement(self.element, tag, attributes)
-        element.text = words and printable(words)  # ElementTree escapes characters with a meaning in XML
+        element.text = words and printable(words)  # ElementTree escapes characters such as < and &
         return replace(self, element=element)
 
     def group(self, look: str) -> Self:
@@ -106,7 +106,6 @@ class Drawing:
 
 
 def values_of(series: Sequence[Series]) -> list[float]:
-    """Return all values of lines, including the edges of the shaded bands around the lines."""
     values = [value for one in series for value in one.values if value is not None]
     return values + [edge for one in series for edges in one.band if edges for edge in edges]
 
@@ -283,8 +282,8 @@ class Whisker:
     style: int
     words: str
     wider: tuple[float, float] | None = None
-    alone: float | None = None  # reference score, drawn as a hollow circle
-    pooled: float | None = None  # score of centralised training, drawn as a hollow diamond
+    alone: float | None = None
+    pooled: float | None = None
 
 
 HOLLOW = {"alone": MARKERS[0], "pooled": MARKERS[3]}

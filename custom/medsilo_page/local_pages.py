@@ -30,7 +30,6 @@ class LocalPages:
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
 
     def files(self) -> list[Route]:
-        """Return the routes of the files that every page loads."""
         return [Route("/page.css", self._style), Route("/page.js", self._script)]
 
     def page(

@@ -24,10 +24,10 @@ from medsilo.core.errors import MedsiloError
 HOST = "127.0.0.1"
 COOKIE = "medsilo"
 START = "/start"
-WORD = "word"  # form field that contains the token of the session
-MOST_BODY = 16_384  # maximum size of a form in bytes
+WORD = "word"  # name of the form field that contains the token of the session
+MOST_BODY = 16_384
 MOST_FIELDS = 50
-MOST_AT_ONCE = 32  # maximum number of connections at the same time
+MOST_AT_ONCE = 32
 PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: for receiving a request, and for receiving and answering it
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
@@ -79,7 +79,6 @@ class PageServer(uvicorn.Server):
         super().__init__(config)
 
     def serve_forever(self) -> None:
-        """Serve until Ctrl-C, or until `should_exit` is set."""
         self.run([self._listening])
 
 
@@ -121,7 +120,6 @@ class Gate:
         return self._site
 
     def _exchanged(self, request: Request) -> HTMLResponse:
-        """Exchange a correct one-time token for the session cookie."""
         good = self._token_is_good and _same(request.query_params.get("token", ""), self._token)
         if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)

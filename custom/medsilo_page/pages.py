@@ -41,12 +41,12 @@ from medsilo_page.local_pages import LocalPages
 from medsilo_page.page_server import PageServer
 from medsilo_page.watching import Row, StudyMoment, studies
 
-DRAWN = 400  # maximum number of points in a chart
+DRAWN = 400
 # number of waiting plans that are shown in full; of further plans, only title, purpose and lead are shown
 SHOWN_REQUESTS = 3
-# maximum number of rows in the table of rounds, and maximum number of rows in the log
+# maximum number of rows in the table of rounds, and maximum number of lines in the log
 SHOWN_ROWS, SHOWN_LINES = 200, 30
-COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # columns of the table of rounds
+COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")
 CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
@@ -77,7 +77,7 @@ class SitePages(LocalPages):
         super().__init__()
         self._kit = kit
         self._home()  # an unreadable kit raises an error when the server starts
-        self._works: dict[str, _Work] = {}  # checks by the hash of the checked plan
+        self._works: dict[str, _Work] = {}
         self._working = threading.Lock()
 
     def site(self) -> Starlette:

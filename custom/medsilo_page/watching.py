@@ -18,7 +18,7 @@ from medsilo.runs.own_files import LogEntry, SiteActivity, Spent, Weighed
 from medsilo.runs.progress import read_now
 from medsilo.runs.reading import read_of_sites
 
-Row = dict[str, str]  # a line of metrics.csv
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class StudyMoment:
 
     @classmethod
     def read(cls, output: Path, name: str, site: str) -> "StudyMoment | None":
-        """Read the study of this name at this site, or return None if this study does not exist."""
         if not is_safe_name(name):
             return None
         folder = paths.site_folder(output / name, site)
@@ -49,7 +48,7 @@ class StudyMoment:
 
     @property
     def ended(self) -> str:
-        """Return a sentence about the end of the study at this site, or an empty text if it has not ended."""
+        """A sentence about the end of the study at this site, or an empty text if the study has not ended."""
         last = (self.diary[-1].kind, self.diary[-1].task) if self.diary else ("", "")
         early = "The study has ended here before its last task, and its lead can read why"
         return {("answered", "test"): "The study has ended here", ("ended", ""): early}.get(last, "")
@@ -74,12 +73,10 @@ class StudyMoment:
 
     @property
     def round(self) -> int:
-        """Return the number of the last round to which the site sent an answer."""
         return max((line.round for line in self.diary if line.kind == "answered" and line.task == "round"), default=0)
 
     @property
     def last(self) -> float:
-        """Return the time of the study's last message, in seconds since 1970."""
         return max([0.0, *(line.at for line in self.diary[-1:]), *([self.doing.at] if self.doing else [])])
 
     def seconds_left(self) -> float | None:

@@ -20,7 +20,7 @@ from medsilo_papers.public_files import (
     site_folder,
 )
 
-IGNORED = "Ambiguous"  # name of a class of regions in MoNuSAC's test set
+IGNORED = "Ambiguous"
 # number of characters at the start of a TCGA file name that identify the patient, for example TCGA-G9-6356
 BARCODE = 12
 # Fractions of training, validation and test data, and the seed with which patients are split. With this seed, the split
@@ -138,7 +138,7 @@ def images_in(place: Path) -> list[Path]:
 
 
 def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a mask [H, W] of the nuclei in an image [3, *shape]: 1 in nuclei, 0 elsewhere."""
+    """Return a mask [H, W] of the nuclei in an image [3, *shape]: 1 inside nuclei, 0 elsewhere."""
     masked = _mask_of(image)
     if masked is not None:
         mask = (read_labels(masked) > 0).astype(np.uint8)

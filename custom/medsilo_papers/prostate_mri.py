@@ -77,7 +77,6 @@ class Prostate(PictureTask):
 
     @property
     def largest_input(self) -> float:
-        """The maximum value of a voxel in a file."""
         return self.brightest
 
     def default_network(self) -> Network:

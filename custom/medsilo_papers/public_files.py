@@ -101,7 +101,7 @@ def site_folder(
 ) -> Path:
     """Find a site's folder: the subfolder that has the site's name, else the data folder or its only subfolder.
 
-    If the data folder has subfolders for other sites only, DataError is raised.
+    If the data folder only has subfolders for other sites, raise DataError.
 
     Args:
         holds: Returns True if a folder contains the data set.
@@ -136,7 +136,7 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
         with np.load(path, allow_pickle=False) as file:  # noqa: TID251
             missing = [name for name in names if name not in file.files]
             found = [] if missing else [file[name] for name in names]
-    except Exception as error:  # NumPy can raise any error for damaged headers.
+    except Exception as error:  # NumPy can raise any error for damaged headers
         told = f"{path.name} can't be read ({type(error).__name__}); get it again, or write it with numpy.savez"
         raise DataError(told, private=f"{path}: {error}") from error
     if missing:
@@ -170,7 +170,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise
-    except Exception as error:  # Pillow can raise any error for damaged files.
+    except Exception as error:  # Pillow can raise any error for damaged files
         message = f"a {what} is absent or damaged; see this site's log for its name"
         raise DataError(message, f"{path}: {error}") from error
 

@@ -12,8 +12,8 @@ from medsilo.extend.methods import head_layers
 from medsilo.extend.networks import NETWORKS
 from medsilo_pretrained.tuned import Begun
 
-FEATURES = 1  # number of dimensions of one case's embedding
-BESIDE = {"hidden": (64,), "norm": "group"}  # head settings of further networks
+FEATURES = 1
+BESIDE = {"hidden": (64,), "norm": "group"}
 
 
 class Behind(nn.Module):

@@ -61,8 +61,6 @@ class Attention(nn.Module):
 
 
 class Layers(nn.Module):
-    """Two linear layers with GELU in between."""
-
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)

@@ -94,7 +94,6 @@ class Begun(_Begun):
         return {self.start.sha256: self.start.bytes} if self.start else {}
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why the network is too large, or why the network does not fit a plan."""
         if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > self.MOST_PARAMETERS:
             yield f"network.of: has {numbers} numbers, frozen or not; {self.MOST_PARAMETERS} may be"
         if isinstance(self.of, Begun):
@@ -118,11 +117,7 @@ class Begun(_Begun):
         return found
 
     def freeze(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
-        """Freeze all parameters of a network that `trained` does not name.
-
-        Args:
-            found: The file's tensors in the network.
-        """
+        """Freeze all parameters of a network that `trained` does not name."""
         if found:
             self._check_frozen(network, found, trained)
         # all networks in this process that start from the same checkpoint share its frozen tensors

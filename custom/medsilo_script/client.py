@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
 _rank = "0"  # rank of this process in distributed training of one model
 LOG = logging.getLogger(__name__)
-_site: ScriptSite | None = None  # the site of the script in this process
+_site: ScriptSite | None = None
 # model and optimizer in a process of rank 1 or more, which has no site
 _follows: tuple[nn.Module, Optimizer] | None = None
 
@@ -328,7 +328,6 @@ def _difference(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
-    """Raise MedsiloError if the tensors to send are not those of the joined model."""
     for name, value in params.items():
         given, mine = torch.as_tensor(value), own.get(name)
         if mine is not None and given.is_set_to(mine):  # most scripts pass the tensors of the joined model itself

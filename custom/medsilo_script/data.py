@@ -53,14 +53,12 @@ def refuse_beside_opacus(method: str) -> None:
 
 @dataclass
 class Data:
-    """A script's data loaders, and the functions that score a model."""
-
     loader: Iterable[Any]
     validation: Iterable[Any] | None = None  # yields validation batches with labels, which FedSM needs
     # number of training cases, or number of cases of each part; by default, medsilo counts the cases in the loaders
     samples: Samples = None
     batch: Batch = usual_batch
-    loss: LossFunction | None = None  # the loss function, which only some methods need
+    loss: LossFunction | None = None
     evaluate: Evaluate | None = None
     test: Evaluate | None = None
     # seed of the random numbers in each round, if the hospital's process outside the airlock has sent this seed
@@ -104,7 +102,7 @@ class Data:
         if torch.cuda.is_initialized():  # CUDA is initialised only if the script uses a GPU
             torch.cuda.manual_seed_all(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # scripts may also use the generators of Python and NumPy
+        np.random.seed(seed % 2**32)  # scripts may also use the random generators of Python and NumPy
         if isinstance(generator := getattr(self.loader, "generator", None), torch.Generator):
             generator.manual_seed(seed)
 

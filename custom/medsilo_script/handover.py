@@ -20,7 +20,7 @@ class Turn:
     """The part of a round in which one network is trained: by the script, or by the method batch by batch."""
 
     name: str
-    by_script: bool  # True if the script trains this network in its own loop
+    by_script: bool  # True if the script trains the network in the script's own loop
     # sets the network to training mode and returns its training step; None if the script only scores a model
     make: Callable[[], TrainStep] | None
 
@@ -65,7 +65,7 @@ class Work:
     def __init__(self) -> None:
         self.asked: SimpleQueue[Turn | Callable[[], Any] | StudyMessage | BaseException | None]
         self.done: SimpleQueue[Any]
-        self.now: Turn | None = None  # the network that the script should train at present
+        self.now: Turn | None = None  # the network that the script should train at present, or None
         self.sends = False  # True if the script should call `send` next
         self.answer: StudyMessage | None = None
 
@@ -92,7 +92,6 @@ class Work:
         return self.done.get()
 
     def go_on(self, done: Any = None) -> None:
-        """Continue the computation after the script has acted."""
         self.done.put(done)
         self._wait()
 

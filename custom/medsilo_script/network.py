@@ -54,8 +54,6 @@ class TensorShape(Section):
 
 
 class LayerShape(Section):
-    """The name, type and tensor shapes of a network's layer, without weights."""
-
     name: Name
     kind: Literal[("", *KINDS)] = ""  # type: ignore[valid-type]
     numbers: dict[Literal[NUMBERS], Size] = {}  # type: ignore[valid-type]

@@ -30,8 +30,6 @@ def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[
 
 
 class ScriptTraining(Training):
-    """Training settings that come from the script's own optimizer."""
-
     _twin: Callable[[list[nn.Parameter]], Optimizer] = PrivateAttr()
     _steps: Callable[[], int] = PrivateAttr()
 

@@ -160,8 +160,6 @@ class ScriptTrainer(Trainer):
 
 
 class ScriptCases(RoundCases):
-    """Lets a method iterate over the script's own data loader."""
-
     trainer: ScriptTrainer
 
     @property
@@ -216,11 +214,7 @@ class ScriptChoice(OwnChoice):
 def script_participant(
     script: Data, turns: Work, state: ScriptState, home: SiteSettings, place: SiteContext, envelope: UpdateCodec
 ) -> Participant:
-    """Create the participant for a site where a script reads the data, trains and scores.
-
-    Args:
-        turns: The computation in the site's thread, which takes turns with the script.
-    """
+    """Create the participant for a site where a script reads the data, trains and scores."""
     counts = map(script.cases, PARTS)
     # these placeholders are never read, because only the number of cases is used
     data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))
@@ -241,7 +235,7 @@ def scored(task: Task, metrics: Metrics | float) -> float:
         metrics = metrics[task.metric]
     try:
         value = float(metrics)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor with several elements raises RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         value = math.inf
     if abs(value) > FURTHEST:
         raise MedsiloError(f"metrics: {task.metric} is {plain(metrics, 40)}; give a number of at most {FURTHEST:.0e}")

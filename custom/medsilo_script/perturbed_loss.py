@@ -13,8 +13,6 @@ from medsilo.learning.perturbation import perturbed_gradients
 
 
 class LaterGradients(torch.autograd.Function):
-    """A tensor whose gradients are computed by a function when the script calls backward."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor, asks: Tensor, make: Callable[[Tensor], None]) -> Tensor:
         ctx.make = make

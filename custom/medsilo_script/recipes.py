@@ -45,7 +45,7 @@ from medsilo_server.flare.controller import MedsiloController
 from nvflare_reliability.timeouts import limits
 
 STOCK = signature(StockRecipe).parameters
-RUNS = (  # recipe arguments that describe how NVFlare runs the script
+RUNS = (
     *("train_args", "launch_external_process", "command", "launch_once", "launch_timeout", "shutdown_timeout"),
     *("client_memory_gc_rounds", "cuda_empty_cache"),
 )
@@ -53,7 +53,6 @@ LARGEST_JOB = 4 << 20  # maximum bytes of a job that NVFlare's sites accept over
 # matches imports of NVFlare's patch for Lightning, which cannot run medsilo's methods
 LIGHTNINGS_PATCH = re.compile(r"nvflare\.(client|app_opt)(\.| +import +)lightning")
 Tasks = list[str] | None
-# recipe arguments that have other names in NVFlare's ScriptRunner
 RENAMED = {"train_script": "script", "train_args": "script_args", "client_memory_gc_rounds": "memory_gc_rounds"}
 
 INSTEAD = {  # arguments of NVFlare's recipe that change the server, with medsilo's alternatives
@@ -75,7 +74,6 @@ ARGUMENTS = {  # keys of the plan, with the recipe arguments that set the keys
 
 
 def _place_in_job(script: Path) -> str:
-    """Return the path of a script in the job's folder custom/, relative to the folder in sys.path."""
     if not script.is_absolute():
         return script.as_posix()
     above = [folder for own in sys.path if script.resolve().is_relative_to(folder := Path(own).resolve())]
@@ -149,7 +147,7 @@ class MethodRecipe(Recipe):
         # these arguments are stored as attributes, because NVFlare searches a recipe's attributes for secrets
         self.__dict__.update(self._runner)
         self._sites: dict[str, dict[str, Any]] = {}
-        # If the names of the sites are known, the jobs of the sites have no weights, because the server sends the
+        # If the names of the sites are known, the job contains no weights for the sites, because the server sends the
         # weights.
         self._names = list(sites)
         module = _module(model, initial_ckpt)
@@ -221,12 +219,12 @@ class MethodRecipe(Recipe):
         check_unquoted(sys.executable, "install medsilo elsewhere")
         try:
             ended = super().run(env, *given, **more)
-        except RuntimeError as error:  # NVFlare's error contains only a return code
+        except RuntimeError as error:  # NVFlare's own error contains only a return code
             joins = "medsilo" in Path(self.train_script).read_text()
             hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
             raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
         for study in studies_in(workspace)[-1:]:
-            if not is_finished(study):  # NVFlare raises no error for a failed study
+            if not is_finished(study):  # NVFlare itself raises no error for a failed study
                 raise MedsiloError(f"{failure_in(workspace) or 'the study did not finish'}; logs: {workspace}")
             print(f"medsilo: finished; for the page of this study, type: medsilo report {study}")
         return ended

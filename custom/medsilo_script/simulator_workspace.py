@@ -18,7 +18,6 @@ RAISED = re.compile(
 
 
 def studies_in(workspace: Path) -> list[Path]:
-    """Return the study folders of the server in a workspace, from old to new."""
     return sorted((workspace / "server" / STUDIES).glob("*/"), key=lambda folder: folder.stat().st_mtime)
 
 

@@ -43,7 +43,6 @@ LOG = logging.getLogger(__name__)
 
 
 def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise MedsiloError if this optimizer cannot train the model with this method."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise MedsiloError("join: LBFGS computes the loss many times in a step; use another optimizer, such as SGD")
     steps = {id(own) for group in optimizer.param_groups for own in group["params"]}
@@ -90,7 +89,7 @@ class CountedSite:
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         reply = self.inner.answer(parcel, stop)
-        self.protection.note_script(reply)  # the charge must be on the disk before the answer leaves the site
+        self.protection.note_script(reply)  # the reduced budget must be on the disk before the answer leaves the site
         return reply
 
 
@@ -126,7 +125,7 @@ class ScriptSite:
         self.waiting: Any = None  # the received model, which waits until the script calls `send`
         self.work = Work()
         self._inner: Site | None = None
-        self._told: dict[str, int] = {}  # the number of cases of each site
+        self._told: dict[str, int] = {}
 
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
         """Answer a request, or return None if the script must train before the answer.
@@ -198,14 +197,13 @@ class ScriptSite:
         return {name: copied(own) for name, own in self.state.module.state_dict().items()}
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
-        """Yield each network that the script should train in this round, with its optimizer."""
         while turn := self.work.now:
             if turn.by_script:
                 yield self.state.modules[turn.name], self.state.stepping(turn.name)
             self._go_on()
 
     def _go_on(self, score: float | None = None) -> None:
-        """Continue the site's thread after the script has trained a network or called `send`."""
+        """Continue the site's thread, after the script has trained a network or called `send`."""
         self.state.follow()
         self.work.go_on(score)
 

@@ -53,8 +53,8 @@ class ScriptState(SiteState):
         self, plan: Plan, site: str, folder: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loss: object
     ) -> None:
         self.module, self.own_optimizer, self.scheduler = model, optimizer, scheduler
-        self.steps = 0  # number of optimizer steps that the script took in this round
-        self.turn: str | None = None  # name of the network that the script is training
+        self.steps = 0
+        self.turn: str | None = None
         # True if the script's loop only scores the model, because the method trains without the loop
         self.alone = False
         # names of the networks whose optimizers have not taken a step in this round

@@ -31,8 +31,6 @@ def plan_of_script(
 
     Args:
         folder: the folder for the file with the initial weights
-        method: the plan's section for the method
-        sites: the names of the participating sites; empty for all connected sites
         metric: the name of the metric that selects the best model
         lower_is_better: whether lower values of the metric are better
         input_shape: the shape of one input, if the method needs the shape

@@ -15,13 +15,13 @@ from medsilo_secagg.streams import Words
 
 # number of zero words after the encoded numbers; if masks are removed wrongly, these words are no longer zero
 CHECK = 4
-CHUNK = 1 << 15  # number of values that are converted at a time
+CHUNK = 1 << 15
 MOST_ROUNDED = 128.0  # maximum rounding error of a sum over 256 sites, in units of the last place
 USED = 0.999  # fraction of the integers' range that sums may use; the remaining fraction is for rounding errors
 
 BITS = 64
 WORD, SIGNED = np.dtype("<u8"), np.dtype("<i8")
-CARRIER = torch.int64  # tensor type in which words are sent
+CARRIER = torch.int64
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The largest power of two for which the sum does not overflow; numbers with the largest weight are multiplied
-        by this scale.
+        """The factor by which numbers with the largest weight are multiplied. This factor is the largest power of two
+        for which the sum does not overflow.
         """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
@@ -85,11 +85,7 @@ class FixedPoint:
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
 
     def within(self, words: Words, weight: int) -> bool:
-        """Return True if the words can be a weighted sum of numbers within the bound.
-
-        Args:
-            weight: The sum of the weights.
-        """
+        """Return True if the words can be a weighted sum of numbers within the bound."""
         signed = words.view(SIGNED)
         most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
@@ -122,7 +118,6 @@ class Flat:
 
     @cached_property
     def words(self) -> int:
-        """The number of words for all tensors, including the zero words at the end."""
         return sum(self.sizes) + CHECK
 
     def encode(self, tensors: Mapping[str, Tensor], fixed: FixedPoint, weight: int = 1) -> Words:

@@ -19,13 +19,14 @@ from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, claim, read_pai
 from nvflare_reliability.revocation import LIST, list_in
 
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # maximum number of certificates in a chain, and maximum bytes of each
-LONGEST_SIGNATURE = 1024  # maximum bytes of a signature
+LONGEST_SIGNATURE = 1024
 # NVFlare's name for the role of a hospital in a certificate. A hospital's certificate may have no role; users and
 # servers have other roles ("lead", "server").
 HOSPITAL = "client"
 PUBLIC, SIGNATURE = 32, 64  # bytes of an Ed25519 key and signature
 SEALING: Final = "secure aggregation"
-CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # files that name the servers of a startup kit
+# files in a startup kit that name the server and the relays
+CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"
 
 
 class Unsigned:

@@ -21,7 +21,7 @@ BOX = NONCE + TAG + 2 * SHARE  # bytes of an encrypted pair of key shares
 def _from_hex(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if len(value) > 2 * LONGEST_CERTIFICATE:  # maximum length of any field in a message
+    if len(value) > 2 * LONGEST_CERTIFICATE:
         raise ValueError("too long")
     return bytes.fromhex(value)
 

@@ -27,7 +27,7 @@ from medsilo_secagg.terms import SealedBlock, Terms
 SERVER_SAYS = "the server"
 
 # A site's secret state of secure aggregation in a study. This state is only written to the site's own disk.
-Shares = tuple[OneShare, OneShare]  # shares of a site's mask seed and of its mask key
+Shares = tuple[OneShare, OneShare]  # a pair of shares: of a site's mask seed, and of the site's mask key
 
 
 class _Hidden(SecAggMessage):
@@ -59,7 +59,7 @@ class Secrets(_Hidden):
     helped to unmask.
     """
 
-    terms: Bytes32  # digest of the study's terms
+    terms: Bytes32
     site: SiteName
     channel: Bytes32
     assembly: Roster | None = None
@@ -111,7 +111,6 @@ class Member:
         return cls(terms, signer, Secrets.from_bytes(saved))
 
     def saved(self) -> bytes:
-        """Return the state to save, which is secret as a whole."""
         return self._kept.model_dump_json().encode()
 
     def _keep(self, **changed: object) -> None:
@@ -208,7 +207,6 @@ class Member:
         return sealed
 
     def has_sealed(self, deal: letters.KeyShares) -> bool:
-        """Return True if this site has already masked its numbers in this round with these keys."""
         turn = self._kept.turn
         return turn is not None and bool(turn.offers) and turn.offers == deal.offers
 

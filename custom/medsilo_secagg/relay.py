@@ -19,7 +19,7 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 class KeyCollection:
     def __init__(self, terms: Terms, signer: Signer | None = None) -> None:
-        """Create an empty collection.
+        """Create an empty collection of keys.
 
         Args:
             signer: Verifies the sites' signatures. Without a signer, only the hospitals notice false signatures.

@@ -82,7 +82,7 @@ class SealedGroup:
 
     group: Group
     form: Form
-    like: dict[str, Tensor]  # tensors that have the shapes and types of the group's tensors
+    like: dict[str, Tensor]
     block: SealedBlock
 
     @property
@@ -97,7 +97,6 @@ class SealedGroup:
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
 
     def weight(self, samples: int) -> int:
-        """Return the weight of a site's numbers in the sum."""
         return samples if isinstance(self.form, MeanForm) and self.form.weighted else 1
 
     def expected(self) -> dict[str, Tensor]:

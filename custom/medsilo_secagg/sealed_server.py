@@ -42,7 +42,7 @@ class SealedServer(RoundAggregation):
     """
 
     def __init__(self, asker: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
-        """Create the server's side for a study.
+        """Create the server's side of secure aggregation for a study.
 
         Args:
             signer: Detects false signatures before the server forwards keys; None to leave this to the hospitals.
@@ -54,7 +54,7 @@ class SealedServer(RoundAggregation):
         self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms  # the terms of the study, which do not exist before the sites have agreed on keys
         self.blocks: Blocks
-        self._told = ServerMessage()  # the fields of the server's message that are equal for all sites
+        self._told = ServerMessage()
         self._deals: dict[str, KeyShares] = {}
         self._round: MaskedSums | None = None
         self._begin({})
@@ -99,7 +99,6 @@ class SealedServer(RoundAggregation):
         return here, assembly if here == list(self.terms.sites) else None
 
     def _agreed(self, told: ServerMessage, take: Take) -> list[str]:
-        """Send the same message to all sites; return the sites that answered."""
         exchange = self._ask("agree", 0, self.terms.sites, told, take)
         self.asker.check(exchange, "keys of the study")
         return sorted(exchange.replies)
@@ -124,7 +123,6 @@ class SealedServer(RoundAggregation):
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
         self.groups = dict(groups)
-        # integer tensors of each group and site
         self._beside: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}
         self._samples: dict[str, int] = {}
         self._deals, self._round = {}, None
@@ -252,7 +250,7 @@ class SealedStore(Store):
         return self._kept[group][0] if group in self._kept else None
 
     def disclosed(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
-        """Return the round and the number of sites of each mean in a message to a site."""
+        """Return, for each mean in a message to a site, the round of the mean and the number of sites in the mean."""
         return {group: self._kept[group][1] for group in groups if group in self._kept}
 
     # ------------------------------------------------------------------ checkpoints

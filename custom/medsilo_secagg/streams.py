@@ -18,7 +18,7 @@ Words = NDArray[Any]  # 64-bit integers in little-endian order
 Stream = tuple[bytes, int]  # a key, and 1 to add its stream or -1 to subtract it
 
 LABEL = "medsilo sealing 1"
-KEY = 32  # bytes of a key
+KEY = 32
 # bytes of a stream that are computed at a time; the number is small, so that the bytes stay in the processor's cache
 CHUNK = 1 << 16
 LONGEST = 1 << 38  # maximum bytes of a stream, because ChaCha20's block counter repeats afterwards

@@ -69,7 +69,6 @@ class SealedBlock:
         """Decode an unmasked sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
 
         Args:
-            divisor: The number by which the sum is divided.
             weight: The sum of the weights of all sites in the sum, or None for the largest possible sum.
         """
         return self.flat.decode(words, self.fixed, weight or self.fixed.weights, divisor)

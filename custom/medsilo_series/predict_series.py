@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
-    """Yield a row for each window of a recordingin the order of time. An unreadable recording has a single row, which
+    """Yield a row for each window of a recording in the order of time. An unreadable recording has a single row, which
     contains the error.
     """
     data = asked.data or DataSource(folder=path.parent)

@@ -20,7 +20,7 @@ LINES = 200  # number of rows in a recording from which the meaning of its colum
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
-ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
+ANNOTATIONS = (".atr", ".qrs")
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
 SLOWEST = 1.0  # a sampling rate in Hz below this value suggests that times without a unit are in milliseconds
 USUAL_RATE = 50.0  # default sampling rate in Hz
@@ -36,15 +36,15 @@ class SeriesFacts:
     hospitals: tuple[str, ...]
     tops: tuple[str, ...]
     signals: tuple[str, ...]
-    labels: dict[str, int]  # number of patients that have each label
-    where: str  # description of the source of the labels, for the summary
+    labels: dict[str, int]
+    where: str  # words about the source of the labels, which the summary contains
     patients: dict[str, int]
     recordings: dict[str, int]
-    rows: int  # median number of rows in a recording
+    rows: int
     stretch: int  # median number of consecutive rows that have the same label and no gap between them
-    rate: float | None  # sampling rate in Hz
+    rate: float | None
     supposed: bool  # True if the unit of times is unknown, and seconds are assumed
-    gaps: int  # number of recordings with gaps or missing values
+    gaps: int
     opened: int
     left_out: dict[str, int]
     dealt: bool  # True if a column of the recordings' table names the hospital of each recording

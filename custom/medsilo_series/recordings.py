@@ -56,7 +56,7 @@ class Recording:
     seconds: np.ndarray | None = None  # [rows]; seconds since the first row, if the recording has times
     labels: Coded | None = None
     patients: Coded | None = None
-    rate: float | None = None  # sampling rate in Hz, computed from the time column
+    rate: float | None = None  # sampling rate in Hz, which is computed from the time column
     gaps: np.ndarray | None = None  # [rows]; True if there is a gap in time before the row
 
     def by_patient(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -71,8 +71,6 @@ class Recording:
 
 
 class Reader:
-    """Reads the recordings of a site, and caches the last file that it read."""
-
     def __init__(
         self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
     ) -> None:
@@ -167,7 +165,7 @@ class _Rows(TableReader):
     texts: tuple[str, ...] = field(kw_only=True)
     time: str | None = field(kw_only=True)
     count: int = 0
-    dated: bool = False  # True if the time column contains dates
+    dated: bool = False
     wrong: list[str] = field(default_factory=list)  # rows in which the cell of a signal is not a number
     values: array = field(default_factory=lambda: array("f"))
     times: array = field(default_factory=lambda: array("d"))

@@ -33,7 +33,7 @@ from medsilo_series.windows import Cutting, Missing, Windows, cut
 NEAR = 0.01
 MOST_TERM = 1000  # maximum numerator and maximum denominator of the resampling factor
 MOST_SIGNALS = 5000
-AT_ONCE = 256  # number of windows that are processed together
+AT_ONCE = 256
 Scales = tuple[Tensor, Tensor]  # offset and divisor with which each signal is standardised
 # class number in the plan for each label, or None if rows with this label are not learned
 Known = dict[str, int | None]
@@ -152,7 +152,6 @@ class SeriesFolder(OwnFolder, Standardised):
         return means, deviations
 
     def finished(self, windows: Tensor, scales: Scales) -> Tensor:
-        """Convert windows [..., signals, steps] to the standardised input of the network."""
         if self.standardise == "none":
             return windows
         return self.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()

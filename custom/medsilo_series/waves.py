@@ -24,7 +24,7 @@ class Wave:
     """The contents of a recording's header: names of the signals in their order, sampling rate and number of rows."""
 
     names: tuple[str, ...]
-    rate: float  # sampling rate in Hz
+    rate: float
     rows: int
 
 

@@ -19,8 +19,8 @@ class Cutting:
     up / down.
     """
 
-    window: int  # number of steps in a window
-    step: int  # number of steps between the starts of two windows
+    window: int
+    step: int
     missing: Missing = "leave-out"
     up: int = 1
     down: int = 1

@@ -155,15 +155,14 @@ class Coordinator:
     def _round(self, number: int) -> None:
         started, phase = time.monotonic(), self.plan.course.phase_of(number)
 
-        # 1. Prepare the aggregators for the updates.
         self.state.open(number)
         away = {**self.aggregation.begin(number, phase), **(self.blame.away(number) if self.blame else {})}
 
         exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
 
-        # 3. End the round. The sites' validation scores belong to the model that the sites received, so the scores are
-        # compared before the updates are aggregated.
+        # The sites' validation scores belong to the model that the sites received, so the scores are compared before
+        # the updates are aggregated.
         breach = self._breach(exchange, number)
         if breach is None:
             self._consider_best(exchange, number - 1)
@@ -192,11 +191,6 @@ class Coordinator:
         return True
 
     def _line(self, number: int, phase: Phase, exchange: Exchange, seconds: float, mixed: bool) -> Round:
-        """Return the record of a round.
-
-        Args:
-            mixed: True if the updates were aggregated.
-        """
         updates, shares = self.state.directions.updates(), self.state.shares(phase) if mixed else {}
         return Round(
             round=number,
@@ -265,10 +259,10 @@ class Coordinator:
         return exchange
 
     def _refuse_too_large(self, exchange: Exchange) -> None:
-        """Reject each site that states more than the allowed fraction of all training cases. The site with the most
-        cases is checked first.
+        """Reject each site that states more than the allowed fraction of all training cases, beginning with the site
+        that has the most cases.
 
-        Call this method once, after all sites have joined.
+        This method is called once, after all sites have joined.
         """
         joined, acceptance = self.asker.joined, self.asker.acceptance
         for site in sorted(joined, key=lambda site: (-acceptance.weight_of(joined[site]), site)):

@@ -26,7 +26,7 @@ from medsilo.runs.rounds import Round, SentUpdate
 WIDTH = 4093  # number of buckets; the number is prime, so that the values of one matrix column get different buckets
 ROWS = 16
 SAMPLED = ROWS * WIDTH
-PIECE = 1 << 18  # number of values of a tensor that are processed together
+PIECE = 1 << 18
 # PyTorch sums this number of values in one thread, so a norm does not depend on the number of threads
 SERIAL = 16 << 10
 
@@ -50,13 +50,12 @@ class Sketcher:
     """
 
     def __init__(self, like: Tensors, seed: int = 0) -> None:
-        """Draw the random signs and the random slices."""
         draw = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(0, 2, (SAMPLED,), generator=draw, dtype=torch.int8).float().mul_(2).sub_(1)
         sizes = {name: tensor.numel() for name, tensor in like.items()}
         self.pieces = [(name, first) for name, size in sizes.items() for first in range(0, size, PIECE)]
         share = min(1.0, max(SAMPLED - len(self.pieces), 0) / max(sum(sizes.values()), 1))
-        self.stretches: list[slice] = []  # the slice of each piece of a tensor that enters the sketch
+        self.stretches: list[slice] = []
         for name, first in self.pieces:
             size = min(PIECE, sizes[name] - first)
             length = math.ceil(share * size)
@@ -116,7 +115,7 @@ def _cosine(value: float) -> float:
     return rounded(max(-1.0, min(1.0, value)))
 
 
-DIGITS = 4  # number of significant digits in a recorded norm or cosine
+DIGITS = 4
 # An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes an
 # update of such a norm.
 FAR = 1e6
@@ -201,7 +200,6 @@ class RoundDirections:
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:
-        """Record the directions of a site's update, once the server has accepted the site's answer."""
         for group, direction in directions.items():
             self._noted.setdefault(group, {})[site] = direction
 
@@ -230,7 +228,6 @@ class RoundDirections:
 
 
 def length_of(tensors: Tensors, names: Collection[str]) -> float:
-    """Return the norm of the tensors with these names, taken together as one vector."""
     squares = [
         torch.linalg.vector_norm(own.float()).double().square() for name, own in tensors.items() if name in names
     ]

@@ -27,7 +27,6 @@ class Exclusions:
         self._times: Counter[str] = Counter()
 
     def away(self, number: int) -> dict[str, Missing]:
-        """Return the sites that are excluded from a round, each with the reason."""
         always = "two rounds were taken back, since others diverged after this site's update; it is asked no more"
         gone = {site: Missing("refused", always) for site, times in self._times.items() if times >= MOST}
         return {**gone, **self._left_out.get(number, {})}

@@ -65,15 +65,13 @@ def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
         held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
     except Timeout as error:
         raise MedsiloError(told, str(path)) from error
-    except OSError:  # the file system may not support locks
+    except OSError:
         held = nullcontext()
     with held:
         yield
 
 
 class Best(BaseModel):
-    """The best round so far, as a checkpoint stores it."""
-
     round: int = Field(ge=0)
     scores: dict[str, float]
 
@@ -154,7 +152,6 @@ class Record:
             write_text(path, lead)
 
     def check_owner(self, lead: str | None) -> None:
-        """Raise MedsiloError if the study exists and does not belong to the user `lead`."""
         path = self.folder / paths.LEAD
         if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
             raise MedsiloError(f"study {self.folder.name} belongs to another lead; choose another name")
@@ -163,7 +160,6 @@ class Record:
 
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":
-        """Return the record of the study that an NVFlare job led, or None."""
         found = (path.parent for path in studies.glob(f"*/{paths.JOBS}") if job in path.read_text().split())
         return next((Record(folder) for folder in found), None)
 
@@ -251,7 +247,7 @@ class Record:
         temporary.unlink(missing_ok=True)
         try:
             os.link(self._checkpoint(round_number), temporary)
-        except OSError:  # the file system may not support hard links
+        except OSError:
             write_bytes(temporary, self._checkpoint(round_number).read_bytes())
         temporary.replace(self._best(round_number))
         sync_names(self.checkpoints)
@@ -260,11 +256,9 @@ class Record:
         return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))
 
     def load_best(self, round_number: int) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-        """Return the checkpoint of a round that `keep_as_best` kept."""
         return load_tensors(self._best(round_number))
 
     def check_unfinished(self) -> None:
-        """Raise MedsiloError if the study is finished."""
         if self.finished():
             raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
 

@@ -18,13 +18,13 @@ from medsilo.runs.rounds import SiteTurn, Turns
 from medsilo.schedule.participation import Participation
 
 Notify = Callable[[Turns | None], None]
-RETRY_PAUSE = 5.0  # seconds before a request is repeated
+RETRY_PAUSE = 5.0
 
 
 @dataclass
 class Exchange:
     asked: list[str] = field(default_factory=list)
-    replies: dict[str, SiteAnswer] = field(default_factory=dict)  # answers of the sites, without the tensors
+    replies: dict[str, SiteAnswer] = field(default_factory=dict)
     missing: Mapping[str, Missing] = field(default_factory=dict)
     bytes_up: Mapping[str, int] = field(default_factory=dict)
     bytes_down: Mapping[str, int] = field(default_factory=dict)
@@ -38,7 +38,6 @@ class Exchange:
         return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
 
     def warnings(self) -> dict[str, list[str]]:
-        """Return the notes in the answers of all sites that sent notes."""
         return {site: reply.notes for site, reply in sorted(self.replies.items()) if reply.notes}
 
 
@@ -59,7 +58,7 @@ class Retry:
             lost: Called with each site that did not answer, because such a site may not have received the request.
         """
         self.inner, self.rules, self.sites, self.pause, self.lost = inner, rules, sites, pause, lost
-        # the sites that rejected the request and get it again, each with the reason of the rejection
+        # the sites that rejected the request and will get it again, each with the reason of the rejection
         self.again: Mapping[str, str] = {}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
@@ -112,7 +111,6 @@ class Retry:
         )
 
     def breach(self, exchange: Exchange, where: str) -> str | None:
-        """Return a message if too few sites answered, and None otherwise."""
         needed, required = self.sites, self.rules.required
         if self.rules.when_missing == "stop":
             needed, required = exchange.asked, len(exchange.asked)
@@ -258,11 +256,7 @@ class RequestScheduler:
         return exchange
 
     def check(self, exchange: Exchange, what: str) -> None:
-        """Raise ParticipationError if too few sites have answered.
-
-        Args:
-            what: The request's name in the error.
-        """
+        """Raise ParticipationError if too few sites have answered."""
         if breach := self.channel.breach(exchange, what):
             errors = (gone.error for _, gone in sorted(exchange.missing.items()) if gone.error)
             raise ParticipationError(breach) from next(errors, None)

@@ -30,7 +30,7 @@ class Store:
         """
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the other values that a checkpoint stores for this state."""
+        """Return the tensors and the other values of this state, which a checkpoint stores."""
         return {}, {}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -56,13 +56,13 @@ class ServerState:
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
         self.shield = plan.aggregation.shield(buffers - self.trained)
-        self.place: int | None = None  # index of the phase for which the aggregators were created
+        self.place: int | None = None
         self.once: set[str] = set()  # groups that each site receives only once in the current phase
         # for each site, the groups in `once` that the site has already received
         self.settled: dict[str, list[str]] = {}
         self.details: dict[str, Any] = {}
         self.store = Store()
-        self.best: dict[str, Any] | None = None  # round and validation scores of the best model
+        self.best: dict[str, Any] | None = None
         self.done = 0
         self.directions = RoundDirections({}, (), 0)
         # name and outlier size of the site with the largest outlier in the last round
@@ -122,7 +122,7 @@ class ServerState:
         for group in phase.groups:
             if group.name in travelling:
                 self._make(group, initial.get(group.name))
-        for name in self.once - travelling:  # no later phase needs these groups
+        for name in self.once - travelling:
             self.mixers.pop(name, None)
         self.once = {group.name for group in phase.once if group.name in travelling}
 
@@ -183,7 +183,6 @@ class ServerState:
         return next((shares for shares in found if shares), {})
 
     def mark_synced(self, site: str) -> None:
-        """Record that a site has received the groups that each site receives only once."""
         self.settled[site] = sorted(self.once)
 
     def mark_lost(self, site: str) -> None:
@@ -230,7 +229,6 @@ class ServerState:
         self.best = {"round": rounds, "scores": known}
 
     def go_back_to(self, rounds: int) -> None:
-        """Load the model of the round that was kept as the best round."""
         self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
 
     def save_common(self, file: str, rounds: int) -> None:
@@ -249,7 +247,7 @@ class ServerState:
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
     def summary_details(self) -> dict[str, Any]:
-        """Return the details in the summary, including details about sites that groups of tensors add."""
+        """Return the details in the summary. A group of tensors may add details about sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:
@@ -330,7 +328,6 @@ class ServerState:
         self.done, self.best = facts["round"], facts["best"]
 
     def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
-        """Load the values of these groups from a checkpoint into the aggregators."""
         for group in self.mixers.keys() & set(groups):
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -360,7 +357,6 @@ class RoundAggregation:
             raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; remove it from the plan")
 
     def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
-        """Begin a round, and return the sites that can't take part, each with the reason."""
         return {}
 
     def expected(self, phase: Phase) -> Groups:

@@ -30,13 +30,10 @@ from medsilo_server.server_state import ServerState
 
 @dataclass(frozen=True)
 class StudyUsage:
-    """The data from which a study's summary is made."""
-
     acceptance: Acceptance  # the plan, and the names of the training sites and of the evaluation sites
     state: ServerState
     engine: str
     rounds: Sequence[Round]
-    # answers to the requests `join`, `deliver` and `test`, for each of these requests that was sent
     ends: Mapping[str, Exchange]
 
     def reply(self, end: str, site: str) -> SiteAnswer | None:
@@ -118,7 +115,6 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
 
 
 def _scored(told: Iterable[tuple[SiteResult, float | None]]) -> list[tuple[float, float]]:
-    """Return the score and the number of test cases of each site that discloses its score."""
     return [(score, own.test["cases"] or 0) for own, score in told if own.test and score is not None]
 
 
@@ -128,7 +124,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _site_result(led: StudyUsage, site: str) -> SiteResult:
     task, lines = led.acceptance.plan.task, [line.sites.get(site) for line in led.rounds]
-    unstated = None if task.scripted else 0  # a training script states no numbers of cases
+    unstated = None if task.scripted else 0  # a training script does not state its number of cases
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]

@@ -96,7 +96,7 @@ class FedALA(MeanOfOwn):
         own.load_state_dict(mixture(), strict=False)
 
     def learn(self, bench: TrainContext) -> float:
-        # In rounds without validation, the received mean has not been combined with the site's model yet.
+        # in rounds without validation, the received mean has not been combined with the site's model yet
         self.personalise(bench)
         return bench.train()
 

@@ -231,7 +231,6 @@ class FedRDN(Averaging):
 
 
 def tables(modules: Modules) -> Tensors:
-    """Return the tables with the statistics of all hospitals; sites send and receive only these tensors."""
     norm = cast(ChannelNorm, modules[INPUT])
     return {"present": norm.present, "means": norm.means, "deviations": norm.deviations}
 

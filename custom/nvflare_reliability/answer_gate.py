@@ -36,10 +36,10 @@ from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
 # maximum levels of nesting in a message body, where NVFlare's encoding (FOBS) adds two levels around each object
 DEEPEST = 100
-DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # kinds of sections that refer to tensors
+DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)
 CUT = "its answer can't be read: it was cut short"
-LONGEST_REFERENCE = 10_000  # maximum bytes of a section that refers to tensors
-LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes for lists and maps
+LONGEST_REFERENCE = 10_000
+LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}
 
 
 def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
@@ -97,10 +97,8 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
 
 
 def check_body(body: bytes, most: int) -> None:
-    """Raise Rejected if a message's body is not exactly one msgpack value, or is nested more than DEEPEST levels deep.
-
-    Args:
-        most: The maximum number of values in the body.
+    """Raise Rejected if a message's body is not exactly one msgpack value, or is nested more than DEEPEST
+    levels deep.
     """
     reader = Unpacker(max_buffer_size=0)
     reader.feed(body)
@@ -142,13 +140,14 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. Some other return codes would make NVFlare end the job.
+# The return codes that a site's answer may have. With some other return codes, an answer would make NVFlare end the
+# job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
 # After this many consecutive answers of a site whose tensors could not be fetched, the answer is rejected. A restart of
 # the site causes only one such answer.
 MOST_FAILED = 5
-# only these commands may be sent by a site to the server's job process
+# a site may send only these commands to the server's job process
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
 
 
@@ -175,8 +174,8 @@ class AnswerGate(Gate):
         self.open: Counter[str] = Counter()  # number of each sender's answers that are queued or being read
         # number of each sender's consecutive answers whose tensors could not be fetched
         self.failed: Counter[str] = Counter()
-        self.reading: set[str] = set()  # senders whose answers are being read
-        self.expelled: set[str] = set()  # cells of excluded hospitals, from which all messages are rejected
+        self.reading: set[str] = set()
+        self.expelled: set[str] = set()
         self.last_heard: dict[str, float] = {}  # time of the last message from each monitored sender
 
     @property

@@ -77,14 +77,12 @@ KINDS = {
 TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
 LEAST = 1 << 20  # unsplit tensors with fewer bytes stay in memory even if a file stores the other tensors
-MOST_AXES = 64  # maximum number of dimensions of a tensor
+MOST_AXES = 64
 MARK = "|"  # separates three texts in a piece's name: the tensor's name, the piece's number and the tensor's shape
 
 
 class Store(Protocol):
-    """A file that stores received tensors."""
-
-    end: int  # length of the file in bytes
+    end: int
 
     def append(self, tensor: Tensor) -> int:
         """Append a tensor's bytes to the file, and return the offset of these bytes in the file. Raise Rejected if
@@ -123,11 +121,7 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
 
 
 def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Tensors:
-    """Join the pieces of tensors. Raise Rejected if the pieces do not fit together.
-
-    Args:
-        join: A function that joins the flat pieces of one tensor.
-    """
+    """Join the pieces of tensors. Raise Rejected if the pieces do not fit together."""
     tensors: Tensors = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, piece in pieces.items():
@@ -207,7 +201,7 @@ class ArrivingTensors(ItemConsumer):
         """
         super().__init__()
         self._new_store, self._read = store, read
-        self.problem: Rejected | None = None  # the error with which a received value was rejected
+        self.problem: Rejected | None = None
         self._store: Store | None = None
         # offset, number of bytes, number type and shape of each piece in the file
         self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
@@ -313,16 +307,14 @@ class _Chunks(TensorDownloadable):
 
 AHEAD = 1.0  # Pieces that will arrive within this many seconds at the measured speed are requested in advance.
 MOST_AHEAD = 32  # maximum number of pieces that are requested in advance
-MOST_TOGETHER = 8  # maximum number of pieces in one reply
+MOST_TOGETHER = 8
 
 
 @dataclass
 class _OnTheirWay:
-    """A transfer of tensors whose next pieces are requested in advance."""
-
-    # The expected replies by the number of the reply's first piece. Each reply has a number of pieces.
+    # The expected replies by the number of the reply's first piece. With each reply, its number of pieces is stored.
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
-    next: int = 1  # number of the first piece that was not requested yet
+    next: int = 1
     came: int = 0
     there: int | None = None
     since: float = field(default_factory=monotonic)
@@ -399,7 +391,7 @@ class PlainArrays(NumpyArrayDecomposer):
 
 # errors after which a repeated request may succeed, because the connection may be restored
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
-PAUSE = 1.0  # minimum seconds between two attempts to send a request
+PAUSE = 1.0
 SOONEST = 2.0  # minimum seconds after which a piece counts as late, even on a fast connection
 UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's speed is still unknown
 
@@ -417,14 +409,13 @@ class Pace:
         self.smooth, self.varies = 0.0, 0.0
         self.due: list[_Wanted] = []  # the expected replies, in the order in which they were first requested
         self.last = -math.inf
-        self.came = -math.inf  # the latest time at which an answered request was sent
+        self.came = -math.inf
 
     def late(self) -> float:
         """Return the number of seconds between a request and the time when the requested piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
     def on_reply(self, asked: float) -> None:
-        """Record the arrival of a reply."""
         self.came, self.last = max(self.came, asked), monotonic()
 
     def took(self, seconds: float) -> None:
@@ -435,7 +426,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A reply that contains pieces of a tensor. One thread waits for each reply."""
+    """A reply that contains pieces of a tensor. A separate thread waits for each reply."""
 
     transfer: _OnTheirWay
     line: Pace

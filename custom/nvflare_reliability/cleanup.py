@@ -19,7 +19,7 @@ from nvflare_reliability import kit_patches, patches
 # Maximum bytes of a message to the server's parent process. A job's files may be larger, because NVFlare streams them
 # to the disk.
 MOST = 8 << 20
-ADMIN = "admin"  # the topic of admin requests to a hospital
+ADMIN = "admin"
 WAITING = 8 * MOST  # maximum bytes of a sender's messages that have arrived but have not been read yet
 
 

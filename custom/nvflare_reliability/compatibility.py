@@ -18,10 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-UPSTREAM = Path(__file__).parent / "upstream"  # folder that documents each patch
+UPSTREAM = Path(__file__).parent / "upstream"
 KNOWN = UPSTREAM / "known.json"  # hashes of each function's code in the tested NVFlare versions
 LOG = logging.getLogger(__name__)
-PLACES: dict[str, tuple[str, ...]] = {}  # the NVFlare functions on which each patch depends
+PLACES: dict[str, tuple[str, ...]] = {}
 # For each patch that NVFlare may have adopted, a function that tests whether the installed NVFlare contains the patch.
 TRIED: dict[str, Callable[[], bool]] = {}
 PARSING = threading.Lock()  # In Python 3.11, two threads that parse code at the same time can cause a SystemError.
@@ -80,7 +80,7 @@ def is_merged(part: str) -> bool:
     """Return True if the installed NVFlare has merged a patch. Each merged patch is logged once per process."""
     try:
         merged = TRIED[part]()
-    except Exception:  # the test may not work with the installed NVFlare version
+    except Exception:  # the test may not work with the installed version of NVFlare
         LOG.debug("%s can't be tried with NVFlare %s", part, version("nvflare"), exc_info=True)
         return False
     if merged:

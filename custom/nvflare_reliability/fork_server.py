@@ -38,7 +38,7 @@ class ForkedSite:
     At most AT_ONCE processes start at the same time.
     """
 
-    context: Any  # fork server context of the module multiprocessing
+    context: Any
     lasting = False  # True if a site keeps its process for the whole job, so that an early end is a failure
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
@@ -67,7 +67,6 @@ class ForkedSite:
 
     @property
     def returncode(self) -> int | None:
-        """The process's exit code, or None while the process runs."""
         return self.poll()
 
     @property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nvflare_reliability.fork_server import ForkedSite
 
-SITES: dict[str, "ForkedSite"] = {}  # the latest process of each site
+SITES: dict[str, "ForkedSite"] = {}
 begun: Connection | None = None  # in a fork, the connection through which the fork reports that it has started
 
 

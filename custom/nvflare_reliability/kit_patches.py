@@ -71,15 +71,15 @@ BACKLOG = 512  # maximum number of connections that wait to be accepted
 MOST_OF_ONE, MOST = 64, 256  # maximum numbers of simultaneous handshakes: from one address, and from all addresses
 SAID_AGAIN = 3600.0  # seconds in which only the first failed handshake of an address is logged
 AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log, and maximum number of older audit logs that are kept
-SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
+SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"
 DEATHS = (  # exit codes of job processes that were killed or that crashed
     *(ProcessExitCode.EXCEPTION, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR),
     ProcessExitCode.INFRASTRUCTURE_ERROR,
 )
 TOLD = "revoked-certificates"  # reply header that contains the list of revoked certificates
-DISABLED = "is disabled"  # the last words of the server's reply to an excluded client
+DISABLED = "is disabled"
 UNSIGNED = "NA"  # signature in the messages of a server that has no key yet
-STARTED = "Start the client app..."  # reply of a client that has started a job's process
+STARTED = "Start the client app..."
 KEYS: dict[tuple[bytes, bytes | None], Any] = {}
 # True to stop, the result of a simulated site's process, and the name of the next site
 Outcome = tuple[bool, Any, str | None]
@@ -208,7 +208,7 @@ class Strangers:
         self.lock = threading.Lock()
         # address of each connection, sorted from the oldest to the latest connection
         self.waiting: dict[socket.socket, str] = {}
-        self.speaking = set[socket.socket]()  # connections that have sent data
+        self.speaking = set[socket.socket]()
         self.said: dict[str, float] = {}  # time of the last log line about each address
 
     def come(self, line: socket.socket, address: str) -> None:
@@ -600,7 +600,7 @@ class RollingFile(RotatingFileHandler):
 
 
 def bound_audit() -> None:
-    """Limit the size of this process's audit log. A full log is renamed, and a new log begins."""
+    """Limit the size of this process's audit log: a full log is renamed, and a new log begins."""
     auditor = AuditService.get_auditor()
     if auditor and not is_merged("RollingFile"):
         with auditor._lock:
@@ -622,9 +622,6 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 
     After an error, the session is closed. If closing takes longer than a second, the connection attempt is stopped,
     too.
-
-    Args:
-        timeout: The maximum number of seconds to wait for the server.
     """
     from nvflare.fuel.flare_api.flare_api import Session
 
@@ -726,13 +723,10 @@ def patient_simulator(
 @made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """In this context, start the simulator's sites by another function.
+    """Inside the `with` block, start the simulator's sites by another function, which takes the arguments of `Popen`.
 
     The patch works with each version of NVFlare, because it replaces `subprocess.Popen`, with which every version
     starts programs.
-
-    Args:
-        start: A function that takes the arguments of `Popen`, and starts a site.
     """
     own = subprocess.Popen
 

@@ -36,15 +36,13 @@ ANSWERS = 5.0  # seconds within which a party must answer a call
 
 @dataclass
 class _Site:
-    """The state of one hospital in a job."""
-
     cell: str
     starts: int = 0  # number of times that the hospital's processes were restarted
     # time at which the job first received information about the hospital
     known: float = field(default_factory=monotonic)
     last_heard: float = 0.0
     longest: float = 0.0  # longest time between two messages of the hospital, in seconds
-    problem: str = ""  # a reason for the hospital's absence that only a person can remove
+    problem: str = ""
     closed: float | None = None  # the time at which the connection was closed; None while the connection is open
     away: tuple[float, str] | None = None  # the time at which the hospital became unable to answer, and the reason
 
@@ -55,12 +53,12 @@ class Liveness:
 
     cell: Cell
     last_heard: dict[str, float]  # time of the last message from each monitored cell
-    sync: Callable[[], None]  # updates the hospitals' tokens
+    sync: Callable[[], None]
     # Maximum seconds of silence while a connection is open. For a hospital whose silences were short so far, the limit
     # is shorter.
     silence: float
     patience: float = math.inf  # seconds after which the job no longer waits for an absent hospital
-    expelled: set[str] = field(default_factory=set)  # cells of excluded hospitals, whose messages are rejected
+    expelled: set[str] = field(default_factory=set)
     sites: dict[str, _Site] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -121,7 +119,6 @@ class Liveness:
             site.away = (site.away[0] if site.away else now), problem
 
     def away(self) -> dict[str, str]:
-        """Return the sites that can't answer at present, each with the reason."""
         return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
     def left_behind(self, many: int, least: int) -> dict[str, str]:
@@ -168,8 +165,8 @@ class Silent:
     """
 
     cell: Cell
-    deaf: set[str] = field(default_factory=set)  # parties that did not answer the last call
-    called: set[str] = field(default_factory=set)  # parties that are being called
+    deaf: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
 
     def listen(self) -> None:
         self.cell.register_request_cb(channel=CHANNEL, topic=CALL, cb=lambda _: make_reply(CellCode.OK))

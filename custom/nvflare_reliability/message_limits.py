@@ -57,7 +57,6 @@ class Gate:
         return []
 
     def watch_fetching(self) -> None:
-        """Start to count the bytes of tensors before the tensors are fetched."""
         self.replies.announced(f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}", self._fetched)
         self.allow(self.most)
 
@@ -96,18 +95,15 @@ class Gate:
                 self.taken[origin] -= size
 
     def _streamed(self, message: Message, sender: str) -> Message | None:
-        """Accept a message in a stream, unless too many bytes of the same sender wait to be read.
-
-        Return None, or the reply that rejects the message.
+        """Accept a message that is part of a stream, unless too many bytes of the same sender wait to be read. Return
+        None, or the reply that rejects the message.
         """
         taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
         return None if taken else make_reply(CellCode.MSG_TOO_BIG)
 
     def _too_large(self, size: int, more: str = "") -> str:
-        """Return the reason why a message is rejected as too large.
-
-        Args:
-            more: " or more" if the message has further bytes whose number is unknown.
+        """Return the reason why a message is rejected as too large. `more` is " or more" if the message has further
+        bytes whose number is unknown.
         """
         most = size_text(self.most.size)
         return f"its message of {size_text(size)}{more} was not taken: at most {most} belong to one"

@@ -71,7 +71,7 @@ MOST_KEPT = 256
 # reply
 NEXT, PIECES, TOGETHER = "next", "pieces", "together"
 LOOK = 1.0  # seconds between two checks for old streams
-HANDSHAKE = 10.0  # maximum seconds for a connection attempt, including the TLS handshake
+HANDSHAKE = 10.0
 # maximum seconds between two connection attempts; the pause is short, so that a restarted server is found quickly
 AGAIN = 4
 # seconds without data before a TCP keep-alive probe, seconds between two probes, and number of probes
@@ -181,7 +181,6 @@ def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
 
 
 def is_piece(message: Message) -> bool:
-    """True if a message is part of a stream."""
     where = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
     return where == (STREAM_CHANNEL, STREAM_DATA_TOPIC)
 
@@ -202,7 +201,6 @@ class StreamLimits:
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.lock = cell, threading.Lock()
-        # the streams of each sender, sorted from the oldest to the latest stream
         self.known: dict[str, dict[tuple, RxTask]] = {}
         self.waiting: dict[str, int] = {}  # an upper bound, for each sender, on the bytes that wait to be read
         # the time at which a check found that a stream had finished, for each finished stream
@@ -428,13 +426,13 @@ class Replies:
         return stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID) in self.cell.requests_dict
 
     def refuse(self, stream: Stream, reason: str) -> int:
-        """Reject an announced reply, so that the request fails at once and does not wait for the reply."""
+        """Reject an announced reply, so that the request for this reply fails at once."""
         self.settle(stream, make_reply(ReturnCode.MSG_TOO_BIG, error=reason))
         end_stream(stream, reason)
         return 0
 
     def settle(self, stream: Stream, reply: Message) -> int:
-        """Answer a request by another reply instead of the announced reply."""
+        """Answer a request by the given reply instead of the announced reply."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             _settle(waiter, reply)
@@ -455,11 +453,8 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     whole=False,
 )
 def reply_once(cell: Cell, to: tuple[str, str]) -> None:
-    """Make NVFlare send each reply on one topic only once. Without this patch, NVFlare would send an unconfirmed reply
-    again.
-
-    Args:
-        to: The channel and the topic of the requests.
+    """Make NVFlare send each reply to a request on this channel and topic only once. Without this patch, NVFlare would
+    send an unconfirmed reply again.
     """
     if is_merged("reply_once"):
         cell.reply_once_topics.add(to)
@@ -514,7 +509,7 @@ class LostWaits:
 
     @contextmanager
     def of(self, request: Message, has_arrived: Callable[[], bool]) -> Iterator[None]:
-        """In this context, end a request if its connection is lost.
+        """Inside the `with` block, end a request if its connection is lost.
 
         Args:
             has_arrived: Returns True if the other process has certainly received the request. Such a request is not

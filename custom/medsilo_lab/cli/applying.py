@@ -54,7 +54,6 @@ def predict(
 
 
 def _say_score(screen: Console, run: Path | None, site: str) -> None:
-    """Print the test score of the model, if the folder of the model's run is on this machine."""
     from medsilo.runs import paths
     from medsilo.runs.reading import read_summary
     from medsilo_lab.report.read import read

@@ -35,7 +35,6 @@ Target = Annotated[str | None, option("COLUMN", "the table's column that is to b
 
 
 def answers_of(pairs: list[str] | None, file: Path | None) -> dict[str, str]:
-    """Return a dictionary from the keys of questions to their answers, which come from options and from a file."""
     from medsilo.core.yaml_text import read_yaml
 
     values = read_yaml(file, "the answers", "YAML") if file else {}
@@ -51,7 +50,6 @@ def answers_of(pairs: list[str] | None, file: Path | None) -> dict[str, str]:
 
 
 def called_by(pairs: list[str] | None) -> dict[str, str]:
-    """Return a dictionary from the names of hospitals in the data to names that are valid in plans."""
     found = {}
     for pair in pairs or []:
         word, equals, name = pair.rpartition("=")

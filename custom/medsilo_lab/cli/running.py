@@ -90,8 +90,8 @@ def _train_further(
     threads: int | None,
     live: bool,
 ) -> None:
-    """Continue a finished run in a new folder with the same engine. `given` contains the device, the data and the
-    settings that the user has given.
+    """Continue a finished run in a new folder with the same engine. `given` is a tuple of the user's options for
+    device, data and settings.
     """
     screen.begin(f"reading {run}")
     from medsilo_lab.engines.longer import Longer
@@ -144,7 +144,7 @@ def run_study(
         if job is None:
             inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
             return
-        from medsilo_lab.engines import simulator  # imported late, because the module imports NVFlare
+        from medsilo_lab.engines import simulator
 
         if resumes:
             simulator.resume(folder, settings, threads, on_round, screen.say)

@@ -53,16 +53,15 @@ class Study:
     cells: Sequence[Cell]
     # title of the configuration with which all other configurations are compared; by default the title of FedAvg
     baseline: str | None = None
-    show: Callable[[], object] = lambda: None  # a function that writes the page after each run
+    show: Callable[[], object] = lambda: None
     settings: SiteSettings = field(default_factory=SiteSettings)
     at_once: int = 1
     say: Callable[[str], object] = lambda line: None
     # a function that receives a line of text about each finished run; by default `say`
     each: Callable[[str], object] | None = None
-    finished: str = ""  # progress bar that shows the number of finished runs and the remaining time
+    finished: str = ""
 
     def run(self) -> list[str]:
-        """Run all missing runs, and write the page after each run. Return a line of text about each failed run."""
         with self._begun():
             return self._fill()
 
@@ -70,7 +69,8 @@ class Study:
     def _begun(self) -> Iterator[None]:
         """Lock the folder of the comparison until the `with` block ends, and read the images once for all runs."""
         chosen_baseline([cell.row for cell in self.cells], self.baseline)
-        reuse.check_free(self.folder)  # a folder with other files is rejected before the lock file is written
+        # a folder with other files must be rejected before the lock file is written into the folder
+        reuse.check_free(self.folder)
         with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             reuse.begin(self.folder, self.cells, self.settings)
             left, own = [cell.plan for cell in self.cells if not cell.summary()], self.settings
@@ -112,7 +112,6 @@ class Study:
         return failures
 
     def under_way(self) -> str:
-        """Describe the number of finished runs, and the finished rounds of each active run."""
         running = ", ".join(
             f"{cell.name} ({f'round {done} of {cell.plan.rounds} is over' if done else 'starting'})"
             for cell in self.cells
@@ -121,7 +120,6 @@ class Study:
         return "; ".join(filter(None, (self.finished, running)))
 
     def conclude(self, failures: Sequence[str]) -> Verdict:
-        """Write the statistics of the finished runs into verdict.json, and write the page."""
         about = self.about.changed(cells=len(self.cells), failures=list(failures))
         runs = [
             RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name, fold=cell.fold)
@@ -144,7 +142,7 @@ class Study:
 @dataclass(frozen=True)
 class Asked:
     task: str | None
-    plan: Path | None  # a plan file or a job folder
+    plan: Path | None  # path of a plan file or of a job folder
     methods: Sequence[str]
     row: Sequence[str]
     seeds: Sequence[int]
@@ -168,8 +166,8 @@ class Asked:
 
 
 def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
-    """Adapt the configurations to the plan. For each normalisation layer, add a single-site configuration if it is
-    missing.
+    """Adapt the configurations to the plan. For each normalisation layer, add a single-site configuration if the
+    configurations contain none.
     """
     rows = [_suited(row, plan, changes) for row in rows]
     return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})

@@ -45,7 +45,6 @@ AT_ONCE = 2
 
 
 def demo_plan(rounds: int) -> Plan:
-    """Return the demo's plan, to which each configuration adds its changes."""
     return parse_plan({**base_plan(), "study": STUDY}, [*SMALL, f"training.rounds={rounds}"])
 
 

@@ -28,8 +28,8 @@ from medsilo_lab.consortium.description import SERVICE
 EXPELLED = "disabled_clients.json"  # file in the server's kit in which NVFlare lists expelled hospitals
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
-LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files, which are not backed up
-SERVER = "server"  # name of the server in a job's deploy_map
+LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files, which a backup leaves out
+SERVER = "server"
 TRIES = 20  # maximum number of attempts to list a folder whose files a running server replaces
 
 
@@ -39,8 +39,6 @@ AbsoluteFolder = Annotated[Line, Field(pattern=r"^/")]
 
 
 class Backup(BaseModel):
-    """The description of a backup file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
     form: Literal[1] = 1
     made: Line
@@ -50,13 +48,12 @@ class Backup(BaseModel):
     files: int
 
     def places(self, kit: Path) -> dict[str, Path]:
-        """Return the paths of the folders that the backup contains."""
         beside = {STUDIES: Path(self.studies)} if self.studies else {}
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return the description of a server whose folders are all in the kit `kit`. If `storage` is given, the jobs
-        are in this folder instead.
+        """Return the description after a restore into the kit `kit`. All folders are inside the kit, unless `storage`
+        names another folder for the jobs.
         """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
@@ -103,7 +100,7 @@ def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> 
         known = {*archive.namelist()}
         for place, folders, names in os.walk(folder):
             if part == KIT and Path(place) == folder:
-                # the folders of running and killed jobs are not backed up
+                # a backup leaves out the folders of running and killed jobs
                 folders[:] = [name for name in folders if not JOB.fullmatch(name) and folder / name != storage]
             for path in (Path(place) / name for name in sorted(names) if not name.endswith(LEFT_OUT)):
                 name = f"{part}/{path.relative_to(folder).as_posix()}"
@@ -173,7 +170,7 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
         path = place / KIT / "local" / HOSPITALS
         names |= set(json.loads(path.read_text(encoding="utf-8"))["hospitals"]) if path.exists() else set()
     for path in place.rglob(paths.ROUNDS):
-        with suppress(MedsiloError):  # a damaged study has no readable names of hospitals
+        with suppress(MedsiloError):
             names |= {site for line in read_rounds(path.parent, growing=True) for site in line.asked}
     for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
@@ -204,7 +201,6 @@ def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
 
 
 def _unpacked(file: Path, place: Path) -> Backup:
-    """Unpack a backup and verify the checksum of each file."""
     try:
         with zipfile.ZipFile(file) as archive:
             inside = archive.infolist()

@@ -48,7 +48,6 @@ class CanaryResult:
 
     @property
     def ready(self) -> bool:
-        """True if the hospital is ready for a study."""
         return not self.reason
 
     def as_json(self) -> dict[str, Any]:

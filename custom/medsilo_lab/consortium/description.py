@@ -14,9 +14,9 @@ from medsilo.core.yaml_text import read_yaml
 
 EXAMPLE = "provisioning/consortium.yaml"
 POLICIES = "site_configs"  # name of the folder with example policies, in a checkout and in the wheel medsilo-lab
-SERVICE = "medsilo.service"  # name of the systemd unit in a startup kit
+SERVICE = "medsilo.service"
 PRIVATE = "private-root"  # the lead's private folder, beside the folders of the kits
-ROOT = "server"  # NVFlare's name for the server
+ROOT = "server"
 MUTUAL = {"connection_security": "mtls"}
 
 
@@ -55,7 +55,7 @@ class Server(Section):
     other_names: list[Host] = Field(default_factory=list)
     port: Port = 8002
     organisation: Organisation
-    scheme: Literal["tcp", "grpc", "http"] = "tcp"  # transport protocol of the encrypted connections
+    scheme: Literal["tcp", "grpc", "http"] = "tcp"
     storage: Path = Path("/var/lib/medsilo")  # folder on the server's machine for NVFlare's jobs and their results
 
     @field_validator("storage")
@@ -92,15 +92,14 @@ class Person(Section):
 
 
 class Consortium(Section):
-    """The contents of consortium.yaml."""
-
     name: Name
     # lifetime of the root certificate; all other certificates of NVFlare last 360 days
     root_valid_days: int = Field(1825, ge=1, le=7300)
     server: Server
     hospitals: list[Hospital] = Field(min_length=1)
     people: list[Person] = Field(min_length=1)
-    relays: list[Relay] = Field(default_factory=list)  # clients that no relay names connect directly to the server
+    # the relays of the consortium; clients that no relay names connect directly to the server
+    relays: list[Relay] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
@@ -169,7 +168,6 @@ class Consortium(Section):
         ]
 
     def _sites(self) -> list[str]:
-        """Return the names of all participants that may connect to a relay."""
         return [relay.name for relay in self.relays] + [hospital.name for hospital in self.hospitals]
 
     def _listens(self, relay: Relay) -> dict[str, Any]:
@@ -211,9 +209,9 @@ def _policies(hospital: Hospital, file: Path) -> Path:
     name, folders = hospital.policies, [file.parent / hospital.policies]
     if name.parent.name == POLICIES:
         package = Path(__file__).resolve().parents[1]
-        # the example policies are in an installed wheel or in a checkout
+        # an installed wheel and a checkout have the example policies in different folders
         folders += [place / POLICIES / name.name for place in (package, package.parents[1])]
-    with suppress(OSError, StopIteration):  # a folder name may be invalid, and files may be missing
+    with suppress(OSError, StopIteration):  # a name of a folder may be invalid, and the file may be missing
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from medsilo.runs.schema import Summary
 
 LACKING = "medsilo can't be imported"  # the first words of an error message of site_guard.py
-CONNECT = 10.0  # time limit of NVFlare's connection to the server, in seconds
-POLL = 1.0  # seconds between two queries about a running job
-STARTING = 120.0  # time limit in seconds for the start of a submitted job
-ENDING = 120.0  # time limit in seconds for the end of a cancelled job
+CONNECT = 10.0
+POLL = 1.0
+STARTING = 120.0
+ENDING = 120.0
 PATIENCE = 600.0  # after a lost connection, the number of seconds for which `watch` tries to connect again
 # `status` shows SHOWN jobs, running jobs first, from the latest LISTED jobs
 SHOWN, LISTED = 20, 200
@@ -54,7 +54,6 @@ NOT_THERE = (  # NVFlare's errors for an unreachable controller of a job, and fo
     api_spec.AuthorizationError,
 )
 Say = Callable[[str], None]
-# a function that is called with a finished round and the progress of the round's study
 OnRound = Callable[["Round", "Progress"], None]
 
 
@@ -72,7 +71,7 @@ def connected(kit: Path) -> Iterator[Session]:
     user, address = own.name, f"{own.host}:{own.port}"
     remedy = "; is it started, and the way to it open?"
     try:
-        with redirect_stdout(io.StringIO()):  # hides the output of NVFlare about the connection
+        with redirect_stdout(io.StringIO()):
             session = connect(user, kit, CONNECT)
         remedy = " any more; did it end, or is its disk for temporary files full? its error_log.txt says why"
         try:
@@ -107,7 +106,7 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
     job ends before any training, and the error message contains the reason.
     """
     from medsilo.flare.jobs import plan_of
-    from medsilo_lab.jobs import check_components, write_job  # imported late, because importing the module takes long
+    from medsilo_lab.jobs import check_components, write_job  # imported late, because the import takes long
 
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
@@ -138,7 +137,7 @@ def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) 
             with connected(kit) as session:
                 _watch_start(session, job_id, say, sites)
                 return
-        except Unreachable as error:  # a busy server may answer the next query
+        except Unreachable as error:  # a busy server may be able to answer the next query
             if time.monotonic() > deadline:
                 say(f"{job_id} is submitted, whether it started is not known: {error}")
                 return
@@ -240,16 +239,14 @@ def resume(run: str, kit: Path, say: Say) -> str:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job at the server."""
-
     id: str
     status: str
     name: str
     submitter: str
     submitted: str
-    obstacles: tuple[str, ...] = ()  # reasons why the job waits or could not start
+    obstacles: tuple[str, ...] = ()
     goes_on: str = ""
-    outcome: str = ""  # reason of the failure, if the server reports it
+    outcome: str = ""
 
     def line(self) -> str:
         told = (self.id, self.outcome or self.status, self.goes_on, self.name, self.submitter, self.submitted)
@@ -295,7 +292,6 @@ class State:
 
 
 def status(kit: Path, job_id: str | None = None) -> State:
-    """Return the connected hospitals and the running jobs, or the state of a single job."""
     with connected(kit) as session:
         info = session.get_system_info()
         here = heard_lately(info)
@@ -344,14 +340,13 @@ def _answers(session: Session, name: str) -> bool:
     """
     try:
         told = session.get_client_job_status([name]) or []
-    # the hospital may not answer in time
+    # a disconnected or busy hospital does not answer in time
     except (api_spec.NoConnection, api_spec.InternalError, api_spec.InvalidTarget):
         return False
     return any(reply.get(MetaKey.STATUS) != MetaStatusValue.NO_REPLY for reply in told)
 
 
 def _turns(study: "Progress") -> dict[str, str]:
-    """Describe the current task of each hospital in a study, and the seconds since the task began."""
     if study.turns is None:
         return {}
     part = f"round {study.turns.round}" if study.turns.task == "round" else study.turns.task
@@ -394,7 +389,7 @@ def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tu
     """Return the reasons why a job waits or could not start. `here` are the connected hospitals."""
     if job["status"] not in ("SUBMITTED", COULD_NOT_START):
         return ()
-    whole = session.get_job_meta(job["job_id"])  # some fields of a job are missing in NVFlare's list of jobs
+    whole = session.get_job_meta(job["job_id"])
     if is_over(job["status"]):
         return tuple(obstacles(whole))
     from medsilo_server.flare.admission import named_in
@@ -408,7 +403,7 @@ def obstacles(job: dict[str, Any]) -> list[str]:
     report them.
     """
     if job["status"] == "SUBMITTED":
-        # removes the time at the beginning of the line
+        # NVFlare's line begins with the time of the entry, which is removed
         return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
@@ -444,10 +439,10 @@ class _Watching:
     on_round: OnRound
     say: Say
     on_progress: Callable[["Progress"], None] = lambda study: None
-    reported: set[str] = field(default_factory=set)  # reasons for waiting that were already reported to the user
-    last: int = 0  # number of the last round that was reported to the user
+    reported: set[str] = field(default_factory=set)
+    last: int = 0
     planned: int | None = None
-    died: float | None = None  # time at which this program first saw that the job had failed
+    died: float | None = None
 
     def look(self, session: Session) -> str | None:
         """Report all changes since the last call. Return the status of the job if the job has ended, otherwise None."""
@@ -563,7 +558,6 @@ def _download(session: Session, job_id: str, folder: Path) -> Path:
 
 
 def _run_in(workspace: Path) -> Path | None:
-    """Return the run folder among the files of a job, or None."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
 

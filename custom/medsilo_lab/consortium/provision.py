@@ -31,7 +31,6 @@ from medsilo_lab.jobs import CONTROLLER
 from nvflare_reliability.revocation import LIST, read_list, signed_list
 
 HERE = Path(__file__).parent
-# names of files in the folder of the package, as for SERVICE
 RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
 EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
 # A relay's kit contains the address at which the relay listens. The kit of a relay's client contains this address as
@@ -333,7 +332,7 @@ def _seal(folders: list[Path], state: Path) -> None:
 
 
 def _complete(consortium: Consortium, fresh: Path) -> None:
-    """Add medsilo's files to each kit, and add medsilo's classes to NVFlare's class allow-list.¶The kit of a hospital
+    """Add medsilo's files to each kit, and add medsilo's classes to NVFlare's class allow-list. The kit of a hospital
     gets the hospital's policies. The kit of the server gets the path of a storage folder, limits for each sender, and
     permissions. With these permissions, each lead sees only the lead's own jobs.
     """

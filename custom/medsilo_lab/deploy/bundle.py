@@ -67,7 +67,6 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
 
 
 def _write_scripts(scripts: Path) -> None:
-    """Copy the files that MONAI's runner imports as the package `scripts`."""
     write_text(scripts / "__init__.py", "")
     for package, name in (("medsilo_lab.deploy", "in_monai"), ("medsilo.tasks.own", "image_patches")):
         code = resources.files(package).joinpath(f"{name}.py").read_text("utf-8")
@@ -75,8 +74,8 @@ def _write_scripts(scripts: Path) -> None:
 
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
-    """Return configs/inference.json. With this configuration, MONAI's runner predicts every image in dataset_dir, and
-    writes masks or a table of classes to output_dir.
+    """Return the contents of configs/inference.json. With this configuration, MONAI's runner predicts every image in
+    dataset_dir, and writes masks or a table of classes to output_dir.
     """
     facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
     return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))

@@ -51,7 +51,7 @@ class ImagePredictor(Predictor):
 class ImageFile:
     """An image to predict: one file, a file for each channel, or the folder of a DICOM series.
 
-    The file format of the predicted mask is that of the image.
+    The file format of the predicted mask is the file format of the image.
     """
 
     name: str

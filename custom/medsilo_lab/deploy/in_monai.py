@@ -84,9 +84,6 @@ class WholeImages(Inferer):
         self.overlap, self.classifies, self.batch = overlap, classifies, batch
 
     def __call__(self, inputs: Tensor, network: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Return the scores [1, classes, *grid] for an image [1, channels, *grid]; for classification, the
-        probabilities [1, classes].
-        """
         if len(inputs) != 1:
             raise ValueError("set the data loader's batch_size to 1: images differ in size")
         image = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs

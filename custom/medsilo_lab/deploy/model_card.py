@@ -56,11 +56,10 @@ def write_card(source: Source, folder: Path) -> None:
 
 
 def template(name: str) -> Template:
-    """Load a Markdown template. A missing value becomes an empty text."""
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     texts.filters |= {"told": _shown, "interval": interval_text}
-    texts.policies["json.dumps_kwargs"] = {}  # JSON keeps the order of the keys
+    texts.policies["json.dumps_kwargs"] = {}  # without sorting, JSON has the keys in the order of the template
     return texts.get_template(f"{name}.template")
 
 
@@ -118,7 +117,6 @@ def card_facts(source: Source) -> dict[str, Any]:
 
 
 def _super_model(model: SuperModel) -> list[str]:
-    """Describe how a super model selects a model for a case, and name the hospitals from which its models come."""
     kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
     return [
         f"One global model, {len(model.agreed)} personal models and a selector. "
@@ -129,9 +127,6 @@ def _super_model(model: SuperModel) -> list[str]:
 
 
 def _summary(source: Source) -> Summary | None:
-    """Return the summary of the run in which the model was trained, or None if the run folder is not on this
-    machine.
-    """
     if source.run is None or not (source.run / paths.SUMMARY).is_file():
         return None
     try:

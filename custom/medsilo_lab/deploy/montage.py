@@ -10,7 +10,7 @@ from medsilo.tasks.overlays import colours_of, outline, write_png
 # The palette of Okabe and Ito: orange, sky blue, bluish green, yellow, vermilion and reddish purple. With more than six
 # structures, the colours repeat.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
-TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a tile, tiles per row, and pixels of a line in the legend
+TILE, COLUMNS, LINE = 256, 4, 16
 BRIGHT = (1.0, 99.0)  # percentiles of a slice's values that are shown as black and white
 
 

@@ -19,9 +19,9 @@ from medsilo.tasks.segmentation import likeliest
 from medsilo_lab.deploy.montage import tile, write_montage
 from medsilo_lab.deploy.source import Source
 
-BATCH = 16  # number of cases in a batch; the slices of a volume may be separate cases
+BATCH = 16
 VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of the table columns that contain the sizes of structures
-MONTAGE, MOST = "overview.png", 24  # file name of the overview, and maximum number of images in the overview
+MONTAGE, MOST = "overview.png", 24
 # columns that the table always has
 COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")
 
@@ -42,7 +42,7 @@ class Prediction:
 class PredictedImage(Protocol):
     """An image to predict: an image file or a DICOM series."""
 
-    name: str  # name of the image in the tables
+    name: str
 
     def read(self) -> Scan:
         """Read the image."""
@@ -87,7 +87,6 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
 
 
 def scan_of(use: Inference, image: tuple[Path, ...]) -> Scan:
-    """Read an image as the task reads images in training."""
     return use.scan_of(image) or Scan.read(image[0])
 
 
@@ -108,7 +107,6 @@ def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
-    """Return the size of each structure, in millilitres for a volume and in pixels for a 2-D image."""
     voxels = np.bincount(labels.ravel(), minlength=len(names))
     structures = list(enumerate(names))[1:]
     if labels.ndim == 2:
@@ -183,7 +181,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return the name of a label; without a name, return the number of the label as text."""
     return f"label {name}" if name.isdecimal() else name
 
 
@@ -193,7 +190,7 @@ def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]
     flat = []
     for row in rows:
         told = {"detail": " ".join((row["detail"] or "").split())}
-        if "experts" in row:  # the rows of failed images lack this key
+        if "experts" in row:  # the row of a failed image has no key "experts"
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
         flat.append(row | told)
     write_csv(out / "predictions.csv", flat, COLUMNS)

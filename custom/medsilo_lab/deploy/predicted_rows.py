@@ -44,7 +44,7 @@ def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales)
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(torch.from_numpy(rows.inputs), scales)
     found |= dict(zip(rows.places, asked.answers(inputs, task.target), strict=True))
-    for what, lines in rows.odd.items():  # a line with an invalid value gets no prediction
+    for what, lines in rows.odd.items():  # a line with an invalid value gets no prediction but a reason
         found |= {place: {"error": what} for place in rows.table.lines_called(lines.nonzero()[0])}
     patients = dict(zip(rows.places, rows.patients.texts(), strict=True)) if rows.patients_named else {}
     for place in sorted(found, key=_number):

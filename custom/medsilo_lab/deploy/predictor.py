@@ -24,7 +24,7 @@ from medsilo_lab.deploy.source import Source
 
 PREDICTORS = PluginTable("medsilo.predictors", "medsilo_lab.deploy.predictor:Predictor", {})
 Say = Callable[[str], None]
-AT_ONCE = 4096  # number of cases in a batch
+AT_ONCE = 4096
 NEEDS = (
     "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
     "--settings with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
@@ -53,7 +53,7 @@ class Predictor(ABC):
     cases: ClassVar[str]  # plural noun for the predicted cases, such as "images"
 
     source: Source
-    given: Sequence[Path]  # files, or folders of files
+    given: Sequence[Path]
     out: Path
     device: torch.device
     say: Say  # a function that receives lines of text; the lines must not contain file names
@@ -70,9 +70,9 @@ class Predictor(ABC):
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
-        """Return the means and deviations with which the values of a hospital are standardised. They come from training
-        or, if they are missing, from all data of the hospital. `plain` returns fixed means and deviations for tasks
-        that use no statistics of a hospital.
+        """Return the means and deviations with which the values of a hospital are standardised. These means and
+        deviations come from training or, if the hospital did not take part, from all data of the hospital. `plain`
+        returns fixed means and deviations for tasks that use no statistics of a hospital.
         """
         task: Any = self.source.plan.task
         if (self.site_part / paths.DATA).is_file():

@@ -19,11 +19,11 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-# a key in a file of tensors; with this key, the tensors belong to the form that the network has after training
+# a file of tensors with this key stores the tensors under their names in the network after training
 PLAIN = "plain"
 SINGLE = "model"  # name of the expert in a model with only one expert
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"
-MOST_MEMBERS = 16  # maximum number of models in an ensemble
+MOST_MEMBERS = 16
 
 
 class Committee(nn.Module):
@@ -128,7 +128,6 @@ class Source:
         return self.network(x), [SINGLE] * len(x), None
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder that `open` can read."""
         if isinstance(self.network, SuperModel):
             self.network.save(folder)
         else:
@@ -137,7 +136,6 @@ class Source:
             write_text(folder / paths.PLAN, self.plan.to_yaml())
 
     def copy(self, out: Path) -> None:
-        """Copy the model and its plan into another folder that `open` can read."""
         if isinstance(self.network, SuperModel):
             assert self.site_part
             shutil.copytree(self.site_part, out)

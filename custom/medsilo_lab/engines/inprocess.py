@@ -55,8 +55,6 @@ class Line:
 
 
 class Loop(Line):
-    """The channel of a run in one process."""
-
     participants: Mapping[str, TrainingSite]
 
     def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
@@ -131,7 +129,7 @@ def _run_central(plan: Plan, record: Record, resume: bool, settings: SiteSetting
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
     coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     record.write_summary(spread_over_hospitals(pool, coordinator.run(), plan))
-    # the plan names the hospitals as sites, as in the summary and in the model file
+    # the plan, the summary and the model file all name the hospitals as sites
     write_text(root / PLAN, plan.to_yaml())
 
 

@@ -13,10 +13,7 @@ KEPT = (paths.STATE_FILES, paths.METRICS, paths.BEST)  # files in the folder of 
 
 
 class Longer:
-    """A finished run and the plan of its continuation."""
-
     def __init__(self, run: Path, more: int) -> None:
-        """Raise MedsiloError if the run cannot be continued."""
         self.run, self.record, name = run, Record(run), run.resolve().name
         if not (run / paths.PLAN).is_file() or not (summary := self.record.finished()):
             raise MedsiloError(

@@ -41,8 +41,8 @@ START_LIMIT = 120.0, 5.0
 # seconds after a study in which the simulator must stop, because the simulator itself would take five seconds
 END_LIMIT = 2.0
 MOST_SILENCE = 6.0  # maximum seconds without a progress line while NVFlare and the sites start
-MOST_NAMES = 12  # maximum number of sites that one line names
-STARTS = 3  # maximum number of attempts to start the process of a site
+MOST_NAMES = 12
+STARTS = 3
 # Memory of a simulation in bytes: at the start, and for each site that trains at the same time, measured with
 # `benchmarks/many_sites.py`.
 ONCE, EACH = 800 << 20, 128 << 20
@@ -53,7 +53,7 @@ FORKED = (
     "medsilo_lab.engines.simulator",
     "medsilo_lab.engines.forked_plan",
 )  # modules that are imported before sites are forked; forked_plan, the last module, reads the plan
-FORKED_PLAN = "MEDSILO_PLAN"  # environment variable with the path of the plan
+FORKED_PLAN = "MEDSILO_PLAN"
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
 
@@ -65,7 +65,7 @@ class Needs:
     """
 
     sites: int
-    threads: int  # number of sites that train at the same time
+    threads: int
     memory: int
     free: int
 
@@ -80,7 +80,6 @@ class Needs:
 
     @property
     def text(self) -> str:
-        """A description of the simulation's processes and their memory, for the time before the simulation starts."""
         told = f"{self.threads} of {self.sites} sites at a time, each a process"
         if self.threads < self.sites:
             told += ", and a new one for each answer"
@@ -118,16 +117,15 @@ def run(
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:
-        if not (record.folder / paths.PLAN).exists():  # if the run did not begin, its folder is removed
+        if not (record.folder / paths.PLAN).exists():  # the folder of a run that did not begin is removed
             shutil.rmtree(record.folder / paths.JOB)
             shutil.rmtree(record.folder / paths.NVFLARE, ignore_errors=True)
-            with suppress(OSError):  # a folder with a log is not empty and is kept
+            with suppress(OSError):  # a folder that contains a log is kept, because rmdir only removes empty folders
                 record.folder.rmdir()
         raise
 
 
 def prepare_longer(run: Path, plan: Plan, folder: Path) -> None:
-    """Write the job with which the simulator continues a finished run."""
     write_job(folder / paths.JOB, plan, run / paths.JOB, study=folder.name, engine="simulator")
 
 
@@ -308,7 +306,6 @@ def _watch(
 
 
 def last_error(log: Path) -> str:
-    """Return the last line of a log that reports an error; if no line reports an error, return the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "ERROR" in line or "CRITICAL" in line]
     return (errors or lines or ["it said nothing"])[-1]

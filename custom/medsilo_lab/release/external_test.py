@@ -32,12 +32,11 @@ class Judged:
 
     test: SiteTest
     reported: Mapping[str, Any]
-    leaving: Score  # the score in the form that may be sent to the lead
+    leaving: Score
     exact: SiteResult  # exact results over all cases, which stay at the hospital
     labels: Sequence[str]  # names of the classes in the order of the model's outputs
 
     def against(self, other: "Judged") -> Difference:
-        """Return the score of this model minus the score of another model. Both scores are for the same patients."""
         return compare([{"here": self.test.scores}], [{"here": other.test.scores}])
 
 

@@ -45,7 +45,7 @@ class Scored(Section):
 
     score: Share
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    step: Share = Field(0.0, exclude_if=not_)  # the step to which the hospital rounds its scores
+    step: Share = Field(0.0, exclude_if=not_)
 
     @property
     def told(self) -> Score:
@@ -76,8 +76,6 @@ class ReleaseManifest(Section):
 
 @dataclass(frozen=True)
 class Release:
-    """A release with a verified signature."""
-
     folder: Path
     manifest: ReleaseManifest
     lead: str  # fingerprint of the public key that signed the release

@@ -37,7 +37,6 @@ def remove_earlier(folder: Path, site: str) -> None:
 
 
 def _pictures(folder: Path, site: str) -> list[Path]:
-    """Return the pictures of the best, the median and the worst test case."""
     return sorted((paths.site_folder(folder, site) / paths.PICTURES).glob("test-*.png"))
 
 
@@ -88,7 +87,6 @@ def write_validation(
 
 
 def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> dict[str, Any]:
-    """Return the table rows with the results for each class, and the names of classes with few cases."""
     named = [(release.folder.name, judged.exact) for release, judged in zip(releases, found, strict=True)]
     rows = [deciding.DecisionRow(name, own.decisions, own.figures) for name, own in named if own.decisions]
     labels = found[0].labels

@@ -13,7 +13,7 @@ from medsilo.core.text import is_safe_name
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
-OWN = "releases"  # purpose for which the signing key is used
+OWN = "releases"
 Key = Annotated[Path, typer.Option(metavar="FILE", help="signing key; created on first use")]
 Leads = Annotated[
     list[str],

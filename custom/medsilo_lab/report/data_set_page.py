@@ -31,10 +31,10 @@ from medsilo_lab.report.read import picture_of
 from medsilo_lab.report.template import fill
 from medsilo_page.charts import Drawing
 
-SHOWN = 10  # number of cases with a picture
-BINS, WIDTH, HEIGHT = 20, 220, 56  # number of bins of a histogram, and its width and height in pixels
-MOST_LEVELS = 12  # maximum number of values that are listed for a column
-MOST_NAMES = 20  # maximum number of listed files and columns
+SHOWN = 10
+BINS, WIDTH, HEIGHT = 20, 220, 56  # BINS is the number of bins of a histogram; WIDTH and HEIGHT are its size in pixels
+MOST_LEVELS = 12
+MOST_NAMES = 20
 LIMITS = (
     "Whether the labels are right: look at the pictures, and at cases of your own choice.",
     "Whether a patient has two names, or two patients share one.",
@@ -51,10 +51,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """The description of a table column: its role, the number of missing values, and the values."""
-
     name: str
-    use: str  # role of the column in the data set
+    use: str
     missing: str
     values: str
     chart: Markup | str = ""
@@ -104,7 +102,6 @@ def _said(value: object) -> str:
 
 
 def _ranges(survey: Survey | None) -> dict[str, str]:
-    """Return the ranges of image sizes, spacings, grey values and durations, and the values in label files."""
     if survey is None:
         return {}
     ranges: Mapping[str, Any] = {
@@ -134,7 +131,7 @@ def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
         for part, number in whole[::step][:SHOWN]:
             image, target = getattr(data, part)[number][:2]
             if not isinstance(image, Tensor) or image.ndim not in (3, 4):
-                return  # tables and recordings have no pictures
+                return
             masks = _masks(task, target)
             none = torch.zeros((1, *image.shape[1:]), dtype=torch.bool)
             draw_found(
@@ -166,7 +163,6 @@ def _caption(task: Task, target: Tensor, masks: Tensor | None) -> str:
 
 # ---------------------------------------------------------------------------------------------------- columns
 def _columns(own: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
-    """Yield a description of each column of the table. Columns that the data set uses come first."""
     roles = {str(name): role for role, name in source.columns.items() if isinstance(name, str)}
     outcome = {source.column(name) for name in source.outcome}
     uses = {name: _use(name, roles, outcome, source, own.words) for name in table.names}

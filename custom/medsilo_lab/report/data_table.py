@@ -9,7 +9,7 @@ from medsilo_lab.report.read import RunResult
 
 PARTS = ("train", "validation", "test")
 Rows = list[tuple[str, list[dict[str, Any]]]]
-Table = tuple[str, Sequence[str], Rows, str]  # title, column headers, rows, and description of the sample
+Table = tuple[str, Sequence[str], Rows, str]
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:

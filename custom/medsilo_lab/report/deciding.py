@@ -24,14 +24,13 @@ Points = Iterable[Point]
 
 
 def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin]:
-    """Add up several lists of bins, each of which belongs to a class or to a site."""
     columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
     return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
 
 
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
-OF_CLASS = re.compile(r"auroc_\d+")  # name of the AUROC of one class among several
+OF_CLASS = re.compile(r"auroc_\d+")
 FEW = 10  # if a class has fewer test cases, its AUROC supports no comparison
 Row = tuple[Any, list[dict[str, Any]]]
 
@@ -157,7 +156,7 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
     """Return a row for each site that discloses its decisions, and a row for all these sites together.
 
     Args:
-        name: label of the run, if the page shows several runs
+        name: the label of the run, if the page shows more than one run
     """
     sites = {site: run.site(site) for site in run.sites}
     rows = [
@@ -172,7 +171,6 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
 
 
 def together_of(several: Sequence[Decisions]) -> Decisions:
-    """Add up the counts of several sites. Sites that do not disclose a count are left out of its sum."""
     cuts = [one.decided for one in several if one.decided]
     curves = [one.reliability for one in several if one.reliability]
     tables = [one.confusion for one in several]
@@ -218,9 +216,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
 
 
 def _sample(runs: Sequence[RunResult], cases: int) -> str:
-    """Describe the number of test cases in the section on decisions, and the number of test patients if every site
-    discloses this number.
-    """
     patients = same(runs, lambda run: sum(run.patients.values()))
     whole = patients and all(set(run.sites) <= set(run.patients) for run in runs)
     return f"n = {counted(cases, 'test case')}" + (f" of {counted(patients, 'patient')}" if patients and whole else "")
@@ -238,7 +233,6 @@ def _at_threshold(row: DecisionRow) -> Row:
 
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
-    """Return a row of the confusion matrix for each class that occurs or is predicted."""
     table = row.decisions.confusion
     return [
         (

@@ -45,7 +45,7 @@ TITLES = {
     "worse": "federated training with {} is worse than single-site",
     "inconclusive": "inconclusive whether federated training with {} helps",
 }
-LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # style of the marker for each verdict
+LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}
 # minimum number of hospitals behind a mean: from the mean of two hospitals, each could calculate the other hospital's
 # score
 LEAST = 3
@@ -61,7 +61,7 @@ class DifferenceLine:
     name: str
     verdict: str
     difference: PairedDifference
-    missing: str = ""  # description of the sample that would be needed for a clear verdict
+    missing: str = ""
     alone: Level | None = None
     together: Level | None = None
     pooled: Level | None = None
@@ -86,7 +86,6 @@ def _word(found: PairedDifference) -> str:
 
 
 def _ranking(verdict: Verdict) -> str:
-    """Return a title with the names of the federated methods that are significantly better than the baseline."""
     named = verdict.baseline or "none"
     asked = [row for row in verdict.rows if row.baseline and row.difference.mean and row.method not in REFERENCES]
     if not asked:
@@ -162,7 +161,8 @@ def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site
     pooled = [found for row in verdict.rows if row.method == "central" and (found := level(row))]
     if not together or not alone:
         return line
-    # of several single-site configurations, the configuration is used from whose score the difference was calculated
+    # if there are several single-site configurations, use the configuration from whose score the difference was
+    # calculated
     nearest = min(alone, key=lambda found: abs(together.mean - found.mean - line.difference.mean))
     return replace(line, together=together, alone=nearest, pooled=pooled[0] if len(pooled) == 1 else None)
 
@@ -179,7 +179,7 @@ def _chart(
     Args:
         about: rows whose sample the caption describes; by default all rows
     """
-    # rows state their numbers of seeds only if the rows have different numbers of seeds
+    # the numbers of seeds are shown only if they differ between the rows of the chart
     differ = len({one.difference.seeds for one in lines}) > 1
     scores = all(one.together for one in lines)
     drawn = [_whisker(one, in_points(one.difference, differ), scores) for one in lines]
@@ -228,9 +228,7 @@ def _title(line: DifferenceLine, scores: bool) -> str:
 
 
 def _tested(line: DifferenceLine, differ: bool) -> str:
-    """Describe the number of test patients behind a row. If the rows have different numbers of seeds, add the number of
-    seeds.
-    """
+    """Describe the number of test patients of a row in the chart. If `differ` is true, add the number of seeds."""
     number = line.difference.patients
     whom = f"n = {number:,}" if number else "n not disclosed"
     return f"{whom}, {repetitions(line.difference.seeds)}" if differ else whom
@@ -260,7 +258,6 @@ def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
 
 
 def _sample_of(lines: Sequence[DifferenceLine]) -> str:
-    """Describe the largest number of test patients and the largest number of seeds among several rows."""
     seeds = max((one.difference.seeds for one in lines), default=0)
     patients = max((one.difference.patients or 0 for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
@@ -322,8 +319,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
-    # of several single-site configurations, the configuration from whose score the difference was calculated comes
-    # first
+    # if there are several single-site configurations, the configuration from whose score the difference was calculated
+    # comes first
     alone.sort(key=lambda found: abs(joined.mean - found.mean - one.difference.mean))
     yield f"Test {verdict.metric}, federated", _level(joined)
     if alone:

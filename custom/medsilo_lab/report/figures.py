@@ -104,7 +104,6 @@ def _blank(height: float) -> "tuple[Figure, Axes]":
 
 
 def _rows(names: Sequence[str], label: str) -> "tuple[Figure, Axes]":
-    """Return an empty figure with a row for each name, from top to bottom, and with the x axis at the top."""
     figure, axes = _blank(0.7 + ROW * len(names))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -185,7 +184,6 @@ def _run_learning(run: RunResult) -> "Figure":
 
 
 def _line(axes: "Axes", name: str, values: Sequence[float | None], colour: str | None, width: float) -> None:
-    """Draw a curve of values over rounds, and skip rounds without a value."""
     known = [(number, value) for number, value in enumerate(values) if value is not None]
     if known:
         axes.plot(*zip(*known, strict=True), color=colour, linewidth=width, label=name)

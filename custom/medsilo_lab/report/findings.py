@@ -50,9 +50,6 @@ def answer(runs: Sequence[RunResult]) -> str:
 
 
 def _why_unranked(runs: Sequence[RunResult]) -> str:
-    """Explain why several runs are not ranked. For methods with several common seeds, add the difference between their
-    mean scores.
-    """
     if not repeats_seeds(runs):
         return "Each run has one seed, and another seed may change their order, so none is ranked."
     means = _means_by_seed(runs)

@@ -2,7 +2,7 @@
 
 import re
 
-TERMS = {  # terms in lower case, with their meanings in one or two sentences
+TERMS = {
     "federated training": "Hospitals train one model together. Images and records stay; what training changed in the "
     "model goes to a server, which averages it.",
     "single-site training": "A hospital trains a model with its own patients alone.",

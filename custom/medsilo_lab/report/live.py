@@ -30,8 +30,8 @@ from medsilo_page.local_pages import LocalPages
 from medsilo_page.page_server import PageServer
 
 HERE = Path(__file__).parent
-MOST_LINES = 8  # maximum number of curves in the chart
-MOST_ROWS = 200  # maximum number of rows in the table
+MOST_LINES = 8
+MOST_ROWS = 200
 
 
 @dataclass(frozen=True)

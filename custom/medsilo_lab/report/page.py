@@ -27,12 +27,11 @@ from medsilo_page.charts import Series, Whisker, axis_of, line_chart, shared_axi
 
 
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
-    """Read the run folders, write their page, and return its path."""
     return _write(read_all(runs), destination, title)
 
 
 def _write(runs: Sequence[RunResult], destination: Path, title: str) -> Path:
-    # each file may be valid although the files contradict each other
+    # files that are valid one by one may contradict each other
     with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):
         page = render(runs, title)
     return save(page, destination)
@@ -83,9 +82,6 @@ def report_of(folder: Path) -> Reported:
 
 
 def _spent(one: Spent) -> list[dict[str, Any]]:
-    """Return table cells about a hospital's privacy: the privacy cost in this study, the cost in all studies, the
-    privacy budget and δ.
-    """
     costs = (one.study, one.all_studies)
     rest = (one.allowed, one.delta)
     return [
@@ -104,7 +100,6 @@ def _weighed(one: Weighed) -> list[dict[str, Any]]:
 
 
 def _context(runs: Sequence[RunResult], name: str) -> str:
-    """Describe the runs on the page in one line: name, task, number of sites, label, number of rounds, and network."""
     count = len(all_sites(runs))
     parts = [
         name,
@@ -118,9 +113,6 @@ def _context(runs: Sequence[RunResult], name: str) -> str:
 
 
 def _picture(run: RunResult) -> dict[str, Any]:
-    """Return a chart of each site's test score with its confidence interval, or an empty mapping if no score is
-    known.
-    """
     known = [(site, run.score_at(site), run.intervals.get(site)) for site in run.sites]
     drawn = {
         site: Whisker(
@@ -264,6 +256,5 @@ def _participation(run: RunResult) -> dict[str, Any]:
 
 
 def _work(own: SiteResult) -> list[dict[str, Any]]:
-    """Return table cells with a site's number of contributed rounds, its working time, and its transferred bytes."""
     sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
     return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]

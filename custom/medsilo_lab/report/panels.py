@@ -20,8 +20,6 @@ MOST_OVERLAYS = 12_000_000  # maximum number of characters of all overlays of a 
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a panel: one run, or all finished runs of a configuration."""
-
     label: str
     runs: Sequence[RunResult]
 
@@ -41,7 +39,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the matrix W of every run that has a matrix W, which contains each site's weight for each other site."""
+    """Return the matrix W of every run that has such a matrix. W contains each site's weight for each other site."""
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:
@@ -96,14 +94,12 @@ def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _choices(told: Mapping[str, Mapping[str, int]]) -> str:
-    """Describe the number of cases on which a table of selected models is based."""
     return f"n = {counted(sum(sum(chosen.values()) for chosen in told.values()), 'choice')}"
 
 
 def _frequencies(
     told: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
 ) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """Return, for each model, the fraction of each site's cases for which the model was selected."""
     rows = []
     for site, chosen in told.items():
         whole = sum(chosen.values())
@@ -114,7 +110,6 @@ def _frequencies(
 
 
 def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the images before and after harmonisation, for each run that stores them."""
     return [{"label": run.label, "pictures": run.pictures} for run in runs if run.pictures]
 
 

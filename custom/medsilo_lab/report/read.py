@@ -22,8 +22,8 @@ from medsilo.runs.schema import SiteResult, Summary
 from medsilo.runs.score import Score
 from medsilo.runs.site_files import Provenance
 
-LARGEST_PICTURE = 2_000_000  # maximum size of a picture in bytes
-LONGEST_NAME = 40  # maximum number of characters in the name of a class
+LARGEST_PICTURE = 2_000_000
+LONGEST_NAME = 40
 Interval = tuple[float, float]
 OVERLAYS = ("best", "median", "worst")
 
@@ -32,15 +32,15 @@ OVERLAYS = ("best", "median", "worst")
 class Overlay:
     """A picture of a test case with annotated and predicted structures."""
 
-    which: str  # "best", "median" or "worst"
+    which: str
     score: float | None
     image: str
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the title of the run, which `read_all` makes unique among
-    several runs.
+    """The contents of a run folder. `label` is the title of the run; `read_all` makes the labels of several runs
+    unique.
     """
 
     folder: str
@@ -63,7 +63,6 @@ class RunResult:
 
     @property
     def record(self) -> str:
-        """The run's provenance as JSON text for the page."""
         return json.dumps(self.provenance.as_read(), indent=2, ensure_ascii=False)
 
     @property
@@ -121,13 +120,9 @@ class RunResult:
 
     @property
     def tested(self) -> int:
-        """The number of test cases that all sites together disclose."""
         return sum(cases_tested(self.summary, site) or 0 for site in self.sites)
 
     def cases_in(self, part: str) -> int:
-        """Return the number of cases that all sites together disclose for a part of the data (`train`, `validation` or
-        `test`).
-        """
         return sum((self.site(site).cases or {}).get(part) or 0 for site in self.sites)
 
     @property
@@ -153,7 +148,6 @@ class RunResult:
         return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
     def missed(self, site: str) -> dict[int, str]:
-        """Return the rounds that a site missed, with the reasons."""
         return {line.round: why for line in self.rounds if (why := line.absence(site))}
 
 
@@ -219,7 +213,6 @@ def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
 
 
 def sample(runs: Sequence[RunResult]) -> str:
-    """Describe the sample from which the runs' test scores were computed, for a caption."""
     cases, patients = same(runs, lambda run: run.tested), same(runs, lambda run: sum(run.patients.values()))
     if not cases:
         return f"n = {counted(len(runs), 'run')}"
@@ -229,7 +222,6 @@ def sample(runs: Sequence[RunResult]) -> str:
 
 
 def last_round(runs: Iterable[RunResult]) -> int:
-    """Return the last round of the longest validation curve."""
     return max([0, *(len(run.site(site).validation) - 1 for run in runs for site in run.sites)])
 
 

@@ -12,7 +12,6 @@ from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
 from medsilo_lab.study.verdict_file import Notice, Verdict
 
-# finished runs, by the title of their configuration or by the label of a single run
 Rows = Mapping[str, Sequence[RunResult]]
 MOST_ABSENCES, MOST_NAMED = 6, 4
 SYNTHETIC_NOTICE = Notice(
@@ -42,9 +41,6 @@ def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
 
 
 def runs_of(folder: Path, verdict: Verdict, whole: bool = False) -> dict[str, list[RunResult]]:
-    """Return the finished runs of each configuration in a comparison. With `whole`, confidence intervals and pictures
-    are also read.
-    """
     found: dict[str, list[RunResult]] = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
         turn = f", fold {one.fold}" if one.fold else ""
@@ -179,11 +175,11 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # score of predicting an empty mask, and score of a random order
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of guessing: with an empty mask, and with a random order
 BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # the limit LITTLE for masks, which may overlap by chance
 ENOUGH = 6  # minimum number of values of a curve that is tested for a rise
-STEEP = 0.02  # minimum rise of a curve over its last half
+STEEP = 0.02  # minimum rise over the last half of a validation curve that counts as a rise
 
 
 def guessing(run: RunResult, site: str) -> float | None:
@@ -216,8 +212,8 @@ def _held(run: RunResult) -> tuple[float, float] | None:
 
 
 def way(score: float, base: float) -> float:
-    """Convert a score to a scale on which 0 is the score of guessing and 1 is a perfect score. If guessing itself is
-    perfect, return 1.
+    """Convert a score to a scale on which 0 is the score of guessing and 1 is a perfect score. If the score of guessing
+    is itself perfect, return 1.
     """
     return (score - base) / (1 - base) if base < 1 else 1.0
 

@@ -28,17 +28,11 @@ DARKEST = 0.3  # minimum difference that is shown by the darkest cell
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # if there are more seeds, the page shows only the number of seeds
+FEW = 6  # if a comparison has more seeds, the page shows only the number of seeds
 Rows = dict[str, list[RunResult]]
 
 
 def write_study(folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any) -> Path:
-    """Read a comparison's folder, write its page and return the page's path.
-
-    Args:
-        template: file name of the page's template
-        more: additional values for the template
-    """
     verdict = read_verdict(folder)
     found = runs_of(folder, verdict, whole=True)
     return save(render(verdict, found, template, **more), destination or folder / paths.REPORT)
@@ -143,7 +137,6 @@ def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
 
 
 def _sample(verdict: Verdict) -> str:
-    """Describe the number of test patients and the number of seeds of a comparison."""
     seeds = repetitions(len(verdict.seeds))
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
@@ -151,7 +144,6 @@ def _sample(verdict: Verdict) -> str:
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
-    """Return a table header for each site, with the name and the number of test patients of the site."""
     told = {site: counted(number, "test patient") for site, number in verdict.patients.items()}
     return [(site, ", ".join(filter(None, (told.get(site, ""), more)))) for site in verdict.sites]
 
@@ -208,7 +200,6 @@ def _tested(verdict: Verdict) -> list[VerdictRow]:
 
 
 def _shaded(found: PairedDifference | None) -> dict[str, Any]:
-    """Make a table cell with a difference. The cell is darker if the difference is larger."""
     if found is None:
         return cell(None)
     look = f"{'higher' if found.mean > 0 else 'lower'}{' sure' if found.sure else ''}"
@@ -237,7 +228,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _figures(found: Rows) -> dict[str, Any]:
-    """Return a table with the measures of each configuration over the test cases of all sites, averaged over seeds."""
     known = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
     names = [name for name in known if not deciding.OF_CLASS.fullmatch(name)]
     rows = [(title, [_over_runs(runs, name) for name in names]) for title, runs in found.items()]

@@ -17,12 +17,12 @@ from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, 
 # minimum number of test or validation patients for which scores are disclosed (min_patients_per_metric)
 LEAST_TESTED = 5
 LEAST_TRAINED = 9  # minimum number of patients of a hospital that trains
-FEWEST = 2  # minimum number of classes in a classification
+FEWEST = 2
 THIN = 16  # a 3-D network learns little from volumes with fewer slices
 AIR = -500  # images with a value below this number of Hounsfield units are CT images
 WIDER = 0.25  # margin at both ends of an intensity window, as a fraction of the intensity range in structures
-STEPS = 12  # minimum number of optimizer steps per round
-LONGEST_ROUND = 8  # maximum number of epochs per round
+STEPS = 12
+LONGEST_ROUND = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # matches the allowed names of structures and classes
 
 Choices = Mapping[str, tuple[Any, str]]  # a value and its reason for each key, such as task.name
@@ -35,8 +35,6 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """All choices for a folder of data."""
-
     plan: Choices
     settings: Choices
     # choices for single hospitals, which replace the common choices
@@ -46,7 +44,7 @@ class Draft:
 METHOD = Choice("fedavg", "the plainest; 'medsilo compare' compares others with it")
 BATCH = Choice(32, "cases are small: any machine has room")
 ADAMS_RATE = "usual for adam; less where the loss jumps"
-# order of the sections in a plan; all other sections follow
+# order of the sections in a plan; sections that are not listed follow at the end
 SECTIONS = ("algorithm", "task", "network", "training", "participation")
 BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that come after task.shares in a plan
 
@@ -317,7 +315,6 @@ def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the settings
 def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
-    """Choose the description of the hospital's data in medsilo.yaml."""
     source, found = looks.source, dict[str, tuple[Any, str]]()
     if looks.layout.images:
         images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)

@@ -16,7 +16,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
 MOST = 60  # maximum number of cases that are opened; cases are taken from the hospitals in turn
-TAIL = (0.5, 99.5)  # percentiles of intensities in the description of a data set
+TAIL = (0.5, 99.5)
 MOST_VALUES = 50  # label files with more different values are masks of single objects, or are no masks
 LEAST_PATIENTS = 6  # minimum number of patients per hospital for which a pattern in file names is accepted
 TELLING = (
@@ -32,12 +32,10 @@ CLASS = r"[^/]+/"  # the class folder before the name of a patient, who may have
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """The properties of the image and the label of one case."""
-
-    size: tuple[int, ...]  # voxels along x, y (and z)
+    size: tuple[int, ...]
     spacing: tuple[float, ...]
     channels: int
-    kind: str  # name of numpy's dtype
+    kind: str
     low: float
     high: float
     # percentiles of the intensities; they are taken inside the structures, if the mask has structures
@@ -61,14 +59,13 @@ class DatasetFacts:
     cases: dict[str, int]
     patients_of: dict[str, int]  # in a classification, number of patients by class
     looked: tuple[CaseFacts, ...]
-    left_out: dict[str, int]  # number of omitted cases by reason
+    left_out: dict[str, int]
     segments: bool
     # true if a table names the patient of each case; false if only file names show the patient
     patients_known: bool = False
 
     @property
     def flat(self) -> bool:
-        """True for 2-D images."""
         return len(self.looked[0].size) == 2
 
     @property
@@ -103,7 +100,6 @@ class DatasetFacts:
 
 
 def ranges(rows: Sequence[Sequence[float]]) -> str:
-    """Format the range of the values along each axis."""
     axes = []
     for axis in zip(*rows, strict=True):
         low, high = min(axis), max(axis)
@@ -168,7 +164,6 @@ def looks_of(
 
 
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
-    """Return True if a table's labels are file names."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
     entries = CaseIndex.of_cases(source, place, masks=False).entries
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)

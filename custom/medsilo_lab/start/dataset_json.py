@@ -23,8 +23,8 @@ class _DatasetFile(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     labels: dict[str, Any] = Field(max_length=1000)
-    channel_names: dict[str, str] | list[str] = Field([], max_length=100)  # key of nnU-Net
-    modality: dict[str, str] | list[str] = Field([], max_length=100)  # key of the Decathlon
+    channel_names: dict[str, str] | list[str] = Field([], max_length=100)
+    modality: dict[str, str] | list[str] = Field([], max_length=100)
 
 
 @dataclass(frozen=True)

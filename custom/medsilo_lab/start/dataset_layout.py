@@ -63,20 +63,20 @@ class DatasetLayout:
     """
 
     path: Path
-    site: str  # name of the hospital, if the folder belongs to a single hospital
-    device: str | None = None  # device that the user requested
-    gpu: bool = False  # true if this machine has a GPU for training
-    by_slices: bool = False  # true if the user requests slices instead of volumes
+    site: str
+    device: str | None = None
+    gpu: bool = False
+    by_slices: bool = False
     target: str | None = None  # name of the label column, if the user has given this name
-    hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
+    hospitals: bool = False
     # answers of the user about the columns of every table (table_folder.SAID)
     said: Mapping[str, Any] = field(default_factory=dict)
     # answers of the user about the columns of the tables of single hospitals
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     facts: Any = None  # facts from the dataset probe, which later questions use
-    summary: Sequence[str] = ()  # sentences about the results of the dataset probe
-    several: bool = False  # true if the folder contains the data of several hospitals
-    patients: Mapping[str, int] = field(default_factory=dict)  # number of patients of each hospital in the plan
+    summary: Sequence[str] = ()
+    several: bool = False
+    patients: Mapping[str, int] = field(default_factory=dict)
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
 
     by_hospital = staticmethod(by_hospital)
@@ -115,7 +115,6 @@ class DatasetLayout:
         }
 
     def _is_renamed(self, site: str) -> bool:
-        """Return True if no folder or table has the hospital's name in the plan."""
         there = [] if self.path.is_file() else [*self.path.iterdir()]
         return bool(there) and site not in {safe_name(own) for item in there for own in (item.name, item.stem)}
 
@@ -216,7 +215,6 @@ class DatasetLayout:
         return self._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
 
     def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
-        """Return a copy with the properties of the images. The chosen network fits this machine's GPU or CPU."""
         dimensions = choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
         fit, limit = fit_for(looks.segments, axes, self.gpu), LIMITS[self.gpu]
@@ -289,7 +287,6 @@ SHOWN = (
 
 
 def shown_lines(draft: Draft) -> list[str]:
-    """Return the most important choices, one per line."""
     own = {**draft.plan, **draft.settings}
     return [f"{key}: {in_yaml(value)}  ({why})" for key, (value, why) in own.items() if key in SHOWN]
 
@@ -334,7 +331,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
 
 
 JOB, TRIAL, CHECKS, DATA_SET = "job", "trial", "check", "data-set"
-COMPARED = ("local", "fedavg")  # methods in the command 'medsilo compare' that is proposed as a next step
+COMPARED = ("local", "fedavg")
 WIDTH = 118
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
@@ -391,7 +388,6 @@ def place_of(out: Path, site: str) -> Path:
 
 
 def text_of(head: Sequence[str], own: Choices) -> str:
-    """Return choices as YAML, with the reasons as comments."""
     lines = [f"# {line}" for line in head]
     for section, keys in groupby(own, key=lambda key: key.rpartition(".")[0]):
         lines += ["", *([f"{section}:"] if section else [])]

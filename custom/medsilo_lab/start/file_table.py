@@ -22,15 +22,13 @@ PATIENTS = (
 # a column with one of these names is a patient column, even if its cells are file names
 SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
 FILE, LABEL = "recording", "label"  # column names of a table without a header
-SHOWN = 20  # maximum number of columns in an error message
+SHOWN = 20
 
 
 @dataclass(frozen=True)
 class FileTable:
-    """A table whose lines name files."""
-
     name: str
-    file: str  # name of the column that contains file names
+    file: str
     label: str
     patient: str | None
     head: tuple[str, ...] = ()  # names of the columns, if the table has no header

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DEEPEST = 5  # maximum number of levels of a U-Net
+DEEPEST = 5
 SMALLEST = 4  # minimum number of voxels along an axis at the deepest level of a U-Net
 WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 

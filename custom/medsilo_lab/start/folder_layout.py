@@ -31,7 +31,7 @@ MOST_CLASSES = 254
 # maximum number of hospital folders without names of places, because more folders may belong to patients
 MOST_HOSPITALS = 8
 TELL = "if each is a hospital's, say --hospitals"
-SHOWN = 6  # maximum number of names in an error message
+SHOWN = 6
 READ = (
     "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP, and tables (CSV, Parquet, Excel, Stata, SAS) whose first line "
     "names the columns"
@@ -46,16 +46,16 @@ HOW = (
 class FolderLayout:
     """Patterns of the image files and label files in a folder, or in the folder of each hospital."""
 
-    kind: str  # description of the kind of folder
+    kind: str
     images: tuple[str, ...] = ()  # a pattern for each channel; empty if a table names the files
     labels: str | None = None  # pattern of masks; None if folders are named after classes
     channels: tuple[str, ...] = ("image",)
     classes: tuple[str, ...] = ()
     hospitals: tuple[str, ...] = ()  # folders of the hospitals; empty if the folder belongs to a single hospital
-    unused: tuple[str, ...] = ()  # folders and tables that are ignored
-    named: DatasetNames | None = None  # names in the folder's dataset.json
+    unused: tuple[str, ...] = ()
+    named: DatasetNames | None = None
     table: FileTable | None = None  # the table that names the files, if its file name is not TABLE
-    told: bool = False  # true if the user declared that each folder belongs to a hospital
+    told: bool = False
 
     @property
     def by_table(self) -> bool:
@@ -116,7 +116,7 @@ def items_of(names: Mapping[str, Path]) -> list[str]:
 def _says_dicom(path: Path) -> bool:
     try:
         return path.is_file() and is_dicom(path)
-    except OSError:  # the file may be unreadable
+    except OSError:
         return False
 
 
@@ -144,7 +144,6 @@ def suffix_of(name: str) -> str:
 
 
 def layout_of(items: Sequence[str], told: bool = False) -> FolderLayout:
-    """Find the layout of the files of one hospital, or of several hospitals in separate folders."""
     whole = _of_one(items)
     if whole:
         return whole
@@ -213,7 +212,6 @@ def _of_one(items: Sequence[str]) -> FolderLayout | None:
 
 
 def a_table(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of a folder with a table of cases."""
     return FolderLayout(f"a table of cases, {TABLE}") if TABLE in items else None
 
 
@@ -281,7 +279,6 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _word(ending: str) -> str:
-    """Return the last word of a pattern, for example t1 in *_t1.nii.gz."""
     return re.split(r"[^A-Za-z0-9]+", _stem(ending))[-1].lower()
 
 
@@ -357,7 +354,6 @@ def _refuse_parts(tops: Iterable[str]) -> None:
 
 
 def _why_not(items: Sequence[str]) -> str:
-    """Explain why no known layout fits the files, and name the remedy."""
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
     labels = [top for top in below if top.lower() in LABEL_WORDS]

@@ -49,7 +49,7 @@ MOST_CLASSES, LEAST_OF_CLASS = 20, 3
 # an image, the user is asked.
 COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # matches masks in Kaggle's run-length format
-LARGEST_JSON = 1 << 28  # maximum size of a JSON file in bytes
+LARGEST_JSON = 1 << 28
 SESSION = re.compile(r"(ses|session|visit|study|scan|exam|series|view|tp|timepoint|time)[-_ ]?\w{0,12}", re.IGNORECASE)
 MOST_NAMES = 5  # if folders have at most this median number of patients, the user is asked about patients
 BY_HEADER = "each name in headers is a patient"
@@ -62,7 +62,7 @@ WHERE = frozenset(
     noord zuid oost central city rural urban private public hier here there
     left right links rechts case cases
     """.split()  # noqa: SIM905 - one word beside the other
-)  # words in COMMON for places and sides of the body
+)  # words from COMMON that name places or sides of the body
 ORDINALS = ("first", "second", "third", "fourth", "last")
 PATIENTS, HOSPITALS, CLASSES = "patients", "hospitals", "classes"
 EACH, ONE_HOSPITAL, DRAWN, LEFT_OUT = "each image is a patient", "one hospital", "drawn anew", "left out"
@@ -73,7 +73,7 @@ class FoundCase:
     """A case with its image, its mask or class, its patient and its hospital. Paths are relative to the data folder."""
 
     image: str
-    label: str = ""  # path of the mask, or the class
+    label: str = ""
     patient: str = ""
     hospital: str = ""
 
@@ -82,14 +82,14 @@ class FoundCase:
 class FoundCases:
     """The cases of a folder, which were found from file names and from answers of the user."""
 
-    kind: str  # description of the kind of folder
+    kind: str
     segments: bool
     cases: list[FoundCase]
     patients_by: str = ""  # description of the source of the patients' names; empty if each image counts as a patient
-    told: bool = False  # true if the user declared that folders are hospitals
+    told: bool = False
     left_out: dict[str, int] = field(default_factory=dict)
-    named: DatasetNames | None = None  # names in the folder's dataset.json
-    unused: tuple[str, ...] = ()  # tables that are ignored
+    named: DatasetNames | None = None
+    unused: tuple[str, ...] = ()
 
     def leave_out(self, why: str, count: int) -> None:
         if count:
@@ -104,7 +104,6 @@ class FoundCases:
         return {site: [case for case in self.cases if case.hospital == top] for site, top in named.items()}
 
     def listings(self, folder: Path) -> dict[str, CaseIndex]:
-        """Return an index of the cases and files of each hospital."""
         found = {}
         for site, cases in self.sites().items():
             found[site] = CaseIndex()
@@ -123,8 +122,6 @@ class FoundCases:
 
 @dataclass(frozen=True)
 class Images:
-    """Images, masks and tables in a folder, by relative path."""
-
     root: Path
     files: Mapping[str, Path]
     images: tuple[str, ...]
@@ -170,7 +167,6 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
 
 
 def sight_of(found: FoundCases, folder: DatasetLayout) -> DatasetLayout:
-    """Open a sample of the cases, and make all choices of the plan and the settings."""
     source = DataSource(folder=folder.path)
     looks = facts_of_cases(found.layout(), source, found.listings(folder.path), found.segments)
     if found.layout().hospitals:
@@ -198,7 +194,6 @@ def _is_usual(path: Path) -> bool:
 
 
 def _inside(root: Path, files: Mapping[str, Path], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the images inside a folder, and the symbolic links that lead out of the folder."""
     top = root.resolve()
     out = [name for name in names if leads_out(files[name], top)]
     return [name for name in names if name not in {*out}], out
@@ -241,9 +236,9 @@ class Lines:
     name: str
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
-    key: str  # name of the column that identifies images or patients
+    key: str
     by: str  # "file" if the column `key` identifies images, "patient" if it identifies patients
-    line_of: Mapping[str, int]  # number of the table line for each image
+    line_of: Mapping[str, int]  # number of the table line of each image, by the image's path
     named: Mapping[str, str]  # patient of each image, if the column `key` identifies patients
 
     def cell(self, image: str, column: str) -> str:
@@ -252,7 +247,6 @@ class Lines:
         return "" if place is None else self.lines[place][self.head.index(column)].strip()
 
     def values(self, column: str) -> Counter[str]:
-        """Return the number of lines with each value of a column."""
         place = self.head.index(column)
         return Counter(line[place].strip() for line in self.lines if line[place].strip())
 
@@ -367,7 +361,6 @@ def _names_of_patient(image: str) -> list[str]:
 
 
 def _with_table(seen: Images, table: Lines, ask: Ask) -> FoundCases:
-    """Return the cases of images whose labels are in a table."""
     label = _label_column(seen, table, ask)
     named = [image for image in seen.images if image in table.line_of]
     cases = [FoundCase(image, table.cell(image, label)) for image in named]
@@ -397,7 +390,6 @@ def _once(found: FoundCases, ask: Ask) -> None:
 
 
 def _by_column(found: FoundCases, table: Lines, column: str) -> None:
-    """Take the patient of each case from a column of the table, and leave out cases without a patient."""
     whose = {case.image: table.cell(case.image, column) for case in found.cases}
     known = [replace(case, patient=whose.get(case.image, "")) for case in found.cases]
     found.leave_out(f"images without a patient in {table.name}", sum(not case.patient for case in known))
@@ -437,7 +429,6 @@ def _columns_of_classes(table: Lines) -> list[str]:
 
 
 def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
-    """Return the label column. If several columns are possible, ask the user."""
     others = [own for own in table.head if own not in (table.key, table.patient)]
     if seen.target:
         if (own := next((name for name in table.head if name.lower() == seen.target.lower()), None)) is None:
@@ -580,7 +571,6 @@ def _entities(name: str) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------------------------------------- folders
 def _in_folders(seen: Images, table: Lines | None, ask: Ask) -> FoundCases | None:
-    """Return the cases of images in folders that are named after classes."""
     found_ = FoundCases("images in folders named after their classes", False, [FoundCase(name) for name in seen.images])
     levels = seen.levels(seen.images)
     _ask_parts(levels, ask)
@@ -765,7 +755,7 @@ def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), ta
         ways[way] = {case.image: table.cell(case.image, own) for case in found.cases}
     sizes = {way: len({*whose.values()}) for way, whose in ways.items()}
     # Answers with few patients come first, because merging two patients costs little. Answers with very few patients
-    # come last, because such an answer is unlikely.
+    # are unlikely, so they come last.
     ways = dict(sorted(ways.items(), key=lambda way: (sizes[way[0]] < LEAST_PATIENTS, sizes[way[0]])))
 
     def named(answer: str) -> Mapping[str, str]:
@@ -829,7 +819,6 @@ def _refuse_coco(seen: Images) -> None:
 
 
 def _is_coco(path: Path) -> bool:
-    """Return True if a file has the sections of the COCO format."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             return True
@@ -841,7 +830,6 @@ def _is_coco(path: Path) -> bool:
 
 # --------------------------------------------------------------------------------------------------- for any layout
 def guessed_patients(seen: Proposal) -> Iterator[Question]:
-    """Ask whether the patients that were found in file names are right."""
     expression = seen.data.get("patient")
     if not expression or not seen.survey.patients_named:
         return

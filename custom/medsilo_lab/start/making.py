@@ -73,8 +73,8 @@ class Made:
     plan: Plan
     data: SiteData
     source: DataSource
-    cases: str = ""  # the list of cases as text, if patterns of file names do not describe all cases
-    reasons: Mapping[str, str] = field(default_factory=dict)  # reasons for the keys in `reading` of the data set
+    cases: str = ""  # list of the cases as text; needed if patterns of file names do not describe all cases
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         self.data_set.write(folder, self.files, self.cases, self.reasons)
@@ -85,8 +85,6 @@ class Made:
 
 @dataclass(frozen=True)
 class MadeSets:
-    """The data sets of a folder, the facts about the folder, and the plan that is proposed for all hospitals."""
-
     sight: DatasetLayout
     # data sets by hospital; a single hospital, or a table of several hospitals, has the key ""
     sets: dict[str, Made]
@@ -138,7 +136,7 @@ def make_each(
         before: the folder of an earlier version of the data set, or of several hospitals' earlier versions.
         said: answers that the user gave earlier.
         progress: receives the size in bytes of each file that was read.
-        floor: disclosed numbers of patients are multiples of this number (min_patients_per_metric).
+        floor: numbers of patients are disclosed as multiples of this number (min_patients_per_metric).
         ready: folder for preprocessed images.
         called: names in plans of columns, levels and classes, by their names in the data.
         subgroups: subgroups of patients whose scores may leave, in addition to those of the earlier version.
@@ -158,14 +156,12 @@ def make_each(
 
 
 class _Making:
-    """The state of a folder while the data sets of the folder are made."""
-
     def __init__(
         self, layout: DatasetLayout, found: FoundCases | None, asked: Asked, scratch: Path, ready: Path | None
     ) -> None:
         self.layout, self.found, self.asked, self.scratch, self.ready = layout, found, asked, scratch, ready
         self.sight = sight_of(found, layout) if found else first_sight(layout)
-        self.facts: dict[str, Any] = {}  # facts about images that were already read, by the key of the image
+        self.facts: dict[str, Any] = {}
 
     @property
     def several(self) -> bool:
@@ -173,7 +169,6 @@ class _Making:
 
     @property
     def sites(self) -> dict[str, Any]:
-        """The sites in the plan of a data set: the sites of the proposed plan, or the single hospital."""
         keys = ("sites", "evaluation_sites")
         return (
             {key: own for key in keys if (own := _chosen(self.sight, f"participation.{key}"))}
@@ -227,8 +222,6 @@ def _cases_text(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class _Maker:
-    """Makes the data set of one hospital, step by step."""
-
     def __init__(self, making: _Making, name: str) -> None:
         self.making, self.name, self.found, self.asked = making, name, making.found, making.asked
         self.folder: Path | None
@@ -242,7 +235,6 @@ class _Maker:
         self.files: list[KnownFile] = []
 
     def _found_cases(self) -> tuple[Path, str]:
-        """Return the folder that contains the hospital's cases, and the list of these cases as text."""
         assert self.found
         segments = self.found.segments
         cases = self.found.sites()[self.name] if self.making.several else self.found.cases
@@ -257,7 +249,6 @@ class _Maker:
         return self.making.layout.path / inner, _cases_text(["image", "label", "patient"], rows)
 
     def drafted(self) -> dict[str, tuple[Any, str]]:
-        """Return the proposed keys of the section `data`, with the value and the reason of each key."""
         draft = self.making.sight.choices
         own = {**draft.settings, **(draft.sites.get(self.name, {}) if self.making.several else {})}
         return {key.removeprefix("data."): said for key, said in own.items() if key.startswith("data.")}
@@ -270,7 +261,6 @@ class _Maker:
         return folder if self.making.several and "data.table" not in own and folder.is_dir() else sight.path
 
     def read_as(self) -> tuple[Plan, DataSource]:
-        """Return the proposed plan and the description of the data, after changes by the user's answers."""
         plan_values = load_yaml(text_of((), self.making.sight.choices.plan))
         plan_values["participation"] = dict(self.making.sites)
         plan_values["task"].pop("partition", None)
@@ -323,7 +313,7 @@ class _Maker:
         sight, tested = self.making.sight, self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data, survey = None, None
-        if columns:  # the cases of a table always fit into memory
+        if columns:  # the cases of a table always fit into memory, so they can be read completely
             try:
                 data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
                 survey = data.survey
@@ -336,7 +326,6 @@ class _Maker:
         return Proposal(sight, plan.task, self.name, told, survey, list(sight.files), columns), data
 
     def _read_once(self, source: DataSource, plan: Plan) -> DataSource:
-        """Return a data source with which each image is preprocessed only once."""
         if not _has_images(plan):
             return source
         ready = self.making.ready
@@ -354,7 +343,6 @@ class _Maker:
         self.files = scan(files_of(self.read_as()[1]), known, progress)
 
     def entries(self) -> list[Entry]:
-        """The cases with images. A table, time series or DICOM series has no such cases."""
         plan, source = self.read_as()
         if not isinstance(plan.task, FolderTask):
             return []
@@ -382,13 +370,6 @@ class _Maker:
         return DataSource.from_values(self.old.reading, DataSet.FILE).subgroups if self.old else {}
 
     def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
-        """Return the new data set.
-
-        Args:
-            floor: disclosed numbers of patients are multiples of this number
-            called: names in plans, by the words in the data that they replace
-            subgroups: subgroups that the user requests
-        """
         plan, source = self.read_as()
         # names in plans that come from the earlier version of the data set
         before = self.old.called if self.old else {}
@@ -488,7 +469,6 @@ def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
 
 
 def _called(word: Any, called: Mapping[str, str]) -> Any:
-    """Replace words from the data by the names in plans, in a single word or in a value of a task."""
     if isinstance(word, dict):
         return {key: _called(own, called) if key in ("name", "levels") else own for key, own in word.items()}
     return [_called(own, called) for own in word] if isinstance(word, list | tuple) else called.get(word, word)
@@ -570,7 +550,6 @@ def _patients(
 
 
 def _learns(plan: Plan) -> dict[str, Any]:
-    """Return the keys of the plan that define the objective, with their values."""
     task, of_kind = plan.task, LEARNED.get(getattr(plan.task, "kind", ""), ("labels",))
     kept = (*of_kind, *(["target"] if isinstance(task, PatientTable) and task.kind == "classification" else []))
     told = {key: getattr(task, key) for key in ("kind", *kept) if hasattr(task, key)}
@@ -578,7 +557,6 @@ def _learns(plan: Plan) -> dict[str, Any]:
 
 
 def _tells(data: SiteData, floor: int) -> dict[Any, Told]:
-    """Return the numbers of patients and cases that the hospital discloses for training, validation and test."""
     told = {}
     for part in PARTS:
         cases = getattr(data, part)

@@ -22,20 +22,18 @@ from medsilo_lab.start.file_table import SURELY, is_called
 # values by key; a key belongs to the hospital's data (`data.columns.patient`) or to the plan (`task.target`)
 Values = Mapping[str, Any]
 ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
-SHOWN = 5  # maximum number of examples in a question
+SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a hospital's data, with the changes that each answer makes."""
-
     key: str
-    text: str  # text of the question, with the evidence
+    text: str
     answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposed answer
     safe: bool = False  # true if the proposed answer may be accepted without asking a person
     # returns the changes for any further answer; None if no further answer is allowed
     free: Callable[[str], Values] | None = None
-    of_all: bool = False  # true if the answer applies to all hospitals in a folder
+    of_all: bool = False
 
     @property
     def proposed(self) -> str:
@@ -53,15 +51,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The proposed choices for a folder, and the facts about the folder on which the questions are based."""
-
     sight: DatasetLayout
     task: Task
     site: str
     data: Values  # keys of the hospital's section `data`, without the prefix `data.`
     survey: Survey
-    names: Sequence[str] = ()  # file names, relative to the folder
-    # the different values of each column of a table
+    names: Sequence[str] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -78,7 +73,6 @@ Detector = Callable[[Proposal], Iterator[Question]]
 
 
 def listed(examples: Sequence[str], count: int | None = None) -> str:
-    """Format some examples, and the number of further examples."""
     more = (len(examples) if count is None else count) - min(len(examples), SHOWN)
     return ", ".join(examples[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 

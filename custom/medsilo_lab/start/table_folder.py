@@ -82,17 +82,18 @@ MEASUREMENTS = ("gene", "feature", "marker", "parameter", "variable", "measureme
 DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}\b")
 WORDS = "has lines that are no numbers: write NA there, or remove lines of units and totals"
 DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-MOST_DATES = 200  # maximum number of values that are tested as dates
+MOST_DATES = 200
 MANY = "has too many different values for a category"
 DATES = "has dates: write days, or an age"
 ONE_VALUE = "has one value at most, as '-', NA and the like stand for none"
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 FOLDS = frozenset(("fold", "folds", "cv", "cvfold", "kfold", "split", "partition", "trainval", "istest", "istrain"))
-SHOWN = 4  # maximum number of tables in an error message
+SHOWN = 4
 RARE = 0.5  # columns with values in a smaller fraction of the lines are left out
 NOTES = 0.1  # a text column contains free-text notes if a larger fraction of patients has rare values
-UNIQUE, LONG = 0.95, 1e5  # record numbers: minimum fraction of lines with different numbers, and minimum number
+# for columns of record numbers: minimum fraction of lines with different numbers, and minimum value of the numbers
+UNIQUE, LONG = 0.95, 1e5
 SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value in the column
 LATER = 0.2  # if a larger fraction of lines has no outcome, baseline and follow-up are in separate lines
 STEADY = 0.05  # if the label changes at a smaller fraction of lines, the lines are time steps of a recording
@@ -106,12 +107,11 @@ class CaseTable:
     lines: int
     columns: Mapping[str, TextColumn]
     decimal: str
-    asked: str | None = None  # name of the column that the user gives by the option --target
-    said: Mapping[str, Any] = field(default_factory=dict)  # answers of the user about the columns of the table (SAID)
+    asked: str | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
     _facts: dict[str, "_ColumnFacts"] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, name: str) -> "_ColumnFacts":
-        """Return the facts about a column, which are cached."""
         if name not in self._facts:
             codes = self.said.get("codes", {}).get(name, ())
             self._facts[name] = _ColumnFacts(self.columns[name].shown(), self.decimal, codes)
@@ -201,7 +201,7 @@ class CaseTable:
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.columns).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
-        return min(near)[2:] if near else None  # the time and the event whose columns are nearest to each other
+        return min(near)[2:] if near else None  # of all pairs of a time and an event, the pair with the nearest columns
 
     @cached_property
     def target(self) -> str | None:
@@ -260,8 +260,6 @@ class CaseTable:
 
 
 class _ColumnFacts:
-    """The values of a column, as numbers and as categories."""
-
     def __init__(self, column: TextColumn, decimal: str, codes: Sequence[str] = ()) -> None:
         self.column = column
         known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
@@ -359,7 +357,6 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
 
 
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
-    """Return the table with the outcome column that the user requested."""
     if (column := spelling(table.columns)(target)) is None:
         names = ", ".join([*table.columns][:MOST_LEVELS])
         raise DataError(f"--target {target!r} is no column of {table.path.name}; there are {names}")
@@ -392,19 +389,17 @@ def _table(path: Path) -> CaseTable | None:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The facts about the tables of a folder. All tables of the folder are read in the same way."""
-
     folder: Path
     # tables by hospital; for a table of all hospitals, the key is the name of the table
     tables: Mapping[str, CaseTable]
     kind: str
-    outcomes: Mapping[str, tuple[str, ...]]  # columns of the outcome in each table
+    outcomes: Mapping[str, tuple[str, ...]]
     labels: Mapping[str, int]  # in a classification, number of patients with each label
     words: Mapping[str, Mapping[str, str]]  # for each categorical column, the name in plans of each value
     columns: tuple[Any, ...]
     left: Mapping[str, str]  # columns that are left out, with the reasons
     sites: Mapping[str, int]
-    by_column: str | None  # column that names hospitals
+    by_column: str | None
     small: Mapping[str, str] = field(default_factory=dict)  # hospitals that are left out, with the reasons
     # names of hospitals in plans, by their names in the table
     called: Mapping[str, str] = field(default_factory=dict)
@@ -585,7 +580,6 @@ def _are_measured(labels: Sequence[str]) -> bool:
 
 
 def _in_order(levels: set[str]) -> list[str]:
-    """Sort levels. Numeric levels come first, in ascending order."""
     return sorted(
         levels, key=lambda level: (TableReader.number(level) is None, TableReader.number(level) or 0.0, level)
     )
@@ -688,7 +682,6 @@ def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
-    """Describe tables, and make all choices of the plan and the settings for these tables."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
     if looks.kind == "survival":
@@ -724,7 +717,6 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
 
 
 def _why(looks: TableFacts) -> str:
-    """Explain why the outcome is learned by regression or by classification, and how to choose the other of the two."""
     if looks.kind == "regression":
         return "many numbers; for classes write classification, and labels in place of range"
     if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
@@ -801,7 +793,7 @@ def _number(value: str) -> int | str:
 
 def found_lines(looks: TableFacts) -> list[str]:
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
-    if looks.by_column:  # only the lines of participating hospitals are counted
+    if looks.by_column:
         first = next(iter(looks.tables.values())).of(looks.by_column)
         known = {place for place, name in enumerate(first.distinct) if looks.called.get(name) in looks.sites}
         lines = int(np.isin(first.codes, [*known]).sum())
@@ -857,7 +849,6 @@ def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
 
 
 def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
-    """Return the table after all changes that follow from the user's answers about columns."""
     said = _respelt(said, lambda name: _there(table, name))
     columns = dict(table.columns)
     for name, (first, last) in said.get("spans", {}).items():

@@ -26,7 +26,7 @@ from medsilo_lab.start.wording import YES, names_a_place, yes_last
 
 TELLS = 0.98  # minimum AUROC of a single column that reveals the outcome
 HOSPITALS = "hospitals"
-LEAST_LINES = 20  # minimum number of lines for which an AUROC is calculated
+LEAST_LINES = 20
 CODES = tuple(digit * count for digit in "987" for count in range(1, 6))
 GAP = 0.6  # a number is a code only if all other values are below this fraction of the number
 LINE_NUMBERS = frozenset(("id", "nr", "no", "num", "number", "index", "idx", "row", "rownumber", "line", "lfdnr", "x"))
@@ -101,13 +101,11 @@ def grouped(table: CaseTable, name: str) -> str:
 
 
 def _named(answer: str) -> set[str]:
-    """Return the column names in an answer, where they are separated by commas."""
     return {name.strip() for name in answer.split(",") if name.strip()}
 
 
 # ---------------------------------------------------------------------------------------------------- patients
 def patients(seen: Proposal) -> Iterator[Question]:
-    """Ask for the patient column, if no column or more than one column could contain the patients."""
     if (found := facts_of(seen)) is None or "patient" in found[1].said:
         return
     _, table = found
@@ -147,7 +145,6 @@ def patients(seen: Proposal) -> Iterator[Question]:
 
 
 def table_column(table: CaseTable, name: str) -> str:
-    """Return the column name in an answer; raise DataError if the table has no such column."""
     from medsilo.core.errors import DataError
 
     if name not in table.columns:
@@ -256,7 +253,6 @@ def whose(seen: Proposal) -> Iterator[Question]:
 
 
 def _counts_up(table: CaseTable, name: str) -> bool:
-    """Return True if the patients of a table are numbered 1, 2, 3 and so on."""
     numbers = table.of(name).numbers[table.of(name).known]
     return bool(len(numbers)) and bool((np.abs(numbers) <= 2 * len(numbers)).all())
 
@@ -300,7 +296,6 @@ def hospitals(seen: Proposal) -> Iterator[Question]:
 
 # ---------------------------------------------------------------------------------------------------- the outcome
 def outcome(seen: Proposal) -> Iterator[Question]:
-    """Ask for the outcome column, if several columns may contain the outcome."""
     if (found := facts_of(seen)) is None:
         return
     facts, table = found
@@ -455,7 +450,6 @@ def codes(seen: Proposal) -> Iterator[Question]:
 
 
 def limits(seen: Proposal) -> Iterator[Question]:
-    """Ask about values outside a laboratory's measurable range, such as <0,5."""
     if (found := facts_of(seen)) is None:
         return
     facts, table = found
@@ -651,7 +645,6 @@ def _days_in(name: str) -> float:
 
 
 def _stem(name: str) -> str:
-    """Return a column name without the time of the measurement."""
     return plain_name(AT.sub("", name.lower()))
 
 

@@ -28,7 +28,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines import inprocess
 from medsilo_server.record import Record, alone
 
-ALONE, POOLED = "local", "central"  # reference methods: single-site and centralised training
+ALONE, POOLED = "local", "central"
 LET_GO = 30.0  # seconds within which the processes of a killed comparison must end
 ANOTHER_FOLDER = "choose another -o, or --again for a new folder beside it"
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
@@ -41,7 +41,6 @@ class Row:
 
     @property
     def method(self) -> str | None:
-        """The method that the configuration sets, or None if the configuration keeps the method of the plan."""
         named = [change for change in self.changes if change.startswith("algorithm.name=")]
         name = named[-1].removeprefix("algorithm.name=") if named else None
         return METHODS.spelled(name) or name
@@ -65,7 +64,6 @@ class Row:
 
 # ---------------------------------------------------------------------------------------------------- normalisation
 def kind_of(plan: Plan) -> tuple[str, str]:
-    """Return the name of the network, and the type of its normalisation layers."""
     return plan.network.name, str(getattr(plan.network, "norm", "none"))
 
 
@@ -108,7 +106,6 @@ class Cell:
 
     @property
     def fold(self) -> int | None:
-        """The number of the cross-validation fold, or None without cross-validation."""
         return self.plan.task.fold.number if self.plan.task.fold else None
 
     @property
@@ -123,13 +120,12 @@ class Cell:
         return rounds[-1].round if rounds else 0
 
     def differences(self) -> str:
-        """Describe the differences between the cell's plan and the plan of the run in the cell's folder. If the plans
-        are equal, return an empty text.
+        """Describe the differences between the plan of the cell and the plan of the run in the cell's folder. If the
+        plans are equal, return an empty text.
         """
         return plan_differences(self.folder, self.plan)
 
     def summary(self) -> Summary | None:
-        """Return the summary of a finished run that has the cell's plan and a score, otherwise None."""
         summary = Record(self.folder).finished()
         fits = summary and summary.plan_hash == self.plan.hash and summary.mean_test is not None
         return summary if fits else None
@@ -189,7 +185,7 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
                 "a process of the comparison died, maybe from lack of memory; lower --at-once or training.batch_size, "
                 "then repeat the same compare to continue"
             ) from error
-        except BaseException:  # an interrupt stops all runs, but finished runs are kept
+        except BaseException:  # an interrupt stops all runs, but the finished runs are kept
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 if worker.pid:

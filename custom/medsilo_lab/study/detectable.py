@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
+import scipy
 
 from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, Difference, Study, by_patient
 from medsilo_lab.study.law import Variance, Variances, crossed, straightened
@@ -22,7 +22,7 @@ from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
 POWER = 0.8  # fraction of studies in which a difference must be significant
 MORE_SEEDS = 12  # number of seeds in the last attempt to find a sufficient number of patients
-STUDIES = 400  # number of simulated studies
+STUDIES = 400
 STEP = 0.001  # step between the differences that are tested
 Unit = Literal["test patients", "seeds"]
 
@@ -34,8 +34,6 @@ class Design(NamedTuple):
 
 @dataclass(frozen=True)
 class Pilot:
-    """A finished comparison as a pilot study for another comparison."""
-
     found: Difference
     ways: Sequence[np.ndarray]  # the deviations of patients from their hospital's mean difference, for each hospital
     scores: Sequence[np.ndarray]  # the mean score of the method for each patient, for each hospital
@@ -43,7 +41,6 @@ class Pilot:
 
     @classmethod
     def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
-        """Return the pilot study, or None if the scores do not show the variance between patients or between seeds."""
         mine, theirs = ([by_patient(study, name).mean(0) for name in names] for study in (method, baseline))
         ways = [one - other for one, other in zip(mine, theirs, strict=True)]
         if not found.patients.variance or found.seeds < 2 or any(len(own) < 2 for own in ways):
@@ -168,7 +165,7 @@ class Missing(NamedTuple):
 
     of: Unit
     number: int | None
-    seeds: int | None = None  # number of seeds with which this number of patients is sufficient
+    seeds: int | None = None
 
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:

@@ -60,16 +60,14 @@ Study = Sequence[Mapping[str, Scores]]  # scores by site, for every seed
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between a method and its baseline, in units of the score."""
-
     mean: float
     low: float
     high: float
     p: float
     seeds: int
-    people: int = field(default=0, compare=False)  # number of test patients
-    patients: Variance = field(default=NOTHING, compare=False)  # variance of the mean difference over other patients
-    between: Variance = field(default=NOTHING, compare=False)  # between-seed variance of the difference
+    people: int = field(default=0, compare=False)
+    patients: Variance = field(default=NOTHING, compare=False)
+    between: Variance = field(default=NOTHING, compare=False)
     # the variance that is contained both in the between-seed variance and in the variance of patients
     cells: float = field(default=0.0, compare=False)
     # true if all seeds have the same result, so that the between-seed variance is unknown
@@ -406,12 +404,13 @@ def _part(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) 
     first-order approximation (Cochran, Sampling Techniques, 1977, chapter 6).
 
     Args:
-        pairs: the scores of both methods, for each seed. a, b: the weight of the site for each method, by seed
+        pairs: the scores of both methods, for each seed. The weights of the site for the two methods are `a` and `b`,
+            by seed.
     """
     if not all(np.array_equal(x.patients, y.patients) for x, y in pairs):
         raise ValueError("the two methods were not tested on the same cases")
     moves = [w * _moves(x) - v * _moves(y) for w, v, (x, y) in zip(a, b, pairs, strict=True)]
-    patients = min(map(len, moves))  # runs with other seeds may have another number of test patients
+    patients = min(map(len, moves))  # runs with different seeds may have different numbers of test patients
     kept = np.array([own[:patients] for own in moves])
     return _Part(kept - kept.mean(1, keepdims=True), float(np.maximum(a, b).mean()))
 
@@ -440,12 +439,10 @@ def seeds_of(study: Study, sites: Sequence[str] | None = None, endpoint: Endpoin
 
 
 def worst_site(study: Study, sites: Sequence[str] | None = None) -> str:
-    """Return the site with the lowest mean score over all seeds."""
     return min(sorted(sites or study[0]), key=lambda name: float(np.mean([own[name].values.mean() for own in study])))
 
 
 def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarray:
-    """Return the weight of each site, [seeds, sites]."""
     if endpoint == "worst-site":
         worst = worst_site(study, names)
         return np.array([[float(name == worst) for name in names]] * len(study))
@@ -489,7 +486,7 @@ def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) 
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
     if not whole:
-        return np.full(len(time), 0.5)  # 0.5 is the concordance of a random order
+        return np.full(len(time), 0.5)  # without comparable cases, the result is 0.5, the concordance of a random order
     mean = float(right.sum()) / 2 / whole
     return mean + len(time) * (right - mean * pairs) / whole
 

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
+import scipy
 
 STRAIGHT = 1e-9  # a smaller skewness is ignored
 Interval = tuple[float, float]
@@ -27,12 +27,10 @@ class Variances(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The distribution of an estimate over other patients and other seeds."""
-
     mean: float
     variance: float
     degrees: float
-    skewness: float  # skewness of the estimate over patients
+    skewness: float
 
     def within(self, error: float) -> Interval:
         """Return the confidence interval with the error rate `error`. It is Student's t interval of the ratio after the
@@ -52,7 +50,6 @@ class Law(NamedTuple):
         return 2 * float(scipy.special.stdtr(self.degrees, -abs(straight)))
 
     def _back(self, value: float) -> float:
-        """Invert the transformation `straightened`."""
         skew, moved = self.skewness, value - self.skewness / 6
         if abs(skew) <= STRAIGHT:
             return value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
+import scipy
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
@@ -24,19 +24,17 @@ from medsilo_lab.study.words import LITTLE, needed_in_words, repetitions
 
 # pairs of assumed standard deviations of the difference: between patients, and between seeds
 SPREADS = ((0.03, 0.0), (0.03, 0.01), (0.1, 0.0), (0.1, 0.03), (0.3, 0.03))
-ASSUMED = 1000  # degrees of freedom of the assumed variances
+ASSUMED = 1000
 
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a comparison with a given number of test patients and repetitions."""
-
     whose: str  # name of the hospital, or a text for all hospitals, or the assumed standard deviations
     patients: tuple[int, ...]
     seeds: int
-    least: float | None  # smallest difference that is significant in four of five studies with this sample
+    least: float | None
     reach: float
-    needed: Needed  # the sample that would detect the difference in question
+    needed: Needed
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "needed": self.needed.as_json()}

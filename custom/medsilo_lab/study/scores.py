@@ -16,17 +16,15 @@ from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
 
 CONCORDANCE = "concordance"  # name of a score that is a mean over pairs of cases, and not over cases
-RANKED = ("time", "event", "risk")  # measures of each case that determine the concordance
-CLOSENESS = "closeness"  # name of the score for regression
+RANKED = ("time", "event", "risk")
+CLOSENESS = "closeness"
 
 
 @dataclass(frozen=True)
 class SiteTest:
-    """The test cases of a site, with their scores from a run folder."""
-
     metric: str
     scores: Scores
-    measures: Measures  # all measures of each case
+    measures: Measures
 
     @classmethod
     def read(cls, run: Path, site: str, metric: str) -> Self:
@@ -43,7 +41,6 @@ class SiteTest:
 
     @property
     def interval(self) -> Interval | None:
-        """The confidence interval of the score for other patients, or None if too few patients were tested."""
         return interval_over(self.metric, self.scores, lambda: self.measures)
 
     @property
@@ -59,7 +56,6 @@ class SiteTest:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The scores of the worst, the median and the best case."""
         ordered = np.sort(self.scores.values)
         places = {"worst": 0, "median": len(ordered) // 2, "best": len(ordered) - 1}
         return {which: float(ordered[place]) for which, place in places.items()}

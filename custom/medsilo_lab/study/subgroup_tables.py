@@ -47,8 +47,6 @@ class SubgroupLevel(RecordPart):
 
 
 class SubgroupTable(RecordPart):
-    """A subgroup, with its levels and the differences between the levels."""
-
     subgroup: Text = Field(
         description=("name of the subgroup, as data sets declare it; `hospital` if the levels are the hospitals")
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
+import scipy
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.raw_results import LEVEL as LEVEL_COLUMN
@@ -40,8 +40,8 @@ from medsilo_lab.study.scores import CONCORDANCE, RANKED, SiteTest, parts_of_con
 from medsilo_lab.study.subgroup_tables import SubgroupLevel, SubgroupPair, SubgroupTable
 
 ERROR = 1 - LEVEL
-STEPS = 40  # number of steps of a bisection
-Pair = tuple[str, str, str]  # a subgroup, and two of its levels
+STEPS = 40
+Pair = tuple[str, str, str]
 Level = tuple[str, str]
 
 
@@ -49,15 +49,14 @@ Level = tuple[str, str]
 class Told(NamedTuple):
     """The score of a level, in the form in which hospitals disclosed it."""
 
-    low: float  # lower end of the range of a rounded score
+    low: float
     high: float
-    variance: float  # variance of the score for other patients
+    variance: float
     patients: int
     hospitals: int
 
     @classmethod
     def of(cls, own: Sequence[SubgroupResult]) -> "Told":
-        """Return the score over the patients of several hospitals."""
         whole = sum(one.patients for one in own)
         ends = [sum((one.score or 0.0) * one.patients for one in own) / whole] * 2
         half = sum(one.step / 2 * one.patients for one in own) / whole
@@ -131,8 +130,6 @@ def _told_level(word: str, own: Sequence[SubgroupResult], known: Told | None) ->
 
 
 class _Found(NamedTuple):
-    """A difference before correction for multiple comparisons."""
-
     mean: float
     p: float
     enough: bool  # true if the number of patients is large enough for a significant difference
@@ -215,14 +212,14 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
         if not len(cases):
             continue
         values = test.scores.values[cases]
-        if metric == CONCORDANCE:  # only pairs of cases at the same level count
+        if metric == CONCORDANCE:  # for the concordance, only pairs of cases at the same level count
             values = parts_of_concordance(*(test.measures[name].numpy()[cases] for name in RANKED))
         if np.isfinite(values).all():
             found[key] = Scores(values, np.unique(test.scores.patients[cases], return_inverse=True)[1])
     return found
 
 
-Levels = Mapping[Level, Scores | None]  # a level whose score is suppressed has the value None
+Levels = Mapping[Level, Scores | None]  # scores by level; None for a level whose score is suppressed
 Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels of subgroups by site
 
 

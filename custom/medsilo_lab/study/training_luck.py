@@ -1,7 +1,7 @@
 """Estimate the between-seed variance of a difference between two configurations, from all configurations of a study."""
 
 import numpy as np
-import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
+import scipy
 
 from medsilo_lab.study.law import Variance
 

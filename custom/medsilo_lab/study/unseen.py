@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
+import scipy
 
 from medsilo_lab.study.law import Interval, Law
 
@@ -93,7 +93,6 @@ class Unseen(NamedTuple):
     baseline: Failing
 
     def within(self, error: float) -> Interval:
-        """Return the confidence interval of the difference with the error rate `error`."""
         mean, (low, high) = self.usual.mean, self.usual.within(error) if self.usual.variance else (self.usual.mean,) * 2
         taken, (less, more) = self.method.within(error)
         given, (fewer, further) = self.baseline.within(error)

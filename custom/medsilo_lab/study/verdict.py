@@ -60,14 +60,14 @@ from medsilo_lab.study.words import (
 DEFAULT = "fedavg"
 UNPAIRED = "No verdict: no two configurations have scores of the same hospitals in the same repetitions."
 ENOUGH_PATIENTS = 25  # number of patients in the advice to a hospital that has too few patients for a verdict
-Seeds = dict[int, dict[str, Scores]]  # scores by seed and site
+Seeds = dict[int, dict[str, Scores]]
 # the first endpoint is confirmatory, and all other endpoints are exploratory
 ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
 
 
 class PairQuestion(NamedTuple):
-    """A question about the difference between two configurations at some sites. If the two configurations are
-    exchanged, the difference has the opposite sign.
+    """A question about the difference between two configurations at some sites. If its two configurations are
+    exchanged, the answer to the question has the opposite sign.
     """
 
     row: Row
@@ -256,7 +256,6 @@ class Statistics:
         if question not in self._known:
             row, base = question.row, question.base
             held = base in (self.base.get(row), self.alone.get(row)) and self.base.get(base) != row
-            # the same question may be known with its two configurations in reverse order
             if not held and row in (self.base.get(base), self.alone.get(base)):
                 found = self._difference(question.reversed)
                 self._known[question] = found.reversed() if found else None
@@ -460,7 +459,6 @@ class Statistics:
         return f"Inconclusive: with {self._declared.title}, {finding}. {self._why(first)}{further}{missing}"
 
     def _why(self, first: PairedDifference) -> str:
-        """Return the reason for an inconclusive verdict."""
         if first.seeds < LEAST_SEEDS:
             told = f"A verdict needs {repetitions(LEAST_SEEDS)}"
             return f"{told}: fewer do not show how much training differs by chance."
@@ -526,7 +524,6 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
 
 
 def usable(scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Return the scores of the sites at which every score is a finite number."""
     return {site: own for site, own in scores.items() if np.isfinite(own.values).all()}
 
 
@@ -554,7 +551,7 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
         unseen = difference.if_unseen(min(errors[key], error)) if difference.unseen else None
         answers[key] = PairedDifference(
             mean=difference.mean,
-            low=max(difference.low, -1.0),  # differences of scores lie between -1 and 1
+            low=max(difference.low, -1.0),  # the difference between two scores lies between -1 and 1
             high=min(difference.high, 1.0),
             corrected_low=max(low, -1.0),
             corrected_high=min(high, 1.0),

@@ -23,14 +23,12 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-# maximum number of seeds, and maximum number of patients per hospital, that the advice names
+# maximum number of seeds and maximum number of patients per hospital in the advice
 MOST_SEEDS, MOST_PATIENTS = 30, 300
 REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
 
 
 class Level(RecordPart):
-    """The score of a configuration over its seeds."""
-
     mean: Score = Field(description="mean over seeds")
     sd: Number | None = Field(None, description="standard deviation over seeds; `null` with one seed")
     low: Score = Field(description="lower end of the 95 % interval of the mean")
@@ -48,8 +46,6 @@ class Level(RecordPart):
 
 
 class PairedDifference(RecordPart):
-    """The difference between the scores of two configurations, with its confidence interval and its p-value."""
-
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
         description="lower end of the 95 % interval for similar patients; -1 and 1 if the interval cannot be estimated"
@@ -95,7 +91,6 @@ class PairedDifference(RecordPart):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The confidence interval that decides the verdict."""
         low, high = self.corrected_low, self.corrected_high
         return (self.low if low is None else low, self.high if high is None else high)
 
@@ -119,8 +114,6 @@ class PairedDifference(RecordPart):
 
 
 class Differences(RecordPart):
-    """The differences between a configuration and the baseline."""
-
     mean: PairedDifference | None = Field(None, description="difference of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="difference of the mean over all cases")
     worst: PairedDifference | None = Field(
@@ -130,8 +123,6 @@ class Differences(RecordPart):
 
 
 class Needed(RecordPart):
-    """The number of patients or seeds that an inconclusive comparison needs."""
-
     of: Literal["test patients", "seeds"] = Field(description="the unit: `test patients` of each hospital, or `seeds`")
     number: Count | None = Field(
         None,
@@ -151,8 +142,6 @@ class Needed(RecordPart):
 
 
 class HospitalVerdict(RecordPart):
-    """A hospital's difference from single-site training, with the verdict."""
-
     word: Literal["better", "worse", "inconclusive"] = Field(
         description="`better` or `worse` if the difference is significant, else `inconclusive`"
     )
@@ -206,8 +195,6 @@ class Notice(RecordPart):
 
 
 class About(RecordPart):
-    """Texts, besides the numbers, for the page of a comparison."""
-
     title: str = Field(description="title of the page")
     machine: str = Field("", description="description of the machine")
     cells: Count = Field(0, description="number of requested runs")
@@ -215,8 +202,6 @@ class About(RecordPart):
 
 
 class RunOfRow(RecordPart):
-    """A run, with its configuration and its seed."""
-
     row: Text
     seed: Seed
     run: str
@@ -306,7 +291,6 @@ class Verdict(RecordPart):
 
 
 def read_verdict(folder: Path) -> Verdict:
-    """Read a comparison's verdict.json."""
     if not (folder / paths.VERDICT).is_file():
         raise MedsiloError(f"{folder.name} holds no {paths.VERDICT}: run medsilo compare with --out {folder}")
     return read_versioned(Verdict, folder, paths.VERDICT, "comparison")

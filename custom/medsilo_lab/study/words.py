@@ -3,7 +3,7 @@
 from medsilo.core.text import counted
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVerdict, Needed, PairedDifference
 
-OF_PATIENTS = {  # scores that are fractions of countable units, such as test cases
+OF_PATIENTS = {
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
@@ -11,12 +11,11 @@ LITTLE = 0.02  # smallest difference of practical relevance, for which sample si
 
 
 def repetitions(number: int) -> str:
-    """Describe a number of training repetitions with different seeds."""
     return f"{counted(number, 'repetition')} of the training"
 
 
 def points(value: float) -> str:
-    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # the addition of 0.0 avoids −0.0
+    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # the addition of 0.0 turns −0.0 into 0.0
 
 
 def interval_in_points(found: PairedDifference) -> str:

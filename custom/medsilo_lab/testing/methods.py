@@ -68,7 +68,6 @@ class Reference:
         return {site: self.plan.task.load(site, self.sites, self.plan.seed, None) for site in self.sites}
 
     def model(self, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Build the plan's network with its initial weights, or with the given tensors."""
         model: nn.Module = self.plan.build_networks()["model"]
         if state is not None:
             model.load_state_dict(state)
@@ -356,7 +355,6 @@ class MethodTester:
 
     # ------------------------------------------------------------------ helpers
     def run(self, plan: Plan, folder: Path, settings: SiteSettings | None = None, **how: Any) -> Record:
-        """Run a study of the plan in this process, and return the record of the run."""
         return inprocess.run(plan, folder=folder, settings=settings or self.settings, **how)
 
     @property
@@ -426,16 +424,11 @@ def _without_times(value: Any) -> Any:
 
 
 def _ends(run: Path) -> State:
-    """Return the tensors of each site's model after the last round, by site and by the name of the tensor."""
     ends = {path.parent.name: load_tensors(path)[0] for path in run.glob("sites/*/last.safetensors")}
     return {f"{site}/{name}": tensor for site, own in ends.items() for name, tensor in own.items()}
 
 
 def _assert_scored(study: Reference, curve: Sequence[Mapping[str, Mapping[str, Tensor]]], summary: Summary) -> None:
-    """Assert that validation scores, selected model and test scores equal those of the reference implementation in
-    plain PyTorch.
-    """
-
     def accuracy(state: Mapping[str, Tensor], part: Dataset) -> float:
         inputs, targets = part[:]
         with torch.no_grad():

@@ -46,7 +46,6 @@ class NetworkTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def module(self) -> nn.Module:
-        """Build the network of the plan with its initial weights."""
         built: nn.Module = self.plan().build_networks()["model"]
         return built
 

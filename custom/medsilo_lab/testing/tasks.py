@@ -20,7 +20,7 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.testing.methods import SITES, TRAINING, assert_read_again
 
 DAMAGES = {"empty": b"", "cut": None, "of other bytes": b"\x00\xff\x13" * 400}
-MOST_DAMAGED = 3  # maximum number of files of a hospital that the tests damage
+MOST_DAMAGED = 3
 
 
 class TaskTester:
@@ -147,7 +147,6 @@ class TaskTester:
         assert summary.status == "finished" and all(own.test for own in summary.sites.values())
 
     def _fault(self, settings: SiteSettings, files: Sequence[Path]) -> str | None:
-        """Read all cases of a hospital. Return the error message, or None if all cases can be read."""
         try:
             data = self.read(settings)
             for part in PARTS:

@@ -43,7 +43,7 @@ from nvflare_reliability.timeouts import LONGEST
 # Seconds for which a job that only returns the results of a finished study waits for the sites' processes. Without this
 # pause, NVFlare would wait 15 minutes for a site whose process starts after the end of the job.
 JOINING = 120.0
-LOOK = 2.0  # seconds between two checks for slow sites
+LOOK = 2.0
 # Maximum bytes of the rounds in one progress reply, which is about eighty rounds of three sites. A single round is sent
 # even if it has more bytes.
 TOLD = 64_000
@@ -131,7 +131,6 @@ class MedsiloController(Controller):
             self.system_panic(str(error), fl_ctx)
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
-        """Lead the job's study to its end, and return the path of the study's run folder."""
         settings = workspace.settings_of_server(fl_ctx)
         plan = workspace.plan_of_job(fl_ctx, settings)
         self.events.plan = plan.hash
@@ -211,11 +210,11 @@ class MedsiloController(Controller):
 
     @staticmethod
     def _among(plan: Plan, begun: Record | None, sites: Sequence[str]) -> Plan:
-        """If the plan names no hospitals, return the plan with the names of hospitals.
+        """Return the plan. If the plan names no hospitals, add the names of the hospitals.
 
         Args:
-            begun: The record of a resumed study, whose hospitals are named. If it is None, the connected hospitals are
-                named.
+            begun: The record of a resumed study, whose hospitals are added. Without a record, the connected hospitals
+                are added.
         """
         if begun:
             sites = load_plan(begun.folder / paths.PLAN).participation.sites

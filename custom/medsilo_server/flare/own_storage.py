@@ -41,7 +41,7 @@ class OwnStorage(FLComponent):
         except MedsiloError as error:
             self.log_critical(fl_ctx, f"the server does not start: {error}")
             events.write(kit_folder(fl_ctx), events.Event("failed", str(error), needs_somebody=True))
-            raise UnsafeComponentError(str(error)) from error  # of all errors, only this class ends NVFlare's start
+            raise UnsafeComponentError(str(error)) from error  # NVFlare's start only ends with an error of this class
 
 
 def claim(kit: Path) -> None:

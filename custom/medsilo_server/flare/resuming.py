@@ -35,7 +35,7 @@ from medsilo_server.record import Record
 from nvflare_reliability.kit_patches import hear_of_aborts
 
 DIED = tuple(status for status, end in ENDS.items() if end.passes)
-OF_ONE_JOB = (  # keys of a job's metadata that are not copied to the job that continues the study
+OF_ONE_JOB = (
     JobMetaKey.JOB_ID,
     JobMetaKey.JOB_DEPLOY_DETAIL,
     JobMetaKey.SCHEDULE_COUNT,
@@ -48,7 +48,7 @@ TIMES = "resumed"
 # A resumption counts for a day (in seconds), but only until this number of further rounds is complete.
 DAY, PROGRESS = 86_400.0, 10
 MOST_TIMES = 100  # maximum number of resumptions in the list, as in participation.resume
-LOOK = 2.0  # seconds between two checks of waiting studies
+LOOK = 2.0
 # maximum bytes of the reason in an event about an interruption, because the event must also have space for the next
 # step
 WHY = 400
@@ -103,7 +103,6 @@ class Ended:
 
     @property
     def hopeless(self) -> str:
-        """The reason why this component can't continue the study, or an empty text."""
         if not self.rules.resume:
             return "participation.resume is 0"
         if self.times >= self.rules.resume:
@@ -129,7 +128,6 @@ class Ended:
         return summary.finished or summary.passing
 
     def has_room(self) -> bool:
-        """Return True if the disk has enough free space for the next checkpoints."""
         taken = sum(path.stat().st_size for path in self.record.checkpoints.glob("*"))
         return shutil.disk_usage(self.record.folder).free > ROOM * taken + LEAST_ROOM
 
@@ -144,8 +142,6 @@ class Ended:
 
 @dataclass(frozen=True)
 class Due:
-    """A study that waits to be continued."""
-
     ended: Ended
     at: float  # earliest time at which the study continues, by the monotonic clock
 
@@ -168,8 +164,6 @@ class ResumedStudies(FLComponent):
 
 
 class Resuming:
-    """Continues the interrupted studies of a server."""
-
     def __init__(self, engine: Any, kit: Path, studies: Path) -> None:
         self.engine, self.kit, self.studies = engine, kit, studies
         self.due: dict[str, Due] = {}
@@ -188,7 +182,7 @@ class Resuming:
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # for other jobs, this component has already written an event with the reason
+            # if this condition is false, this component has already written an event with the reason
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)
@@ -231,7 +225,6 @@ class Resuming:
             write(self.kit, Event("failed" if somebody else "ended", why, job=job.job_id, needs_somebody=somebody))
 
     def cancel(self, job_id: str, who: str) -> None:
-        """Cancel the scheduled continuation of a study after a user cancelled the study's job."""
         due = self.due.pop(job_id, None)
         if due is None:
             return
@@ -271,7 +264,7 @@ class Resuming:
         while not self.engine.server.shutdown:
             for job_id, due in list(self.due.items()):
                 with suppress(Exception):
-                    # a user may have cancelled the study during the pause
+                    # a user may have cancelled the study while the thread waited
                     if self._is_time(due) and self.due.pop(job_id, None) is not None:
                         self._go_on(due.ended)
             time.sleep(LOOK)
@@ -283,6 +276,6 @@ class Resuming:
         return now > due.at and gathered and due.ended.has_room() and valid
 
     def _go_on(self, ended: Ended) -> None:
-        if self._is_last(ended):  # a user may have run `medsilo resume` during the pause
+        if self._is_last(ended):  # a user may have run `medsilo resume` while the thread waited
             with self.engine.new_context() as fl_ctx:
                 self._jobs().clone(ended.job.job_id, ended.copy(), fl_ctx)

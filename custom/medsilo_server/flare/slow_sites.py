@@ -15,7 +15,7 @@ class SlowSites:
     """Writes an event when a site is slow to answer a request, and another event when the slow site has answered."""
 
     events: StudyEvents
-    slow: dict[str, str] = field(default_factory=dict)  # the name of the unanswered request of each slow site
+    slow: dict[str, str] = field(default_factory=dict)
 
     def look(self, turns: Turns | None, rounds: Iterable[Round]) -> None:
         """Compare the time that each site needs for its answer with the site's times in earlier rounds.

@@ -26,8 +26,8 @@ from nvflare_reliability.patches import deliver_once
 
 # Seconds between two checks for events, such as aborts and timeouts. For these events, NVFlare has no callbacks.
 POLL = 0.05
-Longest = Callable[[float], float]  # returns the seconds to wait for an answer, given the timeout in the plan
-Wrap = Callable[[StudyMessage], Shareable]  # Encodes a message for NVFlare.
+Longest = Callable[[float], float]
+Wrap = Callable[[StudyMessage], Shareable]
 Away = Callable[[], Mapping[str, str]]  # returns the sites for which a round does not wait, each with the reason
 
 
@@ -92,7 +92,6 @@ class _Question:
         self.news.set()
 
     def refuse(self, site: str, unread: Shareable, fl_ctx: FLContext) -> None:
-        """Reject an unreadable answer, and end the task of the site that sent the answer."""
         if site not in self.tasks or site in self.answered:
             return
         try:
@@ -103,7 +102,6 @@ class _Question:
         self.transport.controller.cancel_task(self.tasks[site], TaskCompletionStatus.CANCELLED)
 
     def wait(self) -> None:
-        """Wait for an answer, but at most for a moment."""
         self.news.wait(POLL)
         self.news.clear()
 
@@ -120,7 +118,6 @@ class _Question:
                 self.transport.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
 
     def missing(self) -> dict[str, Missing]:
-        """Return the sites whose answers were rejected or did not arrive, each with the reason."""
         lost = {site: _missing(self._reason(site)) for site in self.tasks if site not in self.answered}
         return {**self.refused, **lost}
 
@@ -142,10 +139,10 @@ class FlareTransport:
     away: Away = died
     longest: Longest = float
     wrap: Wrap = to_shareable
-    rounds: str = TASK  # the name of an NVFlare task in a training round
+    rounds: str = TASK
     of_script: bool = False
     question: _Question | None = None
-    ended_by: str = ""  # the user who cancelled the job, if it was cancelled
+    ended_by: str = ""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Send a request to several sites at once. Return the sites without an accepted answer, each with the reason.
@@ -170,7 +167,6 @@ class FlareTransport:
         return {**missing, **question.missing()}
 
     def refuse(self, site: str, unread: Shareable, fl_ctx: FLContext) -> None:
-        """Reject a site's unreadable answer to the request in progress."""
         if self.question:
             self.question.refuse(site, unread, fl_ctx)
 
@@ -198,7 +194,6 @@ class FlareTransport:
 
 
 def _missing(why: str) -> Missing:
-    """Return the record of a missing site. The kind of the record follows from the reason."""
     return Missing("refused" if _is_final(why) else "lost", why)
 
 
