@@ -61,7 +61,7 @@ Sample = tuple[str, dict[str, str], float | None]
 LOOK, POLL = 5.0, 1.0
 # maximum number of seconds for one check or one message; after this time, the watch is reported as stopped
 STALE = 120.0
-TROUBLE = "trouble "  # prefix of the keys of problems that checks found, to distinguish them from events
+TROUBLE = "trouble "  # prefix that distinguishes the keys of problems that checks found from the keys of events
 UNKNOWN = "unknown"
 FRESH = 1.0  # seconds for which the results of a check are reused
 # First and longest pause, in seconds, before a rejected message is sent again. Each pause is twice as long as the
@@ -118,8 +118,8 @@ HELP = {
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that run on this machine at one moment. They are read only once, because reading all processes is
-    slow.
+    """The processes that run on this machine at one moment. The processes are read only once, because reading
+    is slow.
     """
 
     lines: str  # all command lines; the command line of a job's process contains the name of the job
@@ -200,7 +200,8 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     for part in parts:
         try:
             yield from list(part())
-        except (MedsiloError, OSError, ValueError):  # the file may be damaged, or another process may be writing it
+        # the file may be damaged or incomplete, because another process may be writing the file
+        except (MedsiloError, OSError, ValueError):
             unreadable += 1
     yield "unreadable", {}, unreadable
 
@@ -636,8 +637,8 @@ class Running:
 
 
 def waits_for_room(kit: Path) -> bool:
-    """Return True if a study runs at this hospital while the hospital's disk is full. In this case, the server's watch
-    reports the full disk.
+    """Return True if a study runs at this hospital while the hospital's disk is full. A full disk during a study is
+    reported by the server's watch.
     """
     folder = studies_of(kit)
     if not folder.is_dir() or shutil.disk_usage(folder).free > FULL:

@@ -103,7 +103,7 @@ def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str,
 
 def _apart(names: list[str], some: list[Files]) -> list[str]:
     """Return the names of structures, and leave out each structure that overlaps an earlier structure. For example, a
-    target volume overlaps the tumour inside it.
+    target volume overlaps the tumour inside the target volume.
     """
     if not any(_overlap(names, one) for one in some):
         return names

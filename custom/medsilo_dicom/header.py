@@ -117,8 +117,8 @@ def highdicom() -> Any:
 
 @cache
 def library() -> Any:
-    """Import pydicom, an optional dependency, and silence its warnings, because they could quote
-    values from headers.
+    """Import pydicom, an optional dependency, and silence its warnings, because a warning could quote values from
+    headers.
     """
     with MedsiloError.needing(NEEDED):
         import pydicom

@@ -33,7 +33,7 @@ class ImageSeries:
 
     @property
     def frame_of_reference(self) -> str:
-        """The UID of the series' coordinate system, or an empty text if it was removed in de-identification."""
+        """The UID of the series' coordinate system, or an empty text if de-identification removed this UID."""
         return self.slices[0].alike[2]
 
     @property

@@ -1,9 +1,9 @@
 """Count the properties of images in each hospital, so that the sums of the counts are the counts for all data together.
 
 nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and percentiles of the
-image sizes after cropping and resampling; it never combines two axes. Therefore, the planner needs only the number of
-cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different axes belong
-to the same case.
+image sizes after cropping and resampling. The planner never combines two axes. Therefore, the planner needs only the
+number of cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different
+axes belong to the same case.
 """
 
 from collections import Counter
@@ -345,8 +345,8 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class MeasuredSite(Section):
-    """The message that a hospital sends before plans are made. It contains the fingerprint of the hospital's data, the
-    hash of the study's question, the file reader and the GPU memory.
+    """The message that a hospital sends before plans are made. The message contains the fingerprint of the hospital's
+    data, the hash of the study's question, the file reader and the GPU memory.
     """
 
     question: Hash

@@ -85,7 +85,7 @@ def unsure_keys(
 
     The middle case represents its whole group, so the rank of the middle case is wrong by up to half a group per
     hospital. Therefore, the plans are made twice more: after all medians were lowered by this number of ranks, and
-    after all medians were raised by it.
+    after all medians were raised by this number.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:

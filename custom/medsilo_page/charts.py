@@ -119,7 +119,7 @@ def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float
 
 
 def drawn_last(series: Sequence[Series]) -> list[Series]:
-    """Sort lines so that grey lines are drawn first and other lines cover them."""
+    """Sort lines so that grey lines are drawn first and other lines cover the grey lines."""
     return sorted(series, key=lambda one: one.style != GREY)
 
 

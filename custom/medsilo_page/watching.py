@@ -1,5 +1,5 @@
-"""Read the state of a study at this hospital from local files: activity, rounds, disclosures, and the reason why it
-ended.
+"""Read the state of a study at this hospital from local files: activity, rounds, disclosures, and the reason why the
+study ended.
 """
 
 import csv

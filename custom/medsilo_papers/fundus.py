@@ -18,8 +18,8 @@ LAYOUT = "images/ and masks/ with files of the same names"
 
 
 class DiscAndCup(Segmentation):
-    """Soft Dice scores of the optic disc, and of the optic cup inside it. The probability of the disc is the sum of the
-    probabilities of rim and cup.
+    """Soft Dice scores of the optic disc, and of the optic cup inside the disc. The probability of the disc is the sum
+    of the probabilities of rim and cup.
     """
 
     def __init__(self) -> None:

@@ -146,7 +146,7 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
 
 # ---------------------------------------------------------------------- images
 def read_picture(path: Path) -> np.ndarray:
-    """Read an image with 8 bits per value, and convert it to an RGB array [3, H, W]."""
+    """Read an image with 8 bits per value as an RGB array [3, H, W]."""
     return _values(path, "picture", "RGB").transpose(2, 0, 1)
 
 

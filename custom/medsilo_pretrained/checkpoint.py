@@ -1,5 +1,5 @@
-"""Read tensors from another party's checkpoint without running code in the file. Match them with the tensors of a
-network by name and shape.
+"""Read tensors from another party's checkpoint without running code in the file. The tensors are matched with the
+tensors of a network by name and shape.
 """
 
 import zipfile

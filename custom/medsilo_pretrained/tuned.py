@@ -238,7 +238,8 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
     """
     if not words:
         return ""
-    from monai.networks import nets  # MONAI is imported only when it is needed, because its import takes seconds
+    # MONAI is imported only in the functions that need MONAI, because its import takes seconds
+    from monai.networks import nets
 
     kind = getattr(nets, str(words["_target_"]).rpartition(".")[2])
     normal = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}

@@ -1,5 +1,5 @@
-"""Register secure aggregation by pairwise masks with the engine: check plans, and create the objects for the server and
-the sites.
+"""Register secure aggregation, which uses pairwise masks, in the engine: check plans, and create the objects for server
+and sites.
 """
 
 from collections.abc import Iterable

@@ -189,7 +189,7 @@ class SealedServer(RoundAggregation):
     # ------------------------------------------------------------------ end of a round
     def finish(self, number: int) -> None:
         """Make the sites unmask the sums. Pass each sum to its aggregator, or store the mean if sites move their
-        tensors towards it.
+        tensors towards the mean.
         """
         if self._round is None:
             return

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[Any]  # 64-bit integers in little-endian order
-Stream = tuple[bytes, int]  # a key, and 1 to add its stream or -1 to subtract it
+Stream = tuple[bytes, int]  # a key, and 1 to add the stream of the key or -1 to subtract the stream
 
 LABEL = "medsilo sealing 1"
 KEY = 32

@@ -2,7 +2,8 @@
 
 An update within the limits of directions.py may still be so long that no site can train from the new mean. The repeated
 round excludes the site that sent this update. If two rounds are undone because of the same site, all later rounds
-exclude this site. So a study undoes at most two rounds because of one site. A study ends if too few sites remain.
+exclude this site. A study therefore undoes at most two rounds because of one site. A study ends if too few sites
+remain.
 """
 
 from collections import Counter

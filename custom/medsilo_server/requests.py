@@ -154,7 +154,7 @@ class ByteCounter:
             return parcel
 
         def coming(site: str, reply: StudyMessage) -> None:
-            # `receive` raises an error if it rejects the answer, and the bytes of a rejected answer are not counted
+            # `receive` raises an error to reject an answer, and the bytes of a rejected answer are not counted
             receive(site, reply)
             self.bytes_up[site] = reply.size()
             self.answered(site)

@@ -1,8 +1,8 @@
 """Read sites' answers before NVFlare does, so that no answer can end the server's job process.
 
 NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if it can't decode an answer.
-Here, the gate decodes each answer first. If an answer is too large or unreadable, the gate rejects the answer, and the
-job continues.
+The gate of this module decodes each answer before NVFlare does. If an answer is too large or unreadable, the gate
+rejects the answer, and the job continues.
 """
 
 import json
@@ -195,7 +195,7 @@ class AnswerGate(Gate):
             self.readers = ThreadPoolExecutor(READERS, "answers")
 
     def _inspect(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. If the result is not None, it is sent as the reply.
+        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
 
         A site may only request tasks and submit answers. NVFlare would also accept commands that end the job. NVFlare
         would also end the process if a site reported that a message of the server was too large.

@@ -189,7 +189,7 @@ class ArrivingTensors(ItemConsumer):
     """Collects tensors that arrive piece by piece. A file can store the large tensors.
 
     The file is memory-mapped, so the operating system can remove parts of the file from memory and read them again
-    later. This is how the server can receive the answers of many sites at once.
+    later. Memory mapping lets the server receive the answers of many sites at once.
     """
 
     def __init__(self, store: "Callable[[], Store] | None", read: Callable[[Any], Mapping] = unpacked) -> None:
@@ -399,8 +399,8 @@ UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's
 class Pace:
     """Estimates how long the transfer of a piece takes on a connection. The estimate is smoothed as in TCP (RFC 6298).
 
-    Replies arrive roughly in the order of their requests. So a reply counts as lost when the reply to a much later
-    request has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
+    Replies arrive roughly in the order of their requests. A reply therefore counts as lost when the reply to a much
+    later request has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
     """
 
     def __init__(self) -> None:

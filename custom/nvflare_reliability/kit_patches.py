@@ -200,8 +200,8 @@ def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If there are too many such connections, one connection of the address with the most connections is closed. This is
-    the oldest connection that has sent no data, or else the oldest connection.
+    If there are too many such connections, one connection of the address with the most connections is closed. The
+    closed connection is the oldest that has sent no data, or else the oldest of all.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,9 @@ class _Site:
 
 @dataclass(eq=False)
 class Liveness:
-    """Finds the hospitals of a job that can't answer: their connections are closed, or they are silent for too long."""
+    """Finds the hospitals of a job that can't answer, because a connection is closed or a hospital is silent for too
+    long.
+    """
 
     cell: Cell
     last_heard: dict[str, float]  # time of the last message from each monitored cell

@@ -115,7 +115,7 @@ class Gate:
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. If the result is not None, it is sent as the reply."""
+        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply."""
         # this process only forwards messages to other cells
         is_own = message.get_header(MessageHeaderKey.DESTINATION) == self.cell.get_fqcn()
         return self._streamed(message, "") if is_own and patches.is_piece(message) else None

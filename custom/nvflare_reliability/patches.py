@@ -76,7 +76,7 @@ HANDSHAKE = 10.0
 AGAIN = 4
 # seconds without data before a TCP keep-alive probe, seconds between two probes, and number of probes
 KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 30, socket.TCP_KEEPCNT: 8}
-# A timer that is never started. With it, NVFlare does not start a timer thread for each stream.
+# A timer that is never started. NVFlare starts a timer thread for each stream, unless the stream already has a timer.
 NO_THREAD = threading.Timer(0.0, lambda: None)
 Send = Callable[..., Message]
 LOG = logging.getLogger(__name__)
@@ -315,7 +315,8 @@ def _connect(driver: TcpDriver, connector: ConnectorInfo) -> None:
         line.close()
         raise
     driver.add_connection(connection)
-    # if the connector was stopped during the handshake, NVFlare does not know the connection yet and would not close it
+    # if the connector was stopped during the handshake, NVFlare does not know the connection yet and would leave it
+    # open
     if connector.stopped.is_set():
         connection.close()
     connection.read_loop()
@@ -637,7 +638,7 @@ def gives_cell() -> bool:
     whole=False,
 )
 def cell_of_job(fl_ctx: FLContext) -> Cell:
-    """Return the cell that receives the sites' answers. This works in a real job and in the simulator."""
+    """Return the cell that receives the sites' answers, in a real job or in the simulator."""
     engine = fl_ctx.get_engine()
     return engine.get_job_cell() if is_merged("cell_of_job") else engine.server.command_agent.cell
 

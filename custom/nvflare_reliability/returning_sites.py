@@ -206,7 +206,8 @@ class ReturningSites(FLComponent):
 
 
 def hear_of_processes(engine: Any, heard: Heard) -> None:
-    """Call a function when a job's process dies at a hospital, and call it again when the process was restarted.
+    """Call a function when a job's process dies at a hospital, and call the function again when the process was
+    restarted.
 
     The server's startup kit must list the component `returning_sites`.
     """

@@ -177,8 +177,8 @@ def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path])
 
 
 def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
-    """Write a hospital's earlier certificate and key into a folder. With them, the hospital can sign its files again
-    with its new key.
+    """Write a hospital's earlier certificate and key into a folder. With the earlier key, the hospital can sign its
+    files again for its new key.
     """
     make_folder(folder)
     files = {"client.crt": before["cert"], "client.key": before["pri_key"]}

@@ -46,7 +46,7 @@ class Coloured(MapTransform):
 
 
 class Middled(MapTransform):
-    """Crop the centre of an image. If the image is smaller than the crop, pad it with the minimum of its values.
+    """Crop the centre of an image. If the image is smaller than the crop, pad the image with the minimum of its values.
 
     size: Size of the crop along each axis; 0 keeps the size of an axis.
     """

@@ -239,7 +239,9 @@ def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
 
 
 class Starting:
-    """The progress of the start of NVFlare and its sites, which this class reads from the files that they write."""
+    """The progress of the start of NVFlare and its sites, which this class reads from the files that NVFlare and the
+    sites write.
+    """
 
     def __init__(
         self, record: Record, sites: Sequence[str], say: Say, clock: Callable[[], float] = time.monotonic

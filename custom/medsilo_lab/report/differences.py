@@ -179,7 +179,7 @@ def _chart(
     Args:
         about: rows whose sample the caption describes; by default all rows
     """
-    # the numbers of seeds are shown only if they differ between the rows of the chart
+    # the numbers of seeds are shown only if the rows of the chart have different numbers of seeds
     differ = len({one.difference.seeds for one in lines}) > 1
     scores = all(one.together for one in lines)
     drawn = [_whisker(one, in_points(one.difference, differ), scores) for one in lines]

@@ -153,7 +153,7 @@ def _drawn_differences(verdict: Verdict, found: Sequence[tuple[str, PairedDiffer
 def _learning(verdict: Verdict, runs: Mapping[str, Sequence[RunResult]]) -> "Figure":
     figure, axes = _blank(2.6)
     asked = verdict.declared or verdict.baseline
-    # grey lines are drawn first, so that all other lines cover them
+    # grey lines are drawn first, so that all other lines cover the grey lines
     rows = sorted(verdict.rows, key=lambda row: row.title == asked or row.method == "local")
     for row in rows:
         curves = [run.mean_curve for run in runs.get(row.title, ())]

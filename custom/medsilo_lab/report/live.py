@@ -1,6 +1,6 @@
 """Serve a local page about an active run or comparison, with a button that stops the run or comparison (`--live`).
 
-The page is optional, because its server opens a port. It does not slow down training, because the server only reads
+The page is optional, because its server opens a port. The server does not slow down training, because it only reads
 files.
 """
 

@@ -39,6 +39,6 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
 
 def save(page: str, destination: Path) -> Path:
     """Write a page, so that the file is never incomplete, and return the path of the file."""
-    # a message of a site may contain unpaired surrogates, which UTF-8 cannot encode, so they are replaced
+    # unpaired surrogates are replaced, because a message of a site may contain them and UTF-8 cannot encode them
     write_text(destination, page.encode("utf-8", "replace").decode())
     return destination

@@ -100,7 +100,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the labels of the plan. Return them, and a map from the labels of the hospital to the labels of
+    """Choose the labels of the plan. Return these labels, and a map from the labels of the hospital to the labels of
     the plan.
     """
     if looks.segments:

@@ -38,7 +38,7 @@ class CaseFacts:
     kind: str
     low: float
     high: float
-    # percentiles of the intensities; they are taken inside the structures, if the mask has structures
+    # percentiles of the intensities inside the structures, or of all intensities if the mask has no structures
     tail: tuple[float, float]
     values: tuple[int, ...] = ()
 

@@ -265,8 +265,8 @@ class Lines:
 
     @property
     def like_names(self) -> list[str]:
-        """The columns that may contain patients: they have more values than a column of classes, and contain no
-        measurements.
+        """The columns that may contain patients. Such a column has more values than a column of classes, and contains
+        no measurements.
         """
         found = []
         for column in self.head:
@@ -297,7 +297,7 @@ def _tables(seen: Images) -> list[Lines]:
 def _named_by(
     seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], places: list[str]
 ) -> Lines | None:
-    """Find the column that names most images or patients, or return None if no column names enough of them.
+    """Find the column that names most images or patients, or return None if no column names enough images or patients.
 
     Args:
         places: for each line, the folder of the table's file

@@ -350,8 +350,8 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Keep only the cases in `entries`. All other cases are omitted for the reason `why`; they are from `patients`
-        patients.
+        """Keep only the cases in `entries`. All other cases, which are from `patients` patients, are omitted for the
+        reason `why`.
         """
         channels, folder = len(entries[0].images), self.place()
         heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
@@ -577,7 +577,7 @@ def stop_at_questions(question: Question) -> str:
 
 
 def questions_of(seen: Proposal) -> list[Question]:
-    """Return the questions about a proposal. If several questions have the same key, only the first of them is
+    """Return the questions about a proposal. Of several questions with the same key, only the first question is
     returned.
     """
     found: dict[str, Question] = {}

@@ -670,8 +670,8 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
-    """Return True if a column numbers the lines or records. Such numbers are all different, or they are large and
-    nearly all different.
+    """Return True if a column numbers the lines or records. The numbers of lines or records are all different, or they
+    are large and nearly all different.
     """
     own = table.of(name)
     numbers = np.unique(own.numbers[own.known])

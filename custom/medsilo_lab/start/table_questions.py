@@ -153,7 +153,9 @@ def table_column(table: CaseTable, name: str) -> str:
 
 
 def _like_names(table: CaseTable) -> list[str]:
-    """Return the columns that may contain patients: they have many values, some of which occur in several lines."""
+    """Return the columns that may contain patients. Such a column has many values, some of which occur in several
+    lines.
+    """
     found = []
     for name in table.columns:
         own = table.of(name)

@@ -214,7 +214,7 @@ def interval(scores: Scores) -> Interval | None:
 
     For a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P interval
     (`_Resampled`). In simulations with two or more patients, the interval covers the true score in at least 93 % of
-    studies. This also holds if the model fails for only a few patients.
+    studies. The interval covers the true score as often if the model fails for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None

@@ -33,8 +33,8 @@ class Law(NamedTuple):
     skewness: float
 
     def within(self, error: float) -> Interval:
-        """Return the confidence interval with the error rate `error`. It is Student's t interval of the ratio after the
-        transformation `straightened`.
+        """Return the confidence interval with the error rate `error`. The interval is Student's t interval of the ratio
+        after the transformation `straightened`.
         """
         if not self.variance:
             return -math.inf, math.inf

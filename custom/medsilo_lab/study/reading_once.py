@@ -62,7 +62,7 @@ def _read_site(one: Work) -> int:
 def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
     """Return settings with which preprocessed images are also stored in a folder.
 
-    If the settings name another folder or disable the cache, return them unchanged.
+    Settings that name another folder or disable the cache are returned unchanged.
     """
     if not isinstance(task, OwnFolder):
         return settings

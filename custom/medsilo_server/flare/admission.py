@@ -1,6 +1,6 @@
 """Reject each job that names an unknown hospital. This component runs in the server's parent process.
 
-Without this component, a job that names an unknown hospital would wait for it for a week.
+Without this component, a job that names an unknown hospital would wait for this hospital for a week.
 """
 
 import json
@@ -22,7 +22,8 @@ from medsilo.site.kit import HOSPITALS
 class KnownHospitals(FLComponent):
     """Rejects each job that names an unknown hospital.
 
-    A hospital is unknown if the server's startup kit does not list it and it has never connected to the server.
+    A hospital is unknown if the server's startup kit does not list the hospital and the hospital has never connected to
+    the server.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

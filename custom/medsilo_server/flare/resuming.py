@@ -73,7 +73,9 @@ class Ended:
 
     @property
     def earlier(self) -> list[tuple[float, int]]:
-        """The automatic resumptions that still count. Each has its time and the number of the last round before it."""
+        """The automatic resumptions that still count, each with its time and the number of the last round before the
+        resumption.
+        """
         told = self.job.meta.get(TIMES)  # the list may be invalid, because a lead writes the metadata of the first job
         found, now = list[tuple[float, int]](), time.time()
         for one in told[-MOST_TIMES:] if isinstance(told, list) else ():
@@ -118,8 +120,8 @@ class Ended:
     def _passes(self) -> bool:
         """True if the cause of the interruption is temporary or unknown.
 
-        A starting job is added to the list of jobs in the run folder. So a summary that is older than this list belongs
-        to an earlier job.
+        A starting job is added to the list of jobs in the run folder. A summary that is older than this list of jobs
+        therefore belongs to an earlier job.
         """
         told, begun = self.record.folder / paths.SUMMARY, self.record.folder / paths.JOBS
         summary = self.record.summary()
