@@ -143,8 +143,8 @@ class Processes:
         return found
 
     def temporary(self) -> set[Path]:
-        """Return the folders for temporary files of the kit's processes. These files contain jobs and answers in
-        transit.
+        """Return the folders for temporary files of the kit's processes. The temporary files contain jobs and answers
+        in transit.
         """
         found = set[Path]()
         for process in self.own:

@@ -36,7 +36,7 @@ LARGEST = 1 << 30
 FRAMES = 1 << 16
 SIDE = 8192
 
-# DICOM elements that must be equal in all slices of a series. If one of these elements differs between slices, the
+# DICOM elements that must be equal in all slices of a series. If an element in this list differs between slices, the
 # series contains several volumes.
 ALIKE = (
     *("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "Modality", "SOPClassUID", "ImageType", "EchoTime"),

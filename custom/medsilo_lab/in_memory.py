@@ -117,7 +117,8 @@ def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
         return repr(thing)
     if id(thing) in seen:
         return "again", seen[id(thing)][0]
-    if not isinstance(thing, tuple | frozenset):  # of equal objects of these types, Python may store one or several
+    # of several equal objects of these types, Python may store only one object
+    if not isinstance(thing, tuple | frozenset):
         seen[id(thing)] = len(seen), thing
     if isinstance(thing, Tensor | np.ndarray):
         values = _tensor(thing)

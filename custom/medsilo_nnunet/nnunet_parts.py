@@ -1,7 +1,7 @@
 """Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
-Python, NumPy and PyTorch, and restore the generators' states afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, each of these functions seeds the random
+generators of Python, NumPy and PyTorch, and restores the generators' states afterwards.
 """
 
 import io

@@ -84,8 +84,8 @@ def unsure_keys(
     """Return the keys of each configuration that might have other values if the fingerprint contained exact numbers.
 
     The middle case represents its whole group, so the rank of the middle case is wrong by up to half a group per
-    hospital. Therefore, the plans are made twice more: after all medians were lowered by this number of ranks, and
-    after all medians were raised by this number.
+    hospital. Therefore, the plans are made twice more: with all medians lowered, and with all medians raised, by this
+    number of ranks.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:

@@ -250,9 +250,9 @@ is_submit_model = is_evaluate
 def receive(timeout: float | None = None, ctx: Any = None) -> flare.FLModel | None:
     """Return the received model and the number of the round, which counts from 0.
 
-    Before this call, medsilo has already loaded the received weights into the joined model. The `params` are a copy of
-    the joined model's weights before training, including the weights that never leave the site. As in NVFlare,
-    processes of other ranks than 0 get None.
+    Before the call of `receive`, medsilo has already loaded the received weights into the joined model. The `params`
+    are a copy of the joined model's weights before training, including the weights that never leave the site. As in
+    NVFlare, processes of other ranks than 0 get None.
 
     Args:
         timeout: ignored, because is_running() has already waited

@@ -72,8 +72,8 @@ class Data:
             raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
-        """Return the number of cases in a part of the data, or 0 if the number is unknown. The script states this
-        number, or the loader's cases are counted.
+        """Return the number of cases in a part of the data, or 0 if the number is unknown. The script states the number
+        of cases, or the loader's cases are counted.
         """
         if isinstance(self.samples, Mapping) and part in self.samples:
             return self.samples[part]

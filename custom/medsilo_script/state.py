@@ -149,7 +149,7 @@ class ScriptState(SiteState):
     def refuse_other_learning(self) -> None:
         """Raise MedsiloError if the frozen weights differ from those of the recipe's model.
 
-        This check is only for methods that store values for each trained weight.
+        The frozen weights are checked only for methods that store values for each trained weight.
         """
         if not any(isinstance(kept, nn.ParameterList) for kept in self.modules.values()):
             return

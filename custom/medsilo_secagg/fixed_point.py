@@ -48,8 +48,8 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The factor by which numbers with the largest weight are multiplied. This factor is the largest power of two
-        for which the sum does not overflow.
+        """The factor by which numbers with the largest weight are multiplied: the largest power of two for which the
+        sum does not overflow.
         """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
@@ -101,7 +101,7 @@ class Flat:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Flat":
-        """Return the order of these tensors in the sequence; raise MedsiloError unless all tensors contain floating
+        """Return the order of tensors in the sequence of words; raise MedsiloError unless all tensors contain floating
         point numbers.
         """
         for name, tensor in sorted(tensors.items()):

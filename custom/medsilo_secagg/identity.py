@@ -161,8 +161,8 @@ def signer_of(files: KitFiles | None) -> Signer:
 
 
 def _others(startup: Path) -> set[str]:
-    """Return the names of the server and the relays in a startup kit. NVFlare gives these parties the same kind of
-    certificate as a hospital.
+    """Return the names of the server and the relays in a startup kit. NVFlare gives the server and the relays the same
+    kind of certificate as a hospital.
     """
     found: set[str] = set()
     with reading("what the kit says of its server and relay"):

@@ -26,7 +26,7 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 SERVER_SAYS = "the server"
 
-# A site's secret state of secure aggregation in a study. This state is only written to the site's own disk.
+# A site's secret state of secure aggregation in a study. The secret state is only written to the site's own disk.
 Shares = tuple[OneShare, OneShare]  # a pair of shares: of a site's mask seed, and of the site's mask key
 
 

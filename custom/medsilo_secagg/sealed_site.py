@@ -92,7 +92,7 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused if the numbers to send are out of range. This check comes before any state is saved."""
+        """Raise Refused if the numbers to send are out of range. The numbers are checked before any state is saved."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
         seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
@@ -119,7 +119,7 @@ class SealedSite(UpdateCodec):
     def _sealed_once(
         self, seat: _Seat, deal: KeyShares, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
     ) -> Tensors:
-        """Mask this site's numbers in a round. If this was done before, return the saved message.
+        """Mask this site's numbers in a round. If the numbers were already masked, return the saved message.
 
         Two messages with the same masks would disclose the difference between the numbers in the messages.
         """

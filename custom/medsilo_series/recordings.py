@@ -17,8 +17,8 @@ from medsilo_series import waves
 
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # maximum number of different labels or patients in a file
-# Limits on the time between two consecutive rows, as multiples of the usual time between rows. A time outside these
-# limits is a gap in the recording.
+# Limits on the time between two consecutive rows, as multiples of the usual time between rows. If the time between two
+# rows is outside the limits, the recording has a gap.
 FEWEST = 0.5, 1.5
 UNITS = (1.0, 1e-3, 1e-6)
 NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}

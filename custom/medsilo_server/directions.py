@@ -119,8 +119,8 @@ DIGITS = 4
 # An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes an
 # update of such a norm.
 FAR = 1e6
-# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. This second limit
-# applies only to an update whose values have a root mean square above LARGE.
+# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. The limit LONG applies
+# only to an update whose values have a root mean square above LARGE.
 LONG, LARGE = 1e3, 1.0
 # An update is held responsible for the divergence of all sites if its norm exceeds the median of the other sites' norms
 # by this factor.

@@ -227,7 +227,7 @@ class AnswerGate(Gate):
         """Start to read an answer in a thread of this gate. NVFlare calls this method when the first byte of an answer
         arrives.
 
-        NVFlare has a pool of 64 threads that call this method and that also fetch tensors. If threads of this pool read
+        NVFlare has a pool of 64 threads that call this method and that also fetch tensors. If threads of the pool read
         answers, 64 simultaneous answers would block each other forever.
 
         The number of open answers per sender is limited. Without this limit, a sender of endless answers could occupy

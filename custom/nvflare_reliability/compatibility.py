@@ -1,4 +1,4 @@
-"""Record the NVFlare functions on which each patch depends. If the code of such a function differs from the tested
+"""Record the NVFlare functions on which each patch depends. If the code of a recorded function differs from the tested
 NVFlare versions, log a warning.
 
 In a clone of the repository, `python -m tests.nvflare_names --known` adds the installed NVFlare to the tested versions.

@@ -1,7 +1,7 @@
 """Patch NVFlare in all processes that are not a job's processes.
 
-These processes are the parent processes of the server and of hospitals, the simulator, users' commands and training
-scripts. The module patches.py contains the rules for all patches, and the patches for a job's processes.
+The patched processes are the parent processes of the server and of hospitals, the simulator, users' commands and
+training scripts. The module patches.py contains the rules for all patches, and the patches for a job's processes.
 """
 
 import asyncio.constants
@@ -200,8 +200,8 @@ def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If there are too many such connections, one connection of the address with the most connections is closed. The
-    closed connection is the oldest that has sent no data, or else the oldest of all.
+    If too many handshakes are incomplete, one connection of the address with the most connections is closed. The closed
+    connection is the oldest that has sent no data, or else the oldest of all.
     """
 
     def __init__(self) -> None:

@@ -13,9 +13,9 @@ from medsilo_lab.study.cells import Row, base_plan, cells_of
 from medsilo_lab.study.verdict_file import About
 
 # Each hospital of the demo has six training patients, because many real hospitals have so few training patients. Each
-# hospital of the demo has 48 test patients, because a comparison with few test patients is inconclusive. These settings
-# were chosen among five candidates by validation scores with the seeds 100 to 102. Two of the five candidates were run
-# only with the seeds 100 and 101.
+# hospital of the demo has 48 test patients, because a comparison with few test patients is inconclusive. The settings
+# of the demo were chosen among five candidates by validation scores with the seeds 100 to 102. Two of the five
+# candidates were run only with the seeds 100 and 101.
 SMALL = (
     "task.patients=60",
     "task.patches=4",

@@ -563,7 +563,9 @@ def _run_in(workspace: Path) -> Path | None:
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return the reason why a job failed. The controller writes this reason into a file, even if no study began."""
+    """Return the reason why a job failed. The controller writes the reason for a failure into a file, even if no study
+    began.
+    """
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 

@@ -36,9 +36,9 @@ EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier cer
 # A relay's kit contains the address at which the relay listens. The kit of a relay's client contains this address as
 # the only address for connections.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
-# NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause each time. With these
-# settings, NVFlare tries twice a minute for a week. The seconds are integers, because doubling a float a thousand times
-# would overflow, and NVFlare would then start no further job.
+# NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause each time. With the
+# settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because doubling a float a
+# thousand times would overflow, and NVFlare would then start no further job.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
@@ -241,7 +241,7 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
         asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
         definition = {"name": consortium.name, "participants": [asked]}
         write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
-    # of these temporary kits, only the files in the folders local/ are used
+    # only the files in the folders local/ of the temporary kits are used
     with tempfile.TemporaryDirectory() as unused:
         for name in provision(consortium, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
@@ -334,7 +334,7 @@ def _seal(folders: list[Path], state: Path) -> None:
 def _complete(consortium: Consortium, fresh: Path) -> None:
     """Add medsilo's files to each kit, and add medsilo's classes to NVFlare's class allow-list. The kit of a hospital
     gets the hospital's policies. The kit of the server gets the path of a storage folder, limits for each sender, and
-    permissions. With these permissions, each lead sees only the lead's own jobs.
+    permissions. With the permissions, each lead sees only the lead's own jobs.
     """
     for hospital in consortium.hospitals:
         shutil.copytree(hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
@@ -364,7 +364,7 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
 
 def _listen(local: Path) -> None:
     """Add the module relay_listener.py to a relay's kit, and its relative path to the kit's settings. NVFlare then
-    imports this module before the relay listens.
+    imports relay_listener.py before the relay listens.
     """
     shutil.copyfile(HERE / LISTENER, local / LISTENER)
     path = local / CONNECTIONS[0]

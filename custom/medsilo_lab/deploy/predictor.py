@@ -70,7 +70,7 @@ class Predictor(ABC):
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
-        """Return the means and deviations with which the values of a hospital are standardised. These means and
+        """Return the means and deviations with which the values of a hospital are standardised. The means and
         deviations come from training or, if the hospital did not take part, from all data of the hospital. `plain`
         returns fixed means and deviations for tasks that use no statistics of a hospital.
         """

@@ -72,8 +72,8 @@ class Source:
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
-        """Open a super model, or the single model of a run. The single model is opened if `site` is given, or if there
-        is no super model.
+        """Open a super model, or the single model of a run: the single model if `site` is given or if there is no super
+        model.
         """
         if not site:
             for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):

@@ -13,7 +13,7 @@ Table = tuple[str, Sequence[str], Rows, str]
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
-    """Yield a table of the cases in training, validation and test, and a table of the training cases by class. Both
+    """Yield a table of the cases in training, validation and test, and a table of the training cases by class. The
     tables are for the run with the most sites. The table by class is omitted if no site discloses its class counts.
     """
     run = max(runs, key=lambda run: len(run.sites), default=None)

@@ -235,8 +235,8 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
-    """Return the fields of RunResult that are calculated from the scores of single test cases. Without these scores, a
-    site has only overlays.
+    """Return the fields of RunResult that are calculated from the scores of single test cases. Without scores of single
+    test cases, a site has only overlays.
     """
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:

@@ -228,10 +228,10 @@ def is_little(share: float, metric: str) -> bool:
 def is_still_rising(run: RunResult) -> bool:
     """Return True if the validation score rises over the last half of the rounds.
 
-    For this test, the curve is averaged in at most six segments, and each segment is compared with each later segment.
-    With five segments, no later segment may have a lower mean. With six segments, a later segment may have a lower mean
-    in at most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 % of runs
-    (Mann 1945).
+    To test for a rise, the curve is averaged in at most six segments, and each segment is compared with each later
+    segment. With five segments, no later segment may have a lower mean. With six segments, a later segment may have a
+    lower mean in at most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 %
+    of runs (Mann 1945).
     """
     curve = [value for value in run.mean_curve if value is not None]
     if len(curve) < ENOUGH:

@@ -66,8 +66,8 @@ def trained_of(patients: Mapping[str, int]) -> list[str]:
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals for the plan, without folders that have very few patients. Such a folder could disclose no
-    number, and may belong to a single patient.
+    """Return the hospitals for the plan, without folders that have very few patients. A folder with very few patients
+    could disclose no number, and may belong to a single patient.
     """
     if len(patients) < 2:
         return dict(patients)

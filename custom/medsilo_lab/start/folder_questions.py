@@ -265,8 +265,8 @@ class Lines:
 
     @property
     def like_names(self) -> list[str]:
-        """The columns that may contain patients. Such a column has more values than a column of classes, and contains
-        no measurements.
+        """The columns that may contain patients. A column of patients has more values than a column of classes, and
+        contains no measurements.
         """
         found = []
         for column in self.head:

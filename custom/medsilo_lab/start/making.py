@@ -475,8 +475,8 @@ def _called(word: Any, called: Mapping[str, str]) -> Any:
 
 
 def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
-    """In the choices for a folder, replace words from the data by the names in plans. Reasons that contain such words
-    are removed.
+    """In the choices for a folder, replace words from the data by the names in plans. Reasons that contain words from
+    the data are removed.
     """
     own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
     there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))

@@ -153,8 +153,8 @@ def table_column(table: CaseTable, name: str) -> str:
 
 
 def _like_names(table: CaseTable) -> list[str]:
-    """Return the columns that may contain patients. Such a column has many values, some of which occur in several
-    lines.
+    """Return the columns that may contain patients. A column of patients has many values, some of which occur in
+    several lines.
     """
     found = []
     for name in table.columns:

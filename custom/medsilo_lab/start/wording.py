@@ -47,7 +47,7 @@ PERSONAL = frozenset(
 )
 ENDINGS = ("name", "arzt", "arztin")  # last parts of German compounds, as in Patientenname and Oberarzt
 
-# Words for diagnoses, findings, places and kinds of people. Such a word does not count as a person's name.
+# Words for diagnoses, findings, places and kinds of people. A word in COMMON does not count as a person's name.
 COMMON = frozenset(
     """
     a an and of the in on at to with without not no non none or other others unknown never ever former formerly current
@@ -88,7 +88,7 @@ TITLE = re.compile(
 WRITTEN = re.compile(  # Formats in which a person's name may be written: MUELLER^HANS; Quast, Ida; I. Quast; Ida Q.
     r"\w\^\w|^[^\W\d_]{2,}, ?[A-ZÀ-Þ]|^[A-ZÀ-Þ]\. ?[A-ZÀ-Þ]\w|^[A-ZÀ-Þ]\w+ [A-ZÀ-Þ]\.$"
 )
-# Words in the names of hospitals. A person's name beside such a word is part of a hospital's name.
+# Words in the names of hospitals. A person's name beside a word in PLACES is part of a hospital's name.
 PLACES = frozenset(
     """
     st sankt saint santa hospital clinic klinik klinikum krankenhaus spital zentrum center centre hôpital hopital

@@ -499,8 +499,8 @@ def _later(time: np.ndarray, event: np.ndarray, case: int) -> np.ndarray:
 
 
 def _roles(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of concordant pairs and the number of comparable pairs of each case. In these pairs, the case
-    may be first or second.
+    """Return the number of concordant pairs and the number of comparable pairs of each case. In the counted pairs, the
+    case may be first or second.
     """
     right, pairs = np.zeros(len(time)), np.zeros(len(time))
     for first in np.flatnonzero(event).tolist():
@@ -520,8 +520,8 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def errors_of(p_values: Mapping[Key, float], error: float) -> dict[Key, float]:
-    """Return an error rate for each confidence interval. With this error rate, a confidence interval excludes zero
-    exactly if the difference is significant after Holm's correction.
+    """Return an error rate for each confidence interval. With the returned error rate, a confidence interval excludes
+    zero exactly if the difference is significant after Holm's correction.
     """
     adjusted, names = holm(p_values), sorted(p_values, key=lambda name: p_values[name])
     left = {name: len(names) - place for place, name in enumerate(names)}

@@ -78,8 +78,8 @@ def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: 
     """Return the variance of a mean over other patients and other seeds, with Satterthwaite's degrees of freedom
     (1946).
 
-    Both variances contain the variance `cells` of the interaction of seeds and patients, so `cells` is subtracted once
-    from the sum of both variances. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be
+    The variances of patients and of seeds both contain the variance `cells` of their interaction, so `cells` is
+    subtracted once from the sum. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be
     arrays over several studies.
     """
     own, luck = np.maximum(patients.variance, cells.variance), np.maximum(seeds.variance, cells.variance)

@@ -276,7 +276,7 @@ def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str
 
     Half of the difference equals the mean of the differences at two artificial sites. The difference at the first site
     is the score of the first level. The difference at the second site is the negative score of the second level. With
-    these artificial sites, patients and seeds are crossed as in other comparisons.
+    two artificial sites, patients and seeds are crossed as in other comparisons.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

@@ -347,8 +347,8 @@ class Statistics:
         return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
-        """Return the declared federation's difference from single-site training over all sites. This difference is a
-        single test, so it needs no correction for multiple comparisons.
+        """Return the declared federation's difference from single-site training over all sites. The difference over all
+        sites is a single test, so it needs no correction for multiple comparisons.
         """
         asked = self._questions({self._declared: self.alone[self._declared]}) if self._declared else {}
         return next(iter(self._answered(asked).values()), None)

@@ -72,7 +72,8 @@ def in_patients(metric: str, difference: float) -> str:
 
 
 def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
-    """Describe the sample that a comparison needs for a clear verdict. If this sample is unknown, return an empty text.
+    """Describe the sample that a comparison needs for a clear verdict. If the necessary sample is unknown, return an
+    empty text.
 
     Args:
         now: the present sample

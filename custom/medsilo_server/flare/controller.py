@@ -66,8 +66,8 @@ class MedsiloController(Controller):
     def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
         """Prepare a controller.
 
-        If the job is a clone of a job whose study is unfinished, the controller continues this study. `medsilo resume`
-        relies on this.
+        If the job is a clone of a job whose study is unfinished, the controller continues this study, as `medsilo
+        resume` requires.
 
         Args:
             study: The name of the run folder. By default, the name consists of the method, the task and the time.
@@ -96,7 +96,7 @@ class MedsiloController(Controller):
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the study's progress, including the rounds that the lead has not received yet.
 
-        NVFlare allows this request only to the job's submitter and to admins.
+        NVFlare allows a request for the progress only to the job's submitter and to admins.
         """
         asked = asked if isinstance(asked, dict) else {}
         running, after = self.running, asked.get(AFTER)

@@ -24,7 +24,7 @@ from nvflare_reliability.forked import died
 from nvflare_reliability.liveness import EXPELLED, REFUSES
 from nvflare_reliability.patches import deliver_once
 
-# Seconds between two checks for events, such as aborts and timeouts. For these events, NVFlare has no callbacks.
+# Seconds between two checks for events for which NVFlare has no callbacks, such as aborts and timeouts.
 POLL = 0.05
 Longest = Callable[[float], float]
 Wrap = Callable[[StudyMessage], Shareable]
