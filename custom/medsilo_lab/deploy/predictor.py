@@ -35,8 +35,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """Predicts one kind of data, such as images or tables. A predictor contains the model, the files that the user
-    gave, and the output folder.
+    """Predicts one kind of data, such as images or tables. A predictor holds the files that the user gave, the model
+    and the output folder.
 
     Subclasses are entry points in the group `medsilo.predictors`. The field `use` of a task contains the name of the
     task's predictor.

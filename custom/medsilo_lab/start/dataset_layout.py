@@ -48,8 +48,8 @@ DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """A folder that `medsilo init` examines. At first, the object only has the inputs of a dataset probe. The probe
-    returns a changed copy with its results.
+    """A folder that `medsilo init` examines. At first, the object has the inputs of a dataset probe. A changed copy
+    also has the probe's results.
 
     >>> from pathlib import Path
     >>> folder = DatasetLayout(Path("docs"), "st-anna")
