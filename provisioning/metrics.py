@@ -154,7 +154,7 @@ class Processes:
 
 
 class Unchanged:
-    """Values that are computed from files. A value is cached until a file from which it was computed changes."""
+    """Values that are computed from files, and that are cached until one of the files changes."""
 
     def __init__(self) -> None:
         self.made: dict[object, tuple[object, object]] = {}
@@ -293,7 +293,7 @@ def _rounds(run: Path) -> list[Round]:
 
 
 def _read_rounds(run: Path) -> list[Round]:
-    """Read the rounds of a study. Only lines that changed since the last call are parsed."""
+    """Read the rounds of a study, and parse only lines that have changed since the last call."""
     lines = (run / paths.ROUNDS).read_text("utf-8").split("\n")[:-1] if (run / paths.ROUNDS).exists() else []
     before, rounds = known.get(run, ([], []))
     same = next((at for at, (old, new) in enumerate(zip(before, lines, strict=False)) if old != new), len(before))
@@ -553,8 +553,8 @@ class Watch:
         return news.ends in reported
 
     def _remember(self) -> str:
-        """Restore the saved state, and return the event that was read last. Without a saved state, return the latest
-        event.
+        """Restore the saved state, and return the event that was read last, or the latest event if there is no saved
+        state.
         """
         path, last = self.kit / TOLD, next(reversed(list(event_reading.read(self.kit))), "")
         text = path.read_text("utf-8", "replace") if path.is_file() else ""

@@ -168,7 +168,7 @@ def data(
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
     """Convert the data of several hospitals as `data` does, if the labels are words or if there are several labels per
-    case. Return the data by hospital, and the task.
+    case.
 
     task: The program's argument for the task.
     """
@@ -351,7 +351,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
 
 
 def _of_dataset(given: Any, hospital: Sequence[Any] | None) -> GivenSites:
-    """Divide the cases of a Dataset by hospital. Each sample of the Dataset names its patient."""
+    """Divide the cases of a Dataset by hospital; each sample of the Dataset names its patient."""
     if hospital is None:
         return GivenSites({ALONE: given}, None)
     if len(hospital) != len(given):

@@ -448,7 +448,7 @@ def with_patients(given: Any, patients: Any, site: str) -> Any:
 
 
 def _tensor(values: Any) -> Tensor:
-    """Copy values to a plain CPU tensor. A tensor of MONAI loses its metadata."""
+    """Copy values to a plain CPU tensor, without the metadata of a MONAI tensor."""
     if isinstance(values, Tensor):
         return values.detach().cpu().as_subclass(Tensor).clone()
     return torch.tensor(np.asarray(values))

@@ -32,8 +32,8 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 def job_files(
     name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Timeouts
 ) -> dict[Path, Any]:
-    """Return the JSON files of a job. `named` are the participating hospitals; if `named` is empty, all connected
-    hospitals participate.
+    """Return the JSON files of a job with the participating hospitals `named`, or with all connected hospitals if
+    `named` is empty.
     """
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
     workflow = {"id": "medsilo", "path": controller, "args": {}}

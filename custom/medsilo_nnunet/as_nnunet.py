@@ -30,7 +30,7 @@ class NnUNetExporter(Exporter):
             raise MedsiloError(f"task {task.name} has no nnU-Net plans; export it without --to")
         network = self.plain_network()
         same = {
-            "trainer_name": task.trainer,  # nnU-Net's trainer class builds the network
+            "trainer_name": task.trainer,  # when nnU-Net loads the model, this trainer class builds the network
             "init_args": {"configuration": task.configuration},
             "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
         }

@@ -243,7 +243,7 @@ class NnUNetInference(Inference):
 
 
 class _Patches(Dataset):
-    """Augmented patches for a given number of batches. Cases are sampled with replacement, as in nnU-Net's data
+    """Augmented patches for a given number of batches, whose cases are sampled with replacement as in nnU-Net's data
     loader.
     """
 

@@ -266,7 +266,7 @@ def _draw_line(parent: Drawing, style: int, path: str) -> None:
 
 
 def marker(style: int, x: float, y: float) -> str:
-    """Return the SVG path of a marker at (x, y). All shapes have similar areas."""
+    """Return the SVG path of a marker at (x, y); the markers of all styles have similar areas."""
     return f"M{x} {y}{MARKERS[style % len(MARKERS)]}"
 
 

@@ -69,7 +69,7 @@ class PageServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # hides log messages about broken connections
+            log_level="critical",  # hides uvicorn's log messages about broken connections
             access_log=False,  # the access log would contain the one-time token
             proxy_headers=False,
             server_header=False,
@@ -83,7 +83,7 @@ class PageServer(uvicorn.Server):
 
 
 class Gate:
-    """Admits only the requests of one session. The answer to any other request is only an HTTP status."""
+    """Admits only the requests of one session, and answers any other request with an HTTP status only."""
 
     def __init__(self, site: ASGIApp, port: int) -> None:
         self.base = f"/{secrets.token_urlsafe(24)}"

@@ -205,7 +205,7 @@ class SitePages(LocalPages):
         return RedirectResponse(f"{base}/plan/{hash}" if asked else f"{base}/", HTTPStatus.SEE_OTHER)
 
     def _begin(self, home: KitAtHome, plan: Plan, code: JobCode | None) -> None:
-        """Start a thread that checks whether a plan can run at this hospital. Only one check runs at a time."""
+        """Start a thread that checks whether a plan can run at this hospital, where only one check runs at a time."""
         self._works[plan.hash] = mine = _Work()
 
         def work() -> None:

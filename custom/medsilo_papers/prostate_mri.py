@@ -166,9 +166,7 @@ class Slices(Dataset):
 
 
 def masks_of(place: Path) -> dict[Path, Path | None]:
-    """Return the path of each volume's mask, or None if the volume has no mask. Both layouts of the data set are
-    supported.
-    """
+    """Return the path of each volume's mask, or None if the volume has no mask, in both layouts of the data set."""
     images = place / "Image" if (place / "Image").is_dir() else place
     found: dict[Path, Path | None] = {}
     for image in files_in(images):

@@ -17,12 +17,10 @@ BESIDE = {"hidden": (64,), "norm": "group"}
 
 
 class Behind(nn.Module):
-    """A frozen body, followed by a trainable head. The input of this module is a batch of cases or a batch of their
-    embeddings.
-    """
+    """A frozen body, followed by a trainable head, for a batch of cases or for a batch of the cases' embeddings."""
 
     def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine a body and a head. Further networks for the same cases are built from the configuration `beside`."""
+        """Combine a body and a head; further networks for the same cases are built from the configuration `beside`."""
         super().__init__()
         self.body, self.head, self.beside = body.eval(), head, beside
 
@@ -38,8 +36,8 @@ class Behind(nn.Module):
         return self.head.state_dict(*given, prefix=f"{prefix}head.", **how)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Return the embedding of each case. The embeddings are computed one case at a time, so that the other cases in
-        a batch cannot change an embedding.
+        """Compute the embeddings of a batch one case at a time, so that the other cases in the batch cannot change an
+        embedding.
         """
         with torch.no_grad():
             return torch.cat([self.body(one) for one in inputs.split(1)]).float()

@@ -26,9 +26,9 @@ MULTIPLY = {
 
 
 class Frozen(Tensor):
-    """A tensor that never changes. On each device, all copies of a network share the tensor."""
+    """A tensor that never changes, and that all copies of a network on a device share."""
 
-    # operations on frozen tensors return plain tensors
+    # makes operations on frozen tensors return plain tensors
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def __deepcopy__(self, memo: Any) -> Any:

@@ -28,7 +28,7 @@ VARYING = ("lr", "momentum", "betas")  # optimizer settings that scripts and sch
 
 
 class ScriptCompute(Compute):
-    """The device of the script's model. The script itself determines the precision and the number of threads."""
+    """The device of the script's model, whose precision and number of threads the script itself determines."""
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:

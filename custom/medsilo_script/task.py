@@ -40,7 +40,7 @@ class ScriptObjective(Objective):
 
 
 class ScriptTask(Task):
-    """The task of a user's training script. medsilo has no access to the script's data and loss."""
+    """The task of a user's training script, to whose data and loss medsilo has no access."""
 
     title = "a training script of its own"
     scripted: ClassVar[bool] = True

@@ -54,7 +54,7 @@ def check_public(site: str, public: bytes) -> None:
 
 # ------------------------------------------------------------ encrypted shares, from one site to another
 def lock(secret: bytes, own: Offered, reader: str, content: bytes) -> bytes:
-    """Encrypt key shares for one reader. The encryption also authenticates the sender's key of the round."""
+    """Encrypt key shares for one reader, in a way that also authenticates the sender's key of the round."""
     nonce = token_bytes(NONCE)
     return nonce + _cipher(secret, own.site, reader).encrypt(nonce, content, _about(own))
 

@@ -223,7 +223,7 @@ class SealedServer(RoundAggregation):
         return {site: own.weight(self._samples[site]) for site in sites}
 
     def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
-        """Pass a mean to the group's aggregator. The group's integer tensors are those of the first site."""
+        """Pass a mean to the group's aggregator, together with the integer tensors of the first site."""
         tensors = {**mean, **self._beside[own.name][min(sites)]}
         tensors = {name: tensors[name] for name in own.like}
         assert isinstance(own.form, MeanForm)

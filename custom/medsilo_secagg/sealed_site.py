@@ -101,7 +101,7 @@ class SealedSite(UpdateCodec):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Mask the groups of tensors to send. Groups without secure aggregation are returned unchanged."""
+        """Mask the groups of tensors to send, except for groups without secure aggregation."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)

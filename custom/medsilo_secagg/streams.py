@@ -26,7 +26,7 @@ ZEROS = bytes(CHUNK)
 
 
 def statement(*parts: str | int | bytes) -> bytes:
-    """Encode a sequence of values as bytes. Different sequences always have different bytes."""
+    """Encode a sequence of values as bytes, so that different sequences always have different bytes."""
     written = bytearray()
     for part in parts:
         kind = {str: b"s", int: b"i", bytes: b"b"}[type(part)]

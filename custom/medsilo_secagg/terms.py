@@ -59,7 +59,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class SealedBlock:
-    """Tensors that are masked and added together. The name of a block is unique in a round."""
+    """A block of tensors that are masked and added together, with a name that is unique in a round."""
 
     name: str
     flat: Flat

@@ -42,9 +42,7 @@ LOST = "recordings have gaps or missing values; no window holds one, task.missin
 
 @cache
 def goal_of(labels: tuple[str, ...]) -> Classification:
-    """Return the classification objective for these labels. The result is cached, so that equal labels share one
-    object.
-    """
+    """Return the classification objective for labels; the result is cached, so that equal labels share one object."""
     return Classification(labels)
 
 

@@ -132,7 +132,7 @@ FARTHEST = 1e4  # maximum root mean square change of the weights in a round, eve
 class RoundDirections:
     """Records the directions of all updates of trained weights in a round, by group and site.
 
-    A direction takes 16 kB of memory, and the updates themselves are not kept.
+    A direction takes 16 kB of memory, and updates are not kept in memory.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ class ServerState:
         return self.mixers[group.name].current(site if group.personal else self.sites[0])
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
-        """Add a site's tensors to the aggregators. If a value is impossible, raise Refused.
+        """Add a site's tensors to the aggregators, or raise Refused if a value is impossible.
 
         Args:
             groups: The site's tensors, whose names, shapes and types were checked before.
@@ -247,7 +247,7 @@ class ServerState:
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
     def summary_details(self) -> dict[str, Any]:
-        """Return the details in the summary. A group of tensors may add details about sites."""
+        """Return the details in the summary, to which a group of tensors may add details about sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:

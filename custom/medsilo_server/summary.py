@@ -210,7 +210,7 @@ def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[t
 
 
 def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
-    """Return the counts that a site sent. For a classification, counts that follow from the sent counts are added."""
+    """Return the counts that a site sent, and for a classification also the counts that follow from the sent counts."""
     of_classes = task.goal.classifies
     return of_classes.with_derived(counts, threshold) if of_classes else counts
 

@@ -312,7 +312,7 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Check an answer, and return it. An answer is marked as rejected if its return code would end the job.
+        """Check an answer and return it, marked as rejected if its return code would end the job.
 
         Raise Rejected if NVFlare can't handle the answer.
         """

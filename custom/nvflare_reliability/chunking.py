@@ -176,7 +176,7 @@ def arrays_of(content: bytes) -> dict[str, np.ndarray]:
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
-    """Join the flat pieces of a tensor. If the pieces are adjacent in memory, no data are copied."""
+    """Join the flat pieces of a tensor, without copying pieces that are adjacent in memory."""
     first, size, end = pieces[0], 0, pieces[0].data_ptr()
     for piece in pieces:
         if piece.dtype != first.dtype or piece.data_ptr() != end or not piece.is_contiguous():
@@ -270,7 +270,7 @@ def site_of(process: str) -> str:
 
 
 class _Chunks(TensorDownloadable):
-    """Divides tensors into numbered chunks. Small tensors share a chunk, and a large tensor is split into pieces."""
+    """Divides tensors into numbered chunks: small tensors share a chunk, and a large tensor is split into pieces."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         parts = in_pieces(tensors, most)
@@ -426,7 +426,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A reply that contains pieces of a tensor. A separate thread waits for each reply."""
+    """A reply with pieces of a tensor, for which a separate thread waits."""
 
     transfer: _OnTheirWay
     line: Pace
@@ -562,7 +562,7 @@ class RetryingRequests:
             self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
-        """Request the next pieces in advance. On a faster connection, more pieces are requested."""
+        """Request the next pieces in advance, and more pieces on a faster connection."""
         for number, together in own.next_ones(after, there):
             asking = {**asked, "request": piece.other(number, together)}
             own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together

@@ -113,7 +113,9 @@ class _Listener(TcpStreamServer):
         super().__init__(driver, connector)
 
     def service_actions(self) -> None:
-        """Close the connections whose certificates were revoked. The base class calls this method twice per second."""
+        """Close the connections whose certificates were revoked, whenever the base class calls this method (twice per
+        second).
+        """
         super().service_actions()
         if self.revocations.look():
             for request, certificate in [*self.there.items()]:
@@ -666,7 +668,9 @@ def _each_key_once() -> Iterator[None]:
 
 @contextmanager
 def _only_tcp() -> Iterator[None]:
-    """Load only NVFlare's driver for TCP. Loading all drivers takes a fifth of the duration of a short command."""
+    """Load only NVFlare's driver for TCP, because loading all drivers takes a fifth of the duration of a short
+    command.
+    """
     drivers, name = communicator.driver_mgr, TcpDriver.__name__
     if name not in drivers.class_cache:
         drivers.class_cache.add(name)  # this name in the cache is NVFlare's mark of a registered driver

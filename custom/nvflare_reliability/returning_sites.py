@@ -183,7 +183,7 @@ class ReturningSites(FLComponent):
         threading.Thread(target=self._start, args=(job_id, client), daemon=True).start()
 
     def _start(self, job_id: str, client: Client) -> None:
-        """Start a job's process at a hospital. If the start fails, try again several times."""
+        """Start a job's process at a hospital, and try again several times if the start fails."""
         job, why = self.jobs[job_id], ""
         for attempt in range(TRIES):
             threading.Event().wait(LOOK * 2**attempt)

@@ -26,7 +26,7 @@ def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocation
 
 
 def number_of(revoked: x509.CertificateRevocationList) -> int:
-    """Return the serial number of a list. A newer list has a larger number."""
+    """Return the serial number of a list of revoked certificates, which is larger for a newer list."""
     return revoked.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 

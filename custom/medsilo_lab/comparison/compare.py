@@ -166,8 +166,8 @@ class Asked:
 
 
 def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
-    """Adapt the configurations to the plan. For each normalisation layer, add a single-site configuration if the
-    configurations contain none.
+    """Adapt the configurations of a comparison to the plan, and add a missing single-site configuration for each
+    normalisation layer.
     """
     rows = [_suited(row, plan, changes) for row in rows]
     return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})

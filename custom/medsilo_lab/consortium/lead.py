@@ -374,8 +374,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job. If another lead submitted the job, the state contains the lead's name. `others` are
-    jobs that may continue the job's study.
+    """Return the state of a job, with the lead's name if another lead submitted the job. `others` are jobs that may
+    continue the job's study.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
@@ -386,7 +386,7 @@ def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Ite
 
 
 def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tuple[str, ...]:
-    """Return the reasons why a job waits or could not start. `here` are the connected hospitals."""
+    """Return the reasons why a job waits or could not start, given the connected hospitals `here`."""
     if job["status"] not in ("SUBMITTED", COULD_NOT_START):
         return ()
     whole = session.get_job_meta(job["job_id"])
@@ -563,9 +563,7 @@ def _run_in(workspace: Path) -> Path | None:
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return the reason why a job failed. The controller writes the reason for a failure into a file, even if no study
-    began.
-    """
+    """Return the reason why a job failed, which the controller writes into a file even if no study began."""
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 

@@ -302,7 +302,7 @@ def _forget(path: Path, names: Collection[str]) -> None:
 
 
 def _build(project: dict[str, Any], root: Path) -> Path:
-    """Make NVFlare build the kits of all participants. With the same root certificate and the same state, the kits have
+    """Make NVFlare build the kits of all participants; with the same root certificate and the same state, the kits have
     identical bytes.
     """
     project = copy.deepcopy(project)  # NVFlare modifies this argument

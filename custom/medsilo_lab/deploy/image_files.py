@@ -80,7 +80,7 @@ def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarra
 
 
 def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
-    """Write a mask with the geometry of its image. After an error, no incomplete file is left."""
+    """Write a mask with the geometry of its image, and leave no incomplete file after an error."""
     import SimpleITK
 
     part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False

@@ -15,7 +15,7 @@ BRIGHT = (1.0, 99.0)  # percentiles of a slice's values that are shown as black 
 
 
 def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
-    """Draw one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W]. Return an array [TILE, TILE, 3].
+    """Draw one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W] as an array [TILE, TILE, 3].
 
     For a volume, draw the slice with the most labelled voxels. `spacing` is in millimetres along x, y (and z).
     """
@@ -38,7 +38,7 @@ def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> 
 
 
 def write_montage(path: Path, tiles: dict[int, np.ndarray], names: tuple[str, ...]) -> None:
-    """Write numbered tiles into one image. `names` are the names of the structures with the labels 1, 2, ..."""
+    """Write numbered tiles into one image, with a legend of the structures `names`, which have the labels 1, 2, ..."""
     columns = min(COLUMNS, len(tiles))
     rows = -(-len(tiles) // columns)
     page = Image.new("RGB", (columns * TILE, rows * TILE + (len(names) + 1) * LINE))

@@ -17,8 +17,8 @@ COLUMNS = ("table", "line", "patient", "error")
 class TablePredictor(Predictor):
     """Predicts every line of tables.
 
-    Values are standardised with the statistics from training. If this machine lacks the statistics from training, the
-    statistics of the table are used instead.
+    The values of the table are standardised with the statistics from training. If this machine lacks the statistics
+    from training, the statistics of the table are used instead.
     """
 
     cases = "lines"

@@ -105,7 +105,7 @@ class Source:
 
     @classmethod
     def together(cls, sources: Sequence[Self]) -> Self:
-        """Combine models of the same task into an ensemble. A single model is returned unchanged."""
+        """Combine models of the same task into an ensemble, or return a single model unchanged."""
         first, *others = sources
         if not others:
             return first

@@ -70,8 +70,8 @@ class AtHospitals(Evaluation):
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
-    """Divide the summary of centralised training by hospital. Each hospital gets its number of cases, its curves and
-    its test scores.
+    """Divide the summary of centralised training by hospital, with the number of cases, the curves and the test scores
+    of each hospital.
     """
     inner, selected = summary.sites[POOL], summary.selected.rounds[POOL]
     assert selected is not None

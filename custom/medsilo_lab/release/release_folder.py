@@ -116,8 +116,8 @@ class Release:
 
 
 def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey) -> Release:
-    """Write a release, then read and return it. If each hospital has a personal model, the model of the hospital `site`
-    is released.
+    """Write a release, then read and return it. If each hospital has a personal model, release the personal model of
+    the hospital `site`.
     """
     if out.exists():
         raise MedsiloError(f"{out.name} already exists; choose another folder with -o", str(out))

@@ -265,7 +265,7 @@ def _sample_of(lines: Sequence[DifferenceLine]) -> str:
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
-    """Write a decision sheet for each hospital of a comparison. Return the paths of the sheets.
+    """Write a decision sheet for each hospital of a comparison, and return the paths of the sheets.
 
     Args:
         leaving: a function that lists the numbers and tensors that leave a hospital in a run
@@ -286,7 +286,7 @@ def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list
 
 
 def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult, left: Sequence[str]) -> str:
-    """Return a hospital's decision sheet as HTML. `run` is the first run of the method that the sheet describes."""
+    """Return a hospital's decision sheet as HTML, given the first run of the method that the sheet describes."""
     return fill(
         "sheet.html",
         f"{site}: {TITLES[one.word].format(one.method)}",
@@ -341,8 +341,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
 
 
 def _learned_from(site: str, run: RunResult) -> str:
-    """Describe the hospital's number of training cases. The total over hospitals is added only if it does not reveal
-    the number of another hospital.
+    """Describe the hospital's number of training cases. Add the total over hospitals, unless the total would reveal the
+    number of another hospital.
     """
     each = {own: (run.site(own).cases or {}).get("train") for own in run.sites}
     here, everywhere = each.get(site), [cases for cases in each.values() if cases]

@@ -39,8 +39,8 @@ class Figures(Mapping[str, "Figure"]):
         return len(self._drawn)
 
     def save(self, folder: Path | str, form: str = "pdf") -> list[Path]:
-        """Write each figure into a folder as NAME.pdf, NAME.svg or NAME.png, depending on `form`. Return the paths of
-        the files.
+        """Write each figure into a folder as NAME.pdf, NAME.svg or NAME.png, depending on `form`, and return the paths
+        of the files.
         """
         if form not in FORMS:
             raise MedsiloError(f"form {form!r} is not known; choose {', '.join(FORMS)}")

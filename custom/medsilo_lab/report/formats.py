@@ -37,7 +37,7 @@ def cell(
 ) -> dict[str, Any]:
     """Make a table cell with a value, the text of the value, a note beside the text, and a style.
 
-    An integer is written with all its digits. A range is written as its two ends.
+    The cell contains all digits of an integer, and both ends of a range.
 
     Args:
         missing: text for a missing value

@@ -38,7 +38,7 @@ def _write(runs: Sequence[RunResult], destination: Path, title: str) -> Path:
 
 
 def render(runs: Sequence[RunResult], title: str) -> str:
-    """Return the page as HTML. Equal arguments always give the same HTML."""
+    """Return the page as HTML, which depends only on the arguments."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
     return fill(

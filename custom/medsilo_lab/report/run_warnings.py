@@ -22,7 +22,7 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
-    """Return all warnings about several runs. The most serious warning comes first.
+    """Return all warnings about several runs, the most serious warning first.
 
     Args:
         failures: lines of text about the failed runs of a comparison
@@ -74,8 +74,8 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
 
 
 def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
-    """Yield a line for each configuration in which a site tested an untrained model. The line states the number of such
-    runs.
+    """Yield a line for each configuration in which a site tested an untrained model, with the number of runs that have
+    an untrained model.
     """
     for name, own in rows.items():
         sites = {
@@ -95,7 +95,7 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
 
 
 def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
-    """Yield each distinct line once. The line begins with the names of the configurations or runs to which the line
+    """Yield each distinct line once, beginning with the names of the configurations or runs to which the line
     applies.
     """
     found: dict[str, list[RunResult]] = {}

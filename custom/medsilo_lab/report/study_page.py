@@ -49,7 +49,7 @@ def write_demo(folder: Path, pictured: str) -> Path:
 
 
 def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: Any) -> str:
-    """Return the page as HTML. Equal arguments always give the same HTML."""
+    """Return the page as HTML, which depends only on the arguments."""
     runs = [run for own in found.values() for run in own]
     about, rows = verdict.about, verdict.rows
     looks = _looks(verdict)

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts | None = None, **content: Any) -> str:
-    """Fill a template and return the page as HTML. Equal arguments always give the same HTML.
+    """Fill a template and return the page as HTML, which depends only on the arguments.
 
     Args:
         title: the main finding, which becomes the title

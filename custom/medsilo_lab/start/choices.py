@@ -50,7 +50,7 @@ BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that come
 
 
 def in_order(choices: Choices) -> Choices:
-    """Sort choices by the section of the plan. Choices without a section come last."""
+    """Sort choices by the section of the plan; choices without a section come last."""
     section = {key: key.rpartition(".")[0] for key in choices}
     places = {name: place for place, name in enumerate(SECTIONS)}
     keys = sorted(choices, key=lambda key: (not section[key], places.get(section[key], len(places)), section[key]))
@@ -58,9 +58,7 @@ def in_order(choices: Choices) -> Choices:
 
 
 def trained_of(patients: Mapping[str, int]) -> list[str]:
-    """Return the hospitals with enough patients for training. If fewer than two hospitals have enough, return all
-    hospitals.
-    """
+    """Return the hospitals with enough patients for training, or all hospitals if fewer than two have enough."""
     enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
     return enough if len(enough) > 1 else list(patients)
 
@@ -150,8 +148,8 @@ def channels_of(looks: DatasetFacts) -> Choices:
 
 
 def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
-    """Choose between a 3-D network and a 2-D network on slices. Return None for 2-D images. `by_slices` is true if the
-    user requests slices.
+    """Choose between a 3-D network and a 2-D network on slices, or return None for 2-D images. `by_slices` is true if
+    the user requests slices.
     """
     if looks.flat:
         return None
@@ -164,7 +162,7 @@ def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None
 
 
 def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
-    """Choose the voxel spacing for all hospitals. Return None for 2-D images, and for images that are resized to one
+    """Choose the voxel spacing for all hospitals, or return None for 2-D images and for images that are resized to one
     size.
     """
     if looks.flat or not looks.segments:

@@ -306,7 +306,7 @@ def _of_data(own: Choices, whether: bool = True) -> Choices:
 
 
 def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the next steps for the user. Each step has a purpose and a command, which may be empty.
+    """Return the next steps for the user, each with a purpose and a command; the command may be empty.
 
     `several` is true if the folder contains all hospitals. `stopped` contains the hospitals at which 'medsilo check'
     found an obstacle.
@@ -362,7 +362,7 @@ class Written(Protocol):
 
 
 def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
-    """Write the data sets, a medsilo.yaml for trying out each data set, and the job. Return the plan of the job.
+    """Write the data sets, a medsilo.yaml for trying out each data set, and the job. Return the plan.
 
     For a single hospital, `sets` has the key "".
     """
@@ -396,8 +396,8 @@ def text_of(head: Sequence[str], own: Choices) -> str:
 
 
 def _rows(own: Choices, indent: str) -> list[str]:
-    """Return the lines of a YAML section. The reason for a key is a comment after the key, or above the key if the line
-    would be too long.
+    """Return the lines of a YAML section. The reason for a key is a comment behind the key, or a comment above the key
+    if the line would be too long.
     """
     texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)

@@ -473,8 +473,8 @@ def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
 
 # ---------------------------------------------------------------------------------------------------- masks
 def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases | None:
-    """Return the cases of images with masks. Return None if images have several channels, or if `layout_of` recognises
-    the layout.
+    """Return the cases of images with masks, or None if images have several channels or `layout_of` recognises the
+    layout.
     """
     table = next((own for own in tables if own.patient), None)
     try:
@@ -726,8 +726,8 @@ def _folder_at(level: int) -> str:
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
     """Ask for the patient of each image.
 
-    Possible sources are a folder in the path, a pattern of file names, or a column of the table. Or each image is a
-    separate patient.
+    The possible answers are a folder in the path, a pattern of file names, a table column, or a separate patient for
+    each image.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:
@@ -850,9 +850,7 @@ def guessed_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
-    """Ask whether patients with the same name in two folders are the same person. `whose` has the patient of each
-    image.
-    """
+    """Ask whether patients with the same name in two folders are the same person, given the patient of each image."""
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for name, patient in whose.items():
         if "/" in name:

@@ -281,7 +281,7 @@ class _Maker:
         return _read_as(parse_plan(plan_values), data)
 
     def ask(self) -> None:
-        """Ask all questions about the hospital. An answer may lead to further questions."""
+        """Ask all questions about the hospital, including further questions that an answer leads to."""
         done = {*self.asked.answers} if self.found else set[str]()
         while True:
             self.seen, self.data = self._proposal(*self.read_as())
@@ -305,7 +305,7 @@ class _Maker:
                     return  # after this answer, the hospital has too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
-        """Return the proposal to which the questions refer. If the data were read, also return the data."""
+        """Return the proposal to which the questions refer, and the data if they were read."""
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
             table = read_columns(source.table_file())
@@ -332,8 +332,8 @@ class _Maker:
         return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
 
     def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
-        """List the files of the data set. Read only files that are not in the earlier version of the data set in the
-        folder `before`.
+        """List the files of the data set, and read only files that are not in the earlier data set in the folder
+        `before`.
         """
         self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
         known: Mapping[str, KnownFile] = {}

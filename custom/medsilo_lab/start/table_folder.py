@@ -166,7 +166,7 @@ class CaseTable:
 
     @property
     def patient_codes(self) -> np.ndarray:
-        """A number for the patient of each line. Without a patient column, each line has a different patient."""
+        """The number of each line's patient; without a patient column, each line has a different patient."""
         return self.columns[self.patient].codes if self.patient else np.arange(self.lines)
 
     @cached_property
@@ -553,8 +553,8 @@ def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str
 
 
 def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
-    """Return the name in plans of each class. The classes 0 and 1 become no and yes. `known` is true if the patient of
-    each line is known.
+    """Return the name in plans of each class, where the classes 0 and 1 become no and yes. `known` is true if the
+    patient of each line is known.
     """
     if tuple(labels) == ("0", "1"):
         return {"0": "no", "1": "yes"}

@@ -18,7 +18,7 @@ ROUNDS = 12  # number of rounds, which is large enough for small plans and is th
 
 
 def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
-    """Run 'medsilo check' for one hospital. `ready` is a folder for preprocessed images."""
+    """Run 'medsilo check' for one hospital, with `ready` as the folder for preprocessed images."""
     local = place_of(out, site)
     source = keeping_ready(SiteSettings.read(local), plan.task, ready).data
 

@@ -238,7 +238,7 @@ def _was_stopped(cell: Cell) -> bool:
 
 
 def _discard(cell: Cell) -> None:
-    """Remove the folder of an unfinished run that can't be continued. A folder without a plan is not removed."""
+    """Remove the folder of an unfinished run that can't be continued, unless the folder has no plan."""
     if (cell.folder / paths.PLAN).exists():
         shutil.rmtree(cell.folder, ignore_errors=True)
 
@@ -260,7 +260,7 @@ MOST_KEYS, LONGEST_VALUE = 3, 80
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the keys whose values differ, each with both values. If no value differs, return an empty text. A
+    """Describe the keys whose values differ, each with both values, or return an empty text if no value differs. A
     missing key has the value null.
     """
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]

@@ -113,7 +113,7 @@ class Difference:
 
 
 def joined(folds: Sequence[Scores]) -> Scores:
-    """Combine the scores of all cross-validation folds of a seed. No patient is in two folds."""
+    """Combine the scores of all cross-validation folds of a seed, where no patient is in two folds."""
     if len(folds) == 1:
         return folds[0]
     starts = np.cumsum([0, *(own.people for own in folds)])
@@ -373,7 +373,7 @@ class _Resampled:
         self.highs = np.sort((sums + further * turn) / whole)[::-1]
 
     def ends(self, tail: float) -> tuple[float, float]:
-        """Return both ends of the confidence interval. Each end has the tail probability `tail`."""
+        """Return both ends of the confidence interval, each with the tail probability `tail`."""
         place = tail * (len(self.lows) - 1)
         first, part = int(place), place % 1
         low, high = (own[first] + part * (own[first + 1] - own[first]) for own in (self.lows, self.highs))
@@ -387,8 +387,8 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
-    """Convert a site's contributions to contributions to a mean over the patients of all sites. The variance within the
-    site stays the same.
+    """Convert a site's contributions to contributions to a mean over the patients of all sites, without a change of the
+    variance within the site.
     """
     if part.patients < 2:
         return np.zeros(part.patients)

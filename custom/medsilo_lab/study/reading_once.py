@@ -53,7 +53,7 @@ def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]
 
 
 def _read_site(one: Work) -> int:
-    """Preprocess a hospital's images. Return the number of cases. Faulty images are reported later, in the runs."""
+    """Preprocess a hospital's images, and return the number of cases. Faulty images are reported later, by the runs."""
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())

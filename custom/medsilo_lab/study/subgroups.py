@@ -89,7 +89,7 @@ class Told(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the disclosed subgroups of a run. In addition, return a subgroup whose levels are the hospitals."""
+    """Return the disclosed subgroups of a run, and an additional subgroup whose levels are the hospitals."""
     told: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
         for one in site.subgroups:
@@ -166,7 +166,7 @@ def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
 def _tables(
     levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
 ) -> list[SubgroupTable]:
-    """Return the tables of all subgroups, with corrected differences. The table of hospitals is the last table."""
+    """Return the tables of all subgroups with corrected differences; the table of hospitals is the last table."""
     told, tables = _corrected(found), []
     for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
         own = [one for (of, _), one in levels.items() if of == name]

@@ -145,7 +145,8 @@ class FlareTransport:
     ended_by: str = ""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        """Send a request to several sites at once. Return the sites without an accepted answer, each with the reason.
+        """Send a request to several sites at once, and return the sites without an accepted answer, each with the
+        reason.
 
         Args:
             outgoing: Returns the message for a site.
