@@ -61,7 +61,7 @@ Sample = tuple[str, dict[str, str], float | None]
 LOOK, POLL = 5.0, 1.0
 # maximum number of seconds for one check or one message; after this time, the watch is reported as stopped
 STALE = 120.0
-TROUBLE = "trouble "  # prefix that distinguishes the keys of problems that checks found from the keys of events
+TROUBLE = "trouble "  # prefix of the keys of problems that checks found; keys of events do not have this prefix
 UNKNOWN = "unknown"
 FRESH = 1.0  # seconds for which the results of a check are reused
 # First and longest pause, in seconds, before a rejected message is sent again. Each pause is twice as long as the

@@ -16,8 +16,7 @@ from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
 from medsilo_lab.extend import DatasetLayout
 
-# minimum number of patients in a hospital's folder, and minimum number of studies that must contain a structure to be
-# learned
+# minimum number of patients in a hospital's folder, and minimum number of studies that must contain a structure
 LEAST = 3
 TRIED = 2  # number of studies of each hospital that are checked for overlapping structures
 OFTEN = 0.5  # minimum fraction of a hospital's studies that must contain a structure, so that the structure is learned

@@ -64,7 +64,7 @@ def sources_of(series: ImageSeries) -> list[Any]:
             "series consist of several Enhanced objects, to which no segmentation can refer; export them as one object"
         )
     for source in sources:
-        # all results for the same series get the same UID of a coordinate system
+        # the UID of the coordinate system is the same in all results for the same series
         if not source.get("FrameOfReferenceUID"):
             source.FrameOfReferenceUID = pydicom.uid.generate_uid(entropy_srcs=[series.uid])
         for name in MAY_BE_EMPTY:

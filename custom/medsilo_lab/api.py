@@ -68,7 +68,7 @@ Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
 WIDE = 24
-# names of parameters in earlier versions, with their present names
+# present names of parameters, by their names in earlier versions of medsilo
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
@@ -130,7 +130,7 @@ class Run:
         """
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted together with this object
-        self._settings: SiteSettings | None = None  # settings of the sites, if this program ran the study
+        self._settings: SiteSettings | None = None  # settings of the sites; None if another program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 

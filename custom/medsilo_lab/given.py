@@ -103,10 +103,10 @@ class _Read:
 
     inputs: np.ndarray
     targets: np.ndarray
-    labels: tuple[str, ...] = ()  # names of the targets, if each case has several targets
+    labels: tuple[str, ...] = ()
     patients: Any = None
     hospitals: Any = None
-    columns: tuple[Any, ...] = ()  # input columns in order, if the data are a data frame
+    columns: tuple[Any, ...] = ()  # input columns in the order of the data frame, if the data are a data frame
 
     def __post_init__(self) -> None:
         count = len(self.inputs)

@@ -40,7 +40,7 @@ from medsilo.tasks.task import Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a data frame with a special meaning; all other columns are inputs
 IMAGE = "image"
-SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # types whose objects are hashed by their values
+SIMPLE = (bool, int, float, str, bytes, tuple, type(None))
 FINDINGS = "findings"
 KINDS = ("classification", "segmentation", "regression", FINDINGS)
 MOST_CLASSES = 1000
@@ -117,7 +117,7 @@ def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
         return repr(thing)
     if id(thing) in seen:
         return "again", seen[id(thing)][0]
-    # of several equal objects of these types, Python may store only one object
+    # Python may store equal tuples as one object or as several objects, and the hash must not depend on this choice
     if not isinstance(thing, tuple | frozenset):
         seen[id(thing)] = len(seen), thing
     if isinstance(thing, Tensor | np.ndarray):

@@ -64,7 +64,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
     job = None if job and job.is_file() else job  # a job in the package medsilo has the standard form
     for path, content in canonical_job(plan).items():
         if job and path.name == META:
-            # the values of these keys come from the plan and not from the given job
+            # the values of these keys come from the plan, and not from the given job
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}
             content = {**content, **json_of(job, META), **own}
         elif job:
@@ -76,7 +76,6 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
                     workflow["args"] = {**workflow.get("args", {}), **controller_args}
         write_json(destination / path, content)
     write_text(destination / PLAN, plan.to_yaml())
-    # files that the plan names, such as the initial weights of a script, are copied
     for file in sorted((job / CONFIG).iterdir()) if job else ():
         if file.is_file() and not file.is_symlink() and not (destination / CONFIG / file.name).exists():
             shutil.copyfile(file, destination / CONFIG / file.name)

@@ -198,7 +198,7 @@ class NnUNetObjective(Segmentation):
         self, files: tuple[Path, ...], label: Path | str, output: Tensor
     ) -> tuple[Tensor, Tensor, tuple[float, ...]]:
         values, notes = self.task.parts.read(files)
-        self.task.parts.on_its_grid(values, notes)  # resampling adds the margins that were cropped to `notes`
+        self.task.parts.on_its_grid(values, notes)  # resampling adds the cropped margins to the dictionary `notes`
         right = self.task.parts.own_labels(Path(label))
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 

@@ -36,7 +36,7 @@ MARKERS = (
 )
 # height of a row, height of the footer, width of the axis and width of the margin in a chart of differences, in pixels
 ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18
-GREY = 100  # style number of background lines, which are thin, grey and without markers
+GREY = 100  # number of the style of background lines, which are thin, grey and without markers
 MOST_MARKERS = 120
 
 

@@ -148,7 +148,7 @@ def join(
     model_folders.look_in(folder / "config")
     data = Data(loader, validation, samples, batch, loss, evaluate, test)
     site = flare.get_site_name()
-    # inside the airlock, the hospital's process outside decides which numbers leave the hospital
+    # for a script in the airlock, the hospital's process outside the airlock decides which numbers leave the hospital
     if room_client.is_inside():
         data.repeats_from = room_client.told()["repeats"]
         output, hospital = OUTPUT, None
@@ -206,7 +206,7 @@ def is_running(ctx: Any = None) -> bool:
         script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
-        except Lacks:  # the server answers with the initial weights
+        except Lacks:  # after this answer, the server sends the initial weights
             flare.send(flare.FLModel(params={}, meta={LACKS: True}))
             continue
         if answer is None:

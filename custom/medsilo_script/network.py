@@ -50,7 +50,8 @@ class TensorShape(Section):
     shape: Annotated[tuple[Size, ...], Field(max_length=MOST_AXES)]
     dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
     learns: bool | None = None  # True if the tensor is a parameter that is trained, None if the tensor is a buffer
-    same_as: Name = ""  # full name of the parameter with which this tensor shares its memory, if any
+    # full name of the parameter that shares its memory with this tensor, if there is such a parameter
+    same_as: Name = ""
 
 
 class LayerShape(Section):

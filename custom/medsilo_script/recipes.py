@@ -59,7 +59,7 @@ INSTEAD = {  # arguments of NVFlare's recipe that change the server, with medsil
     "aggregator": 'take the recipe of another method, or plan={"aggregation": {"robust": {"name": "median"}}}; '
     "for a mean of your own see 'medsilo docs research/extend'",
 }
-ARGUMENTS = {  # keys of the plan, with the recipe arguments that set the keys
+ARGUMENTS = {  # names of the recipe arguments that set keys of the plan, by key
     "algorithm.name: ": "",
     "algorithm.": "",
     "training.rounds": "num_rounds",

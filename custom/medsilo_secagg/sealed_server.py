@@ -33,7 +33,7 @@ from medsilo_server.requests import Exchange, RequestScheduler
 from medsilo_server.server_state import RoundAggregation, ServerState, Store
 
 Take = Callable[[str, SiteMessage], None]
-PREFIX = "@sealed"  # prefix of keys in a checkpoint, with which no name of a group begins
+PREFIX = "@sealed"  # prefix of keys in a checkpoint; no name of a group begins with this prefix
 
 
 class SealedServer(RoundAggregation):

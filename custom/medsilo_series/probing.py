@@ -16,7 +16,7 @@ from medsilo_series.recordings import Reader, Recording, units_of
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
-LINES = 200  # number of rows in a recording from which the meaning of its columns is recognised
+LINES = 200  # number of a recording's rows from which the meaning of the columns is recognised
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
@@ -37,7 +37,7 @@ class SeriesFacts:
     tops: tuple[str, ...]
     signals: tuple[str, ...]
     labels: dict[str, int]
-    where: str  # words about the source of the labels, which the summary contains
+    where: str
     patients: dict[str, int]
     recordings: dict[str, int]
     rows: int

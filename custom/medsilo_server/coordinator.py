@@ -30,7 +30,8 @@ from medsilo_server.server_stack import aggregation_of, asking
 from medsilo_server.server_state import ServerState
 from medsilo_server.summary import StudyUsage, summarise
 
-if TYPE_CHECKING:  # exclusions is imported later, because it is only needed when sites diverge and a round is repeated
+# the module exclusions is imported later, because it is only needed when sites diverge and a round is repeated
+if TYPE_CHECKING:
     from medsilo_server.exclusions import Exclusions
 
 OVERWEIGHT = 0.9  # maximum fraction of all training cases that a site may state without a warning

@@ -65,7 +65,7 @@ class ServerState:
         self.best: dict[str, Any] | None = None
         self.done = 0
         self.directions = RoundDirections({}, (), 0)
-        # name and outlier size of the site with the largest outlier in the last round
+        # the site with the largest outlier in the last round, and the size of the outlier
         self.suspect: tuple[str, float] | None = None
         # this thread writes the checkpoint of a round while the sites train the next round
         self.writer = ThreadPoolExecutor(1)
@@ -314,7 +314,6 @@ class ServerState:
             raise MedsiloError(
                 "the checkpoint belongs to a round that the plan does not have, so it is damaged; start again"
             )
-        # The aggregators of all phases so far are created in order.
         for number in range(1, max(facts["round"], 1) + 1):
             place = self.course.place_of(number)
             if place != self.place:

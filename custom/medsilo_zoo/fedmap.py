@@ -229,7 +229,7 @@ def key(name: str) -> str:
 
 
 def first_of(name: str) -> str:
-    """Return the name of the prior's tensor that holds the first-layer weights of this tensor's f_ψ."""
+    """Return, for a tensor θ_i, the name under which the prior stores the first-layer weights of f_ψi."""
     return f"of.{key(name)}.layers.0.weight"
 
 

@@ -172,7 +172,7 @@ class AnswerGate(Gate):
         self.answers: patches.AnswerReader | None = None
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # number of each sender's answers that are queued or being read
-        # number of each sender's consecutive answers whose tensors could not be fetched
+        # for each sender, the number of consecutive answers whose tensors could not be fetched
         self.failed: Counter[str] = Counter()
         self.reading: set[str] = set()
         self.expelled: set[str] = set()

@@ -142,7 +142,7 @@ class Study:
 @dataclass(frozen=True)
 class Asked:
     task: str | None
-    plan: Path | None  # path of a plan file or of a job folder
+    plan: Path | None
     methods: Sequence[str]
     row: Sequence[str]
     seeds: Sequence[int]

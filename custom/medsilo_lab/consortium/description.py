@@ -211,7 +211,7 @@ def _policies(hospital: Hospital, file: Path) -> Path:
         package = Path(__file__).resolve().parents[1]
         # an installed wheel and a checkout have the example policies in different folders
         folders += [place / POLICIES / name.name for place in (package, package.parents[1])]
-    with suppress(OSError, StopIteration):  # a name of a folder may be invalid, and the file may be missing
+    with suppress(OSError, StopIteration):
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "

@@ -106,7 +106,7 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
     job ends before any training, and the error message contains the reason.
     """
     from medsilo.flare.jobs import plan_of
-    from medsilo_lab.jobs import check_components, write_job  # imported late, because the import takes long
+    from medsilo_lab.jobs import check_components, write_job  # defers the import of slow modules
 
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
@@ -174,7 +174,7 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
     """
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
-    # only NVFlare's status of the job explains the end of the job
+    # NVFlare's status is the only source of the reason for the end of the job
     if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):
         unable = (
             f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "

@@ -33,8 +33,8 @@ from nvflare_reliability.revocation import LIST, read_list, signed_list
 HERE = Path(__file__).parent
 RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
 EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
-# A relay's kit contains the address at which the relay listens. The kit of a relay's client contains this address as
-# the only address for connections.
+# A relay's kit contains the address at which the relay listens. The kit of a client of a relay contains the relay's
+# address as the only address for connections.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
 # NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause each time. With the
 # settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because doubling a float a
@@ -241,7 +241,6 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
         asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
         definition = {"name": consortium.name, "participants": [asked]}
         write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
-    # only the files in the folders local/ of the temporary kits are used
     with tempfile.TemporaryDirectory() as unused:
         for name in provision(consortium, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
@@ -357,7 +356,8 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
         resources["components"].append({"id": own, "path": path, "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
-    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # leads may watch the studies that they have submitted
+    # a lead may watch the studies that this lead has submitted
+    rights["permissions"]["lead"]["app_command"] = "n:submitter"
     write_json(local / "authorization.json", rights)
     write_json(local / HOSPITALS, {"hospitals": sorted(hospital.name for hospital in consortium.hospitals)})
 

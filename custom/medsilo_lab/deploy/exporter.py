@@ -31,7 +31,7 @@ class Exporter(ABC):
     {'names.txt': b'weight bias'}
     """
 
-    what: ClassVar[str]  # description of the export for people
+    what: ClassVar[str]
 
     source: Source  # the model in `source.network`, and its plan in `source.plan`
 

@@ -59,7 +59,7 @@ def template(name: str) -> Template:
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     texts.filters |= {"told": _shown, "interval": interval_text}
-    texts.policies["json.dumps_kwargs"] = {}  # without sorting, JSON has the keys in the order of the template
+    texts.policies["json.dumps_kwargs"] = {}
     return texts.get_template(f"{name}.template")
 
 

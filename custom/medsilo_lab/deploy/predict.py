@@ -22,7 +22,6 @@ from medsilo_lab.deploy.source import Source
 BATCH = 16
 VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of the table columns that contain the sizes of structures
 MONTAGE, MOST = "overview.png", 24
-# columns that the table always has
 COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")
 
 

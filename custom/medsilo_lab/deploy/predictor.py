@@ -50,7 +50,7 @@ class Predictor(ABC):
     1
     """
 
-    cases: ClassVar[str]  # plural noun for the predicted cases, such as "images"
+    cases: ClassVar[str]  # a plural noun for the cases that are predicted, such as "images"
 
     source: Source
     given: Sequence[Path]

@@ -64,11 +64,11 @@ class Source:
 
     network: nn.Module
     plan: Plan
-    facts: dict[str, Any]  # facts in predictions.json that identify the model
+    facts: dict[str, Any]
     run: Path | None = None  # folder of the run in which the model was trained, if the model is in a run folder
-    # the hospital's folder in the run, if this folder is on this machine, otherwise the folder of the model
+    # the hospital's folder in the run, or the folder of the model if the hospital's folder is not on this machine
     site_part: Path | None = None
-    round: int | None = None  # the round whose model was selected; None for several models
+    round: int | None = None  # the round whose model was selected, or None for an ensemble
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:

@@ -23,9 +23,9 @@ from medsilo_lab.engines.centralised import POOL, Pool, spread_over_hospitals
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
 
-# tensors of a training site per parameter of the network: the parameter, its gradient and the state of the optimizer
+# number of tensors per parameter at a site: the parameter, its gradient and the state of the optimizer
 COPIES = 3
-AWAKE = 1 << 30  # maximum total size, in bytes, of all sites' networks for which the networks stay in memory
+AWAKE = 1 << 30  # networks stay in memory if the total size of all sites' networks, in bytes, is not larger
 OnRound = Callable[[Round], None]
 
 

@@ -38,7 +38,8 @@ from medsilo_server.record import Record
 
 # Time limit in seconds for the start of medsilo's controller in NVFlare, and additional seconds for each site.
 START_LIMIT = 120.0, 5.0
-# seconds after a study in which the simulator must stop, because the simulator itself would take five seconds
+# the simulator is stopped this number of seconds after a study, because the simulator would need five seconds to stop
+# by itself
 END_LIMIT = 2.0
 MOST_SILENCE = 6.0  # maximum seconds without a progress line while NVFlare and the sites start
 MOST_NAMES = 12
@@ -157,7 +158,8 @@ def _simulate(
 ) -> Record:
     for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
         own.compute()  # a missing device raises an error before any process starts
-        parse_plan(plan.resolved(), allowed=own.packages)  # packages that the sites would reject raise an error here
+        # packages that the sites would reject raise an error before any process starts
+        parse_plan(plan.resolved(), allowed=own.packages)
     check_components(record.folder / paths.JOB)
     workspace = record.folder / paths.NVFLARE
     prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
@@ -248,7 +250,7 @@ class Starting:
     ) -> None:
         self._signs = {"the server": record.checkpoints}
         self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
-        # in a continued run, the files already exist
+        # the files of an earlier part of the run already exist
         self._before = {who: _changed(sign) for who, sign in self._signs.items()}
         self._say, self._clock = say, clock
         self._started = self._told = clock()

@@ -34,7 +34,7 @@ class Judged:
     reported: Mapping[str, Any]
     leaving: Score
     exact: SiteResult  # exact results over all cases, which stay at the hospital
-    labels: Sequence[str]  # names of the classes in the order of the model's outputs
+    labels: Sequence[str]
 
     def against(self, other: "Judged") -> Difference:
         return compare([{"here": self.test.scores}], [{"here": other.test.scores}])

@@ -42,7 +42,7 @@ class DecisionRow:
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # true for the row over all sites, which may have different thresholds
+    several: bool = False  # True for the row over all sites, which may have different decision thresholds
 
     @property
     def places(self) -> list[ReliabilityBin]:

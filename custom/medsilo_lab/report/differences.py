@@ -46,8 +46,8 @@ TITLES = {
     "inconclusive": "inconclusive whether federated training with {} helps",
 }
 LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}
-# minimum number of hospitals behind a mean: from the mean of two hospitals, each could calculate the other hospital's
-# score
+# minimum number of hospitals in a mean, because each of two hospitals could calculate the other hospital's score from
+# their mean
 LEAST = 3
 EVERYONE = "All together"
 

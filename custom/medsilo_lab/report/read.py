@@ -55,7 +55,7 @@ class RunResult:
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the folder contains the scores of single cases
     patients: dict[str, int] = field(default_factory=dict)
-    # in a regression, the score of always predicting the mean, by site
+    # score of always predicting the mean in a regression, by site
     means: dict[str, float] = field(default_factory=dict)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost of each site whose folder is on this machine

@@ -164,7 +164,7 @@ def _weights(run: RunResult) -> Iterator[str]:
     yield from (f"{site}: {weighed.warning}" for site, weighed in run.weighed.items() if weighed.warning)
 
 
-# functions that yield warnings, by the first words of their warnings
+# functions that yield warnings, by the first words of the warnings
 TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
     "Caution": _cautions,
     "Rounded weight": _weights,
@@ -175,11 +175,11 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of guessing: with an empty mask, and with a random order
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of guessing: of an empty mask, and of a random order
 BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # the limit LITTLE for masks, which may overlap by chance
-ENOUGH = 6  # minimum number of values of a curve that is tested for a rise
-STEEP = 0.02  # minimum rise over the last half of a validation curve that counts as a rise
+ENOUGH = 6  # minimum number of values of a validation curve, below which the curve is not tested for a rise
+STEEP = 0.02  # minimum rise over the last half of a validation curve, above which the model has not converged
 
 
 def guessing(run: RunResult, site: str) -> float | None:
@@ -288,7 +288,7 @@ def _guess(run: RunResult) -> str:
 
 GUESS = {"dice": "an empty mask", "concordance": "a coin"}
 RANKS = 0.6  # minimum AUROC of a model that separates the classes
-# functions that return a warning about a run or an empty text, by the first words of their warnings
+# functions that return a warning about a run, or an empty text, by the first words of the warning
 LEARNED: dict[str, Callable[[RunResult], str]] = {
     "Below guessing": _below,
     "Not learned": _little,

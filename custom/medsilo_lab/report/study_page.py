@@ -23,7 +23,7 @@ from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, 
 from medsilo_lab.study.words import interval_in_points, points, repetitions
 from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
-DARKEST = 0.3  # minimum difference that is shown by the darkest cell
+DARKEST = 0.3  # differences of at least this size have the darkest cells
 # table headers, each with a mark: the question was declared before the study, or the p-value is corrected
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")

@@ -25,7 +25,7 @@ STEPS = 12
 LONGEST_ROUND = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # matches the allowed names of structures and classes
 
-Choices = Mapping[str, tuple[Any, str]]  # a value and its reason for each key, such as task.name
+Choices = Mapping[str, tuple[Any, str]]  # the value of each key, such as task.name, and the reason for this value
 
 
 class Choice(NamedTuple):

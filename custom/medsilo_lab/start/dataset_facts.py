@@ -57,7 +57,7 @@ class DatasetFacts:
     source: DataSource
     patients: dict[str, int]
     cases: dict[str, int]
-    patients_of: dict[str, int]  # in a classification, number of patients by class
+    patients_of: dict[str, int]
     looked: tuple[CaseFacts, ...]
     left_out: dict[str, int]
     segments: bool

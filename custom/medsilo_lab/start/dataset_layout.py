@@ -73,7 +73,7 @@ class DatasetLayout:
     said: Mapping[str, Any] = field(default_factory=dict)
     # answers of the user about the columns of the tables of single hospitals
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    facts: Any = None  # facts from the dataset probe, which later questions use
+    facts: Any = None  # facts that the dataset probe found, and that later questions use
     summary: Sequence[str] = ()
     several: bool = False
     patients: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class DatasetLayout:
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str]) -> FileTable | None:
-        """Return the table in the folder whose lines name these images or recordings, or None."""
+        """Return the table in the folder that names these images or recordings in its lines, or None."""
         return table_of_files(self.files, named, self.target)
 
     def sites_of(self, tops: Collection[str]) -> dict[str, str]:

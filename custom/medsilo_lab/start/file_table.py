@@ -10,7 +10,7 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import files_by_short_name
 from medsilo.tasks.table_reader import ENDINGS, TableReader
 
-NAMED = 0.8  # minimum fraction of cells, in a column of files, that must name a file in the folder
+NAMED = 0.8  # minimum fraction of the cells of a file column that must name a file in the folder
 # names of label columns, sorted from the most reliable to the least reliable name
 LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")
 PATIENTS = (
@@ -19,7 +19,7 @@ PATIENTS = (
     *("case", "caseid", "patientname", "proband", "probandid", "fallnr", "fallnummer", "patientennummer", "record"),
     *("recordid", "studyid", "usubjid", "medicalrecordnumber", "paciente", "paziente", "nhc", "ipp"),
 )  # names of patient columns without punctuation, sorted from the most reliable to the least reliable name
-# a column with one of these names is a patient column, even if its cells are file names
+# a column with a name in SURELY is a patient column, even if its cells are file names
 SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
 FILE, LABEL = "recording", "label"  # column names of a table without a header
 SHOWN = 20

@@ -24,7 +24,7 @@ IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "v
 LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
 PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
-# a file name counts as regular if at least this fraction of the folders of cases contain a file of this name
+# a file name is regular if a file of this name is in at least this fraction of the cases' folders
 REGULAR = 0.8
 LEAST_OF_CLASS = 3  # folders with fewer images on average are folders of patients and not of classes
 MOST_CLASSES = 254

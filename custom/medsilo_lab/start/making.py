@@ -62,7 +62,7 @@ OF_TABLE = "table."  # prefix of the keys of answers that change how a table is 
 OF_ALL = ("hospitals", "alone")  # keys of answers that apply to all tables in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
-MOST_VALUES = 1000  # maximum number of different values of a column for a question about the column
+MOST_VALUES = 1000  # questions about a column use at most this number of different values
 Ask = Callable[[Question], str]
 
 
@@ -230,7 +230,7 @@ class _Maker:
         self.answers = dict(self.asked.answers)
         self.changes: dict[str, Any] = {}
         self.left_out = dict(self.found.left_out) if self.found and not making.sight.several else {}
-        self.data: SiteData | None = None  # the data of a table, which questions about the table need
+        self.data: SiteData | None = None
         self.old: DataSet | None = None
         self.files: list[KnownFile] = []
 
@@ -302,7 +302,7 @@ class _Maker:
             if of_table:
                 self.making.take(self.name, of_table)
                 if not any(self.name in own for own in self.making.sites.values()):
-                    return  # after this answer, the hospital has too few patients
+                    return  # with this answer, the hospital has too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
         """Return the proposal to which the questions refer, and the data if they were read."""
@@ -371,7 +371,7 @@ class _Maker:
 
     def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
         plan, source = self.read_as()
-        # names in plans that come from the earlier version of the data set
+        # names in plans, from the earlier version of the data set
         before = self.old.called if self.old else {}
         asked, names = asked_again(self._subgroups_before(), subgroups)
         names |= called
@@ -508,7 +508,7 @@ def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[
     for key in ("codes", "spans", "unannotated"):
         if own := data.get(key):
             data[key] = {name(column): value for column, value in own.items()} if isinstance(own, dict) else name(own)
-    own_numbers = getattr(task, "numbers", ())  # columns of numbers, in a table or in recordings
+    own_numbers = getattr(task, "numbers", ())
     if own_numbers:
         key = "columns" if isinstance(task, PatientTable) else "recording_columns"
         read = (*getattr(task, "outcomes", ()), *(one.name for one in own_numbers))

@@ -19,7 +19,7 @@ from medsilo.tasks.task import Task
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.file_table import SURELY, is_called
 
-# values by key; a key belongs to the hospital's data (`data.columns.patient`) or to the plan (`task.target`)
+# values by key; the key `data.columns.patient` belongs to the hospital's data, and the key `task.target` to the plan
 Values = Mapping[str, Any]
 ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
 SHOWN = 5

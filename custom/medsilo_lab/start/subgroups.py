@@ -24,7 +24,7 @@ class AskedSubgroup:
     """
 
     name: str
-    column: str  # name of the column; an empty name removes the subgroup of the earlier version
+    column: str  # name of the subgroup's column; with an empty name, the subgroup is removed from the data set
     bands: tuple[float, ...] = ()
     table: str | None = None
 

@@ -38,7 +38,7 @@ PATIENTS = (
     *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
     *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
 )
-# names that mean a patient column even with few patients, written without blanks and punctuation
+# names of columns that contain patients even if there are few patients, written without blanks and punctuation
 SURE = frozenset(
     """
     patient patientid patid patnr patno patientnr patientno patientnumber patientcode patientkey ptid ptno pt pnr pid
@@ -69,7 +69,7 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
-SAID = {  # keys of answers about a table, besides left, patient, survival, alone and event
+SAID = {  # further keys of answers about a table, in addition to left, patient, survival, alone and event
     "codes": "values that mean 'not known'",
     "limits": "columns in which <0.5 stands for 0.5, what could be measured",
     "spans": "days from one date to another",
@@ -201,7 +201,8 @@ class CaseTable:
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.columns).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
-        return min(near)[2:] if near else None  # of all pairs of a time and an event, the pair with the nearest columns
+        # chooses the pair of a time and an event whose columns are nearest to each other
+        return min(near)[2:] if near else None
 
     @cached_property
     def target(self) -> str | None:
@@ -264,7 +265,7 @@ class _ColumnFacts:
         self.column = column
         known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
         self.known = np.fromiter(known, bool, len(column.values))
-        # the number in each distinct text of the column; NaN for a text that is no number
+        # the number in each distinct text of the column, or NaN for a text that is no number
         self.numbers = numbers_in(column.values, decimal)
         whole = np.isfinite(self.numbers) & (self.numbers == np.floor(self.numbers))
         levels = [
@@ -710,7 +711,7 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         looks.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
-        # number of patients of the median hospital; if there are two middle hospitals, the larger number
+        # number of patients of the median hospital, or of the larger of two middle hospitals
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )

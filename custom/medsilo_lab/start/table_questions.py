@@ -72,7 +72,7 @@ AFTER = re.compile(  # matches parts of the names of columns with facts that are
     r"entlass|liegedauer|verweildauer|todesursache|sortie|dureedesejour|alta$|fechadealta|dimission|"
     r"readmi|postop|followup|lastcontact|lastvisit|outcome|^los$|losdays|losd$|billing|drg"
 )
-# days per unit of time, by the first letter of the unit's name
+# number of days in a unit of time, by the first letter of the unit's name
 PERIODS = {"d": 1.0, "t": 1.0, "w": 7.0, "m": 365 / 12, "y": 365.0, "j": 365.0}
 PERIOD = "d|days?|tage?|w|wks?|weeks?|wochen?|mo?|mon|months?|monate?|y|yrs?|years?|jahre?"
 AT = re.compile(  # matches a time at the end of a column name, as in crp_d30, mort_90d and month 6

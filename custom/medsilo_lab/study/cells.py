@@ -255,7 +255,7 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-# limits of a text about differences: number of keys, and number of characters of a value
+# limits of a text about differences: maximum number of keys, and maximum number of characters of a value
 MOST_KEYS, LONGEST_VALUE = 3, 80
 
 

@@ -21,9 +21,10 @@ from medsilo_lab.study.law import Variance, Variances, crossed, straightened
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
 POWER = 0.8  # fraction of studies in which a difference must be significant
-MORE_SEEDS = 12  # number of seeds in the last attempt to find a sufficient number of patients
+# number of seeds in the last attempt, if neither more patients alone nor more seeds alone are sufficient
+MORE_SEEDS = 12
 STUDIES = 400
-STEP = 0.001  # step between the differences that are tested
+STEP = 0.001  # step between two differences whose power is simulated
 Unit = Literal["test patients", "seeds"]
 
 
@@ -35,9 +36,10 @@ class Design(NamedTuple):
 @dataclass(frozen=True)
 class Pilot:
     found: Difference
-    ways: Sequence[np.ndarray]  # the deviations of patients from their hospital's mean difference, for each hospital
-    scores: Sequence[np.ndarray]  # the mean score of the method for each patient, for each hospital
-    assumed: Design | None = None  # the assumed sample, if no finished comparison is the pilot study
+    # for each hospital, the deviation of each patient's difference from the hospital's mean difference
+    ways: Sequence[np.ndarray]
+    scores: Sequence[np.ndarray]  # for each hospital, the method's mean score of each patient
+    assumed: Design | None = None  # the assumed sample, if there is no finished comparison
 
     @classmethod
     def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":

@@ -55,7 +55,7 @@ class Scores:
         return int(self.patients.max()) + 1
 
 
-Study = Sequence[Mapping[str, Scores]]  # scores by site, for every seed
+Study = Sequence[Mapping[str, Scores]]  # for every seed, the scores by site
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Difference:
     people: int = field(default=0, compare=False)
     patients: Variance = field(default=NOTHING, compare=False)
     between: Variance = field(default=NOTHING, compare=False)
-    # the variance that is contained both in the between-seed variance and in the variance of patients
+    # variance that both the between-seed variance and the variance of patients contain
     cells: float = field(default=0.0, compare=False)
     # true if all seeds have the same result, so that the between-seed variance is unknown
     alike: bool = field(default=False, compare=False)

@@ -22,14 +22,14 @@ from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import Needed, read_verdict
 from medsilo_lab.study.words import LITTLE, needed_in_words, repetitions
 
-# pairs of assumed standard deviations of the difference: between patients, and between seeds
+# assumed standard deviations of the difference: between patients, and between seeds
 SPREADS = ((0.03, 0.0), (0.03, 0.01), (0.1, 0.0), (0.1, 0.03), (0.3, 0.03))
 ASSUMED = 1000
 
 
 @dataclass(frozen=True)
 class Power:
-    whose: str  # name of the hospital, or a text for all hospitals, or the assumed standard deviations
+    whose: str  # a hospital's name, or a text for all hospitals, or the assumed standard deviations
     patients: tuple[int, ...]
     seeds: int
     least: float | None

@@ -177,7 +177,7 @@ def _tables(
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
-Members = dict[Level, np.ndarray]  # for each level, the numbers of the level's patients among the site's test patients
+Members = dict[Level, np.ndarray]  # the numbers of each level's patients, as counted among the site's test patients
 
 
 def read_members(run: Path, site: str) -> Members:

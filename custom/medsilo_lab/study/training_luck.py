@@ -5,8 +5,7 @@ import scipy
 
 from medsilo_lab.study.law import Variance
 
-# significance level of the test that excludes a configuration whose variance is larger than the variance of other
-# configurations
+# significance level of the test that excludes a configuration with a larger variance than the other configurations
 UNSTEADY = 0.02
 
 

@@ -59,7 +59,7 @@ from medsilo_lab.study.words import (
 
 DEFAULT = "fedavg"
 UNPAIRED = "No verdict: no two configurations have scores of the same hospitals in the same repetitions."
-ENOUGH_PATIENTS = 25  # number of patients in the advice to a hospital that has too few patients for a verdict
+ENOUGH_PATIENTS = 25  # number of patients that a hospital with too few patients for a verdict is advised to test
 Seeds = dict[int, dict[str, Scores]]
 # the first endpoint is confirmatory, and all other endpoints are exploratory
 ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
@@ -101,7 +101,7 @@ class Statistics:
         self.folds: dict[tuple[Row, int], list[Cell]] = {}
         for cell in cells:
             self.folds.setdefault((cell.row, cell.seed), []).append(cell)
-        self.odd: list[str] = []  # scores of runs and sites that are excluded, with the reasons
+        self.odd: list[str] = []  # excluded scores of runs and sites, with the reasons for the exclusion
         for row, seed in self.cells:
             folds = self.folds[row, seed]
             if scores := _scores_of(folds):

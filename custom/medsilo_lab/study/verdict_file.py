@@ -23,9 +23,9 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-# maximum number of seeds and maximum number of patients per hospital in the advice
+# maximum number of seeds, and maximum number of patients per hospital, in the advice about a larger sample
 MOST_SEEDS, MOST_PATIENTS = 30, 300
-REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
+REFERENCES = ("local", "central")  # names of the reference methods, with which federated methods are compared
 
 
 class Level(RecordPart):

@@ -23,7 +23,7 @@ from medsilo.flare.leftovers import storage_of
 from medsilo.flare.workspace import kit_folder
 from medsilo.runs import events
 
-# a file in the storage folder with the name of its server and the digest of the public key of the server's root
+# a file in the storage folder that contains the server's name, and the digest of the public key of the server's root
 # authority
 OWNER = "server.txt"
 LARGEST = 64_000  # maximum bytes of a certificate or of the file that names the server
@@ -42,7 +42,7 @@ class OwnStorage(FLComponent):
         except MedsiloError as error:
             self.log_critical(fl_ctx, f"the server does not start: {error}")
             events.write(kit_folder(fl_ctx), events.Event("failed", str(error), needs_somebody=True))
-            raise UnsafeComponentError(str(error)) from error  # NVFlare's start only ends with an error of this class
+            raise UnsafeComponentError(str(error)) from error  # only an error of this class ends the start of NVFlare
 
 
 def claim(kit: Path) -> None:

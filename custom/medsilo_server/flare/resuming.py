@@ -43,7 +43,7 @@ OF_ONE_JOB = (
     JobMetaKey.SCHEDULE_HISTORY,
     JobMetaKey.JOB_CLIENTS,
 )
-# key in a job's metadata that lists the automatic resumptions, each with its time and the last completed round
+# key in a job's metadata under which automatic resumptions are listed, each with its time and the last completed round
 TIMES = "resumed"
 # A resumption counts for a day (in seconds), but only until this number of further rounds is complete.
 DAY, PROGRESS = 86_400.0, 10
@@ -56,7 +56,7 @@ WHY = 400
 # long as the previous pause.
 PAUSE, LONGEST = 10.0, 600.0
 GATHER = 180.0  # seconds for which a study waits for absent hospitals after the pause
-ROOM, LEAST_ROOM = 2, 1 << 20  # needed free space: twice the bytes of the checkpoints, plus 1 MiB
+ROOM, LEAST_ROOM = 2, 1 << 20  # the disk needs free space for twice the bytes of the checkpoints, plus 1 MiB
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Resuming:
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # if this condition is false, this component has already written an event with the reason
+            # in all other cases, this component has already written an event with the reason
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)
