@@ -74,7 +74,6 @@ def led_outward(text: str, repository: str, version: str) -> str:
 
 
 def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any]:
-    """Return the contents of pyproject.toml for one of the two wheels."""
     own, tools = dict(project["project"]), dict(project["tool"]["setuptools"])
     points = {
         group: {name: where for name, where in entries.items() if where.startswith(LAB) == lab}

@@ -24,7 +24,6 @@ class LocalPages:
     """
 
     def __init__(self, *folders: Path) -> None:
-        """Use the common templates, and the templates in additional folders."""
         self._pages = templates_in(HERE, *folders)
         self._pages.finalize = _shown_plain
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}

@@ -63,7 +63,6 @@ class StudyMoment:
 
     @property
     def work(self) -> SiteActivity | None:
-        """The activity that began after the last log entry, or None."""
         since = self.diary[-1].at if self.diary else 0.0
         return self.doing if self.doing and self.doing.at > since else None
 

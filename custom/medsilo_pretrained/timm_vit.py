@@ -83,8 +83,6 @@ class Block(nn.Module):
 
 
 class Patches(nn.Module):
-    """Converts images to tokens, one for each patch."""
-
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, width, patch, stride=patch)

@@ -117,7 +117,6 @@ class Begun(_Begun):
         return found
 
     def freeze(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
-        """Freeze all parameters of a network that `trained` does not name."""
         if found:
             self._check_frozen(network, found, trained)
         # all networks in this process that start from the same checkpoint share its frozen tensors

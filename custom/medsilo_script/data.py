@@ -97,7 +97,6 @@ class Data:
             return 1
 
     def seed(self, seed: int) -> None:
-        """Seed all random number generators that the script may use in this process."""
         seed_torch(seed)
         if torch.cuda.is_initialized():  # CUDA is initialised only if the script uses a GPU
             torch.cuda.manual_seed_all(seed)

@@ -35,8 +35,6 @@ class Turn:
 
 @dataclass(frozen=True)
 class ScriptContext(TrainContext):
-    """The training functions that methods call at a site where a script trains."""
-
     hand_over: Callable[[Turn], float] = field(kw_only=True)
 
     def lesson(
@@ -70,7 +68,6 @@ class Work:
         self.answer: StudyMessage | None = None
 
     def begin(self, make: Callable[[], StudyMessage]) -> None:
-        """Start the computation, and wait until the script has to act."""
         self.asked, self.done = SimpleQueue(), SimpleQueue()
         threading.Thread(target=self._run, args=(make,), name="medsilo-site", daemon=True).start()
         self._wait()

@@ -143,7 +143,6 @@ class Member:
         self._keep(assembly=assembly)
 
     def _secret(self, other: str) -> bytes:
-        """Return the secret of the study that this site shares with another site."""
         if self._kept.assembly is None:
             raise MedsiloError("secure aggregation: this site has not received the other sites' keys yet")
         return masks.agree(

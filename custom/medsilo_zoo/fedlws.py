@@ -47,7 +47,6 @@ class FedLWS(ServerStep):
         return {name: gammas[layer_of(name)] for name in mean.averaged}
 
     def gamma(self, products: Tensor, weights: Tensor) -> float:
-        """Return γ^l, given the inner products of w^l and all g_k^l."""
         p, g = weights / weights.sum(), products[1:, 1:]
         norm, way = math.sqrt(products[0, 0]), math.sqrt(max(0.0, float(p @ g @ p)))
         apart = (g.diagonal() - 2 * g.mean(1) + g.mean()).clamp(min=0).sqrt().mean()

@@ -434,7 +434,6 @@ def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
 
 
 def is_expelled(engine: Any, client: str) -> bool:
-    """Return True if the server has excluded a client (`nvflare system disable-client`)."""
     return bool(engine.server.client_manager.is_client_disabled(client))
 
 

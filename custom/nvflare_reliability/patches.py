@@ -411,8 +411,6 @@ class _Read:
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Cell._process_reply", "nvflare.fuel.f3.cellnet.cell:Cell._send_one_request")
 class Replies:
-    """Lets functions inspect, accept and reject the replies to a cell's requests."""
-
     def __init__(self, cell: Cell) -> None:
         self.cell, self.handler = cell, BlobHandler(cell._process_reply)
 
@@ -545,8 +543,6 @@ def ping() -> Message:
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 class AskedPiece:
-    """A request for one or more numbered pieces of tensors."""
-
     def __init__(self, request: Message) -> None:
         self.asked: dict[str, Any] = request.payload
         self.tensors: str = self.asked[_PropKey.REF_ID]

@@ -71,7 +71,6 @@ class ReturningSites(FLComponent):
             self._look(fl_ctx)
 
     def _asked(self, request: Message) -> Message:
-        """Answer a job's request for a report about the hospitals of the job."""
         origin, told = str(request.get_header(MessageHeaderKey.ORIGIN)), request.payload
         job_id = origin.rpartition(".")[2]
         running = self.engine.run_processes.get(job_id)

@@ -143,7 +143,6 @@ class Consortium(Section):
         return self
 
     def participants(self) -> list[dict[str, Any]]:
-        """Return all participants in the format of NVFlare's project file."""
         server = self.server
         ports = {"fed_learn_port": server.port, "admin_port": server.port}
         onward = {name: {"connect_to": {"name": relay.name}} for relay in self.relays for name in relay.behind}

@@ -184,7 +184,6 @@ def _shown(name: str) -> str:
 
 
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows into predictions.json and, flattened, into predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
     flat = []
     for row in rows:

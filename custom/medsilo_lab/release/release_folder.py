@@ -41,8 +41,6 @@ class PackageFacts(Section):
 
 
 class Scored(Section):
-    """A hospital's disclosed score in the study."""
-
     score: Share
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
     step: Share = Field(0.0, exclude_if=not_)

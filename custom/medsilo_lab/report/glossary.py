@@ -39,7 +39,6 @@ NO_WORDS = re.compile(r"<(svg|pre|code|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
 def terms_in(page: str) -> list[tuple[str, str]]:
-    """Return the terms in a page with their meanings, in alphabetical order."""
     text = NO_WORDS.sub(" ", page)
 
     def stands(term: str) -> bool:

@@ -57,8 +57,6 @@ def shown_live(folder: Path, title: str, say: Callable[[str], None]) -> Iterator
 
 
 class LivePage(LocalPages):
-    """The page about a folder with one or several runs."""
-
     def __init__(self, folder: Path, title: str, stop: Callable[[], None] | None = None) -> None:
         """`stop` is a function that ends the run. The default function interrupts this program, as Ctrl-C does."""
         super().__init__(HERE)

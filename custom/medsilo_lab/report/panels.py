@@ -126,7 +126,6 @@ def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the scores at evaluation sites, which did not train."""
     told = list(having(subjects, lambda run: run.summary.evaluation_sites))
     sites = list(
         dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.evaluation_sites)

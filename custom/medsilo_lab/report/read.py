@@ -30,8 +30,6 @@ OVERLAYS = ("best", "median", "worst")
 
 @dataclass(frozen=True)
 class Overlay:
-    """A picture of a test case with annotated and predicted structures."""
-
     which: str
     score: float | None
     image: str

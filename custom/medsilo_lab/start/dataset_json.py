@@ -18,8 +18,6 @@ LARGEST = 1 << 24  # maximum size of dataset.json in bytes; the Decathlon's file
 
 
 class _DatasetFile(BaseModel):
-    """The keys of dataset.json that medsilo uses."""
-
     model_config = ConfigDict(extra="ignore")
 
     labels: dict[str, Any] = Field(max_length=1000)

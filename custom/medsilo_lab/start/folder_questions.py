@@ -231,8 +231,6 @@ def _key(name: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------- tables
 @dataclass(frozen=True)
 class Lines:
-    """A table with a line for each image or for each patient."""
-
     name: str
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]

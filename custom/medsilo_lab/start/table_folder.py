@@ -871,7 +871,6 @@ def _there(table: CaseTable, name: str) -> str:
 
 
 def _respelt(said: Mapping[str, Any], of: Callable[[str], str]) -> dict[str, Any]:
-    """Replace column names in the user's answers by the spelling in the table."""
     found, drawn = dict(said), said.get("spans", {})
     for key in ("patient", "site"):
         if said.get(key):

@@ -185,7 +185,6 @@ def plain_spelling(name: str) -> str:
 
 
 def _odd_names(table: CaseTable, name: str) -> Iterator[Question]:
-    """Ask about patients with similar names, and about lines that name no patient."""
     own = table.of(name)
     if damaged := [value for value in own.column.values if DAMAGED.fullmatch(value)]:
         yield Question(

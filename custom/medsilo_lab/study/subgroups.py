@@ -47,8 +47,6 @@ Level = tuple[str, str]
 
 # ---------------------------------------------------------------------------------------------------- a single run
 class Told(NamedTuple):
-    """The score of a level, in the form in which hospitals disclosed it."""
-
     low: float
     high: float
     variance: float

@@ -209,8 +209,6 @@ class RunOfRow(RecordPart):
 
 
 class Verdict(RecordPart):
-    """The contents of verdict.json, the result of a comparison."""
-
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="version of this format")
     task: Text = Field(description="name of the task in plans")
     task_title: Text = Field(description="name of the task for readers")

@@ -595,8 +595,6 @@ def _content(tensor: Tensor) -> bytes:
 
 
 class _Counted(Dataset):
-    """A data set that counts how often each of its cases is read."""
-
     def __init__(self, cases: Dataset) -> None:
         self.cases = cases
         self.looks = torch.zeros(len(cases), dtype=torch.long)  # type: ignore[arg-type]

@@ -50,7 +50,6 @@ class NetworkTester:
         return built
 
     def cases(self, count: int = 4) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of some training cases of the task."""
         plan = self.plan()
         data = plan.task.load(SITES[0], SITES[:2], plan.seed, None).train
         inputs, targets = zip(*(data[place][:2] for place in range(count)), strict=True)

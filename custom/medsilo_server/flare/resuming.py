@@ -61,8 +61,6 @@ ROOM, LEAST_ROOM = 2, 1 << 20  # the disk needs free space for twice the bytes o
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that was interrupted, and the study that the job led."""
-
     job: Job
     record: Record
     rules: Participation
