@@ -57,37 +57,40 @@ from medsilo_page.watching import studies
 
 T = TypeVar("T")
 Sample = tuple[str, dict[str, str], float | None]
-LOOK, POLL = 5.0, 1.0  # seconds between two checks, and seconds between two readings of new events
-# maximum number of seconds for one check or one message; after a longer time, the watch counts as stopped
+# seconds between two checks of the server or hospital, and seconds between two readings of events
+LOOK, POLL = 5.0, 1.0
+# maximum number of seconds for one check or one message; after this time, the watch is reported as stopped
 STALE = 120.0
-TROUBLE = "trouble "  # prefix of the keys of problems that were found by checks and not by events
+TROUBLE = "trouble "  # prefix of the keys of problems that checks found; keys of events do not have this prefix
 UNKNOWN = "unknown"
 FRESH = 1.0  # seconds for which the results of a check are reused
-# first and longest pause in seconds before a rejected message is sent again; each pause is twice as long as the last
+# First and longest pause, in seconds, before a rejected message is sent again. Each pause is twice as long as the
+# previous pause.
 PAUSE, LONGEST = 5.0, 60.0
-# maximum number of attempts to send a message without an answer, because the webhook may have received the message
+# maximum number of attempts to send a message if the webhook does not answer, because each attempt may have succeeded
 UNCLEAR = 3
-AHEAD = 60.0  # seconds by which the time of a study's file may be later than the clock
-MOST = 1000  # maximum number of messages that wait for a webhook
-# file in the kit that stores the last event that was read, the open problems, and the messages that wait
+AHEAD = 60.0  # maximum seconds by which the time of a study's file may be ahead of the clock
+MOST = 1000
+# a file in the kit, with the event that was read last, the open problems, and the waiting messages
 TOLD = ".metrics-told"
-# a study stands still if no round ends for this many seconds, or for this many times the usual length of a round
+# A study stands still if no round ends for this many seconds, or for this many times the usual duration of a round.
 STILL, USUAL = 600.0, 5
-DISK = 10.0  # free space in GB below which a disk is reported
-FULL = 1 << 20  # free space in bytes below which a disk stops every study
-# from the kind of a problem and the name of the party or study to a description of the problem
+DISK = 10.0  # a disk with less free space in GB is reported
+FULL = 1 << 20  # a disk with less free space in bytes stops every study
+# descriptions of problems by the kind of the problem and the name of the party or study
 Trouble = dict[tuple[str, str], str]
 HERE = "127.0.0.1"
-SERVER_TELLS = ("down", "certificate")  # problems of a hospital that the server's watch also reports
-# seconds after which a hospital's watch reports that the server is absent, because the server's watch may be off, too
+SERVER_TELLS = ("down", "certificate")  # kinds of a hospital's problems that the server's watch also reports
+# After this many seconds without the server, a hospital's watch reports that the server is absent, because the server's
+# watch may be off, too.
 SERVER_OFF = 600.0
-NAMES = (HERE, "localhost", "[::1]")  # names of this machine that a request may contain
+NAMES = (HERE, "localhost", "[::1]")
 # maximum number of connections at the same time, and time limit of a request in seconds
 MOST_AT_ONCE, PATIENCE = 16, 5.0
-WEBHOOK = "MEDSILO_WEBHOOK"  # environment variable with the URL of the webhook
-GIVES_WAY = 0.5  # seconds in which a closed connection must end
-LONGEST_URL = 8192  # bytes
-LATELY = 30 * 86_400.0  # a study without changes for this many seconds is not reported
+WEBHOOK = "MEDSILO_WEBHOOK"
+GIVES_WAY = 0.5  # seconds within which a thread must end after its connection was closed
+LONGEST_URL = 8192
+LATELY = 30 * 86_400.0  # A study without changes for this many seconds is no longer reported.
 HELP = {
     "up": "1 if the server listens, or the site is connected",
     "site_connected": "1 if a hospital is connected to the server, or the server to this hospital",
@@ -115,14 +118,15 @@ HELP = {
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that run on this machine at one moment; they are read only once, because reading is slow."""
+    """The processes that run on this machine at one moment. The processes are read only once, because reading
+    is slow.
+    """
 
     lines: str  # all command lines; the command line of a job's process contains the name of the job
-    own: tuple[psutil.Process, ...]  # processes that were started from the kit
+    own: tuple[psutil.Process, ...]
 
     @classmethod
     def of(cls, kit: Path) -> "Processes":
-        """Read the processes of this machine now."""
         named, lines, own = str(kit.resolve()), list[str](), list[psutil.Process]()
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
@@ -132,35 +136,30 @@ class Processes:
         return cls("\n".join(lines), tuple(own))
 
     def memory(self) -> int:
-        """Return the memory of the kit's processes in bytes."""
         found = 0
         for process in self.own:
-            with suppress(psutil.Error):  # the process has just ended
+            with suppress(psutil.Error):  # a process may end while its memory is read
                 found += process.memory_info().rss
         return found
 
     def temporary(self) -> set[Path]:
-        """Return the folders for temporary files that the kit's processes use; these files contain jobs and answers in
-        transit.
+        """Return the folders for temporary files of the kit's processes. The temporary files contain jobs and answers
+        in transit.
         """
         found = set[Path]()
         for process in self.own:
-            with suppress(psutil.Error):  # the process belongs to another account, or has ended
+            with suppress(psutil.Error):  # the process may belong to another account or may have ended
                 found.add(Path(process.environ().get("TMPDIR") or "/tmp"))
         return found
 
 
 class Unchanged:
-    """Values that are computed from files, and cached until a file changes."""
+    """Values that are computed from files, and that are cached until one of the files changes."""
 
     def __init__(self) -> None:
         self.made: dict[object, tuple[object, object]] = {}
 
     def __call__(self, make: Callable[[Path], T], where: Path, *files: Path, given: object = None) -> T:
-        """Call `make` with a path, or return the result of the last call if these files have not changed since then.
-
-        given: Further values on which the result depends.
-        """
         found = [path.stat() if path.exists() else None for path in files]
         stamp = given, tuple(stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
         known = self.made.get((make.__name__, where))
@@ -170,7 +169,7 @@ class Unchanged:
 
 
 kept = Unchanged()
-# for each study, the lines of its file of rounds and the rounds parsed from these lines
+# for each study, the lines in the file of rounds, and the rounds that were parsed from these lines
 known: dict[Path, tuple[list[str], list[Round]]] = {}
 
 
@@ -179,7 +178,7 @@ def _logs(kit: Path) -> list[Path]:
 
 
 def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
-    """Yield all values that can be read now, and the number of records that cannot be read."""
+    """Yield all values that can be read at present, and the number of unreadable records."""
     party, unreadable = read_kit(kit), 0
     folder, processes = studies_of(kit), Processes.of(kit)
     up = trouble(party) is None
@@ -201,18 +200,19 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     for part in parts:
         try:
             yield from list(part())
-        except (MedsiloError, OSError, ValueError):  # the file is damaged, or another process is writing it
+        # the file may be damaged or incomplete, because another process may be writing the file
+        except (MedsiloError, OSError, ValueError):
             unreadable += 1
     yield "unreadable", {}, unreadable
 
 
 def _end(party: Kit) -> float | None:
-    """Return the time at which the kit's certificate or the root certificate expires, whichever is earlier."""
+    """Return the earlier of two times: when the kit's certificate expires, and when the root certificate expires."""
     try:
         files = [(party.folder / name).read_bytes() for name in (party.certificate, party.root)]
         return min(x509.load_pem_x509_certificate(file).not_valid_after_utc for file in files).timestamp()
     except (OSError, ValueError):
-        return None  # `medsilo check --kit` reports the fault
+        return None
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -222,7 +222,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _changed(run: Path) -> float:
-    """Return the time at which the files of a study last changed, even if it has no finished round."""
+    """Return the time at which the files of a study last changed; a study without a finished round also has files."""
     told = (run / name for name in (paths.PLAN, paths.ROUNDS, paths.NOW))
     return max(path.stat().st_mtime for path in told if path.exists())
 
@@ -231,9 +231,7 @@ def _state(run: Path, lines: str, last: Mapping[str, tuple[str, bool]]) -> str:
     """Return the state of a study at the server.
 
     Args:
-        run: its folder
-        last: the last events of jobs
-        lines: command lines of running processes; that of the job's process names the job
+        lines: command lines of running processes; the command line of a job's process contains the name of the job
     """
     jobs = (run / paths.JOBS).read_text("utf-8").split() if (run / paths.JOBS).exists() else []
     job, summary = jobs[-1] if jobs else "", run / paths.SUMMARY
@@ -252,10 +250,8 @@ def troubles(
     """Return the problems of this server or hospital that a person must solve.
 
     Args:
-        kit: the party's kit
-        disk: GB that should be free
-        now: the time
-        processes, why: the processes just seen, and the reason why the party is not up
+        disk: number of GB on the disk that should be free
+        processes: the processes that run at present, and the reason why the party is not up
     """
     now, party, folder = now or time.time(), read_kit(kit), studies_of(kit)
     processes = processes or Processes.of(kit)
@@ -285,9 +281,9 @@ def troubles(
 
 
 def standstill(run: Path, now: float) -> float | None:
-    """Return the seconds since the end of the last round, if they are more than the limit; otherwise, return None."""
+    """Return the seconds since the end of the last round if the study stands still, otherwise None."""
     usual = [line.seconds for line in _rounds(run)[-20:] if line.seconds]
-    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))  # a resumed study adds its new job to JOBS
+    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))
     since = max(path.stat().st_mtime for path in told if path.exists())
     return now - since if now - since > max(STILL, USUAL * median(usual or [0.0])) else None
 
@@ -297,7 +293,7 @@ def _rounds(run: Path) -> list[Round]:
 
 
 def _read_rounds(run: Path) -> list[Round]:
-    """Read the rounds of a study, and parse only the lines that changed since the last call."""
+    """Read the rounds of a study, and parse only lines that have changed since the last call."""
     lines = (run / paths.ROUNDS).read_text("utf-8").split("\n")[:-1] if (run / paths.ROUNDS).exists() else []
     before, rounds = known.get(run, ([], []))
     same = next((at for at, (old, new) in enumerate(zip(before, lines, strict=False)) if old != new), len(before))
@@ -308,14 +304,15 @@ def _read_rounds(run: Path) -> list[Round]:
 
 
 def _heard(run: Path, rounds: list[Round], turns: Turns | None) -> Iterator[tuple[str, float]]:
-    """Yield each site in a running study, with the time of the last message from the site."""
+    """Yield each site in a running study, with the time of the site's last message."""
     at = (run / paths.ROUNDS).stat().st_mtime if rounds else 0.0
     heard: dict[str, float] = {}
     for line in reversed(rounds):
         heard |= {site: at for site in line.answered if site not in heard}
         at -= line.seconds or 0.0
     for site, turn in turns.sites.items() if turns else ():
-        if turn.asked is not None:  # if a site has not answered, its last message came before the request
+        # if a site has not answered the current request, the site's last message came before the request
+        if turn.asked is not None:
             told = turns.at - turn.asked + (turn.answered or 0.0)
             heard[site] = told if turn.answered is not None else heard.get(site, told)
     yield from heard.items()
@@ -379,15 +376,15 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
 
 
 def _short(where: Path, disk: float, studies: bool) -> str | None:
-    """Return a warning if less than `disk` GB of a disk are free; without studies, a tenth of the disk is enough."""
+    """Return a warning if less than `disk` GB are free. For a disk without studies, the limit is at most a tenth of the
+    disk's size.
+    """
     usage = shutil.disk_usage(where)
     least = disk * 1e9 if studies else min(disk * 1e9, usage.total / 10)
     return f"{usage.free / 1e9:.1f} GB are free in {where}" if usage.free < least else None
 
 
 class Samples(Collector):
-    """Passes the samples of one moment to prometheus-client."""
-
     def __init__(self, found: Iterator[Sample]) -> None:
         self.found = found
 
@@ -401,14 +398,13 @@ class Samples(Collector):
 
 
 def as_text(found: Iterator[Sample]) -> str:
-    """Return samples in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(Samples(found))
     return generate_latest(registry).decode()
 
 
 class Fresh(Generic[T]):
-    """Shares the result of a check among all requests that arrive within FRESH seconds."""
+    """Caches the result of a check for FRESH seconds, for all requests that arrive in this time."""
 
     def __init__(self, look: Callable[[], T]) -> None:
         self.look, self.lock = look, Lock()
@@ -447,7 +443,7 @@ def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[
                 self._send(503, f"{error}\n")
 
         def _send(self, code: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
-            with suppress(ConnectionError, TimeoutError):  # the client has closed the connection
+            with suppress(ConnectionError, TimeoutError):  # the client may have closed the connection
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.end_headers()
@@ -460,18 +456,17 @@ def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[
 
 
 class Endpoint(ThreadingHTTPServer):
-    """An HTTP server on the loopback address with a limited number of connections; it closes the longest silent
-    connection first.
+    """An HTTP server on the loopback address with a limited number of connections. If there are too many connections,
+    the server closes the connection that has been silent for the longest time.
     """
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__((HERE, port), handler)
-        # from each connection that has sent no request to the time at which the connection began
+        # the start time of each connection that has sent no request
         self.silent: dict[socket.socket, float] = {}
         self.places = BoundedSemaphore(MOST_AT_ONCE)
 
     def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
-        """Answer in a new thread, or close the connection if too many connections are open."""
         if not self.places.acquire(blocking=False):
             self._cut(next(iter(list(self.silent)), None))
             if not self.places.acquire(timeout=GIVES_WAY):
@@ -504,25 +499,22 @@ class Endpoint(ThreadingHTTPServer):
 
 
 class Watch:
-    """Makes messages from the events in a kit and from problems of the server or hospital, and stores its state in the
-    kit.
-    """
+    """Creates messages about events and problems of a server or hospital, and stores its state in the kit."""
 
     def __init__(self, kit: Path, disk: float, messages: "Messages", beside_server: bool = False) -> None:
-        """beside_server: True if the server's watch reports on this hospital, so that this watch leaves out the same
-        events.
+        """beside_server: True if the server's watch also reports on this hospital, so that this watch leaves out events
+        that the server's watch reports.
         """
         self.kit, self.look_for, self.messages = kit, partial(troubles, kit, disk), messages
         self.beside_server = beside_server
         self.incidents = Incidents()
-        self.gone: News | None = None  # news that the server is absent, until this watch reports it
+        self.gone: News | None = None  # the news that the server is absent, until this watch reports the news
         self.gone_since = time.monotonic()
         self.line: str | None = None
-        self.log: object = None  # inode and size of the file of events when it was read last
+        self.log: object = None  # inode and size of the file of events at the time when the file was last read
         self.looked, self.was_down, self.kept, self.unkept = -math.inf, False, "", False
 
     def look(self) -> None:
-        """Read new events, and add messages about them to those that wait for the webhook."""
         if self.line is None:
             self.line = self._remember()
         log = self.kit / events.NAME
@@ -545,8 +537,8 @@ class Watch:
             self._look_for_trouble()
 
     def _is_mine(self, line: str, news: News) -> bool:
-        """True if this watch reports an event, and not the server's watch. If the server is off for a long time, its
-        watch may be off, too.
+        """Return True if this watch must report an event. The server's watch reports the event instead, unless the
+        server has been off for a long time.
         """
         if not self.beside_server or not server_tells(line):
             return True
@@ -561,12 +553,12 @@ class Watch:
         return news.ends in reported
 
     def _remember(self) -> str:
-        """Restore the saved state, and return the last event that was read; without a saved state, return the latest
-        event.
+        """Restore the saved state, and return the event that was read last, or the latest event if there is no saved
+        state.
         """
         path, last = self.kit / TOLD, next(reversed(list(event_reading.read(self.kit))), "")
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
-        if columns_of(text):  # the file was written by an earlier version of medsilo
+        if columns_of(text):  # the file may be from an earlier version of medsilo
             return text
         try:
             found: dict[str, Any] = json.loads(text) if text else {"line": last, "open": [], "waiting": []}
@@ -591,7 +583,8 @@ class Watch:
         down = [name for name, (key, _) in found.items() if key[0] == "down"]
         known = {key: news for one in self.incidents.open for key, news in one.wrong.items() if key.startswith(TROUBLE)}
         for name, (key, text) in found.items():
-            if name not in down or self.was_down:  # a slow machine may miss one handshake
+            # a party counts as down only after two checks, because a slow machine may miss one handshake
+            if name not in down or self.was_down:
                 self.incidents.take(News(text, now, begins=name, about=key[1]))
         for name, news in known.items():
             if name not in found:
@@ -599,7 +592,7 @@ class Watch:
         self.was_down = bool(down)
 
     def _keep(self, line: str) -> None:
-        """Save the last event that was read, the open problems, and the messages that wait for the webhook.
+        """Save the event that was read last, the open problems, and the messages that wait for the webhook.
 
         If the disk is full, the watch continues without saving.
         """
@@ -621,7 +614,7 @@ class Running:
     """Repeats a function in a thread even after errors, and checks that the thread does not hang."""
 
     def __init__(self, what: str, work: Callable[[], None], pause: float, most: float) -> None:
-        """most: Maximum number of seconds for one call of the function."""
+        """most: Maximum number of seconds for one call of the repeated function."""
         self.what, self.work, self.pause, self.most = what, work, pause, most
         self.at, self.failed = time.monotonic(), ""
         Thread(target=self._run, name=what, daemon=True).start()
@@ -638,27 +631,26 @@ class Running:
             time.sleep(self.pause)
 
     def trouble(self) -> str | None:
-        """Return the reason why the thread counts as stopped, or None if the function is still repeated."""
+        """Return the reason why the thread counts as stopped, or None if the thread still repeats the function."""
         silent = time.monotonic() - self.at
         return f"the {self.what} does not go on for {silent:.0f} s" if silent > self.most else None
 
 
 def waits_for_room(kit: Path) -> bool:
-    """True if a study runs at this hospital and the hospital's disk is full. In this case, the server's watch reports
-    the full disk.
+    """Return True if a study runs at this hospital while the hospital's disk is full. A full disk during a study is
+    reported by the server's watch.
     """
     folder = studies_of(kit)
     if not folder.is_dir() or shutil.disk_usage(folder).free > FULL:
         return False
     for process in Processes.of(kit).own:
-        with suppress(psutil.Error):  # the process has just ended
+        with suppress(psutil.Error):  # the process may have ended in the meantime
             if any(word in OF_A_JOB for word in process.cmdline()):
                 return True
     return False
 
 
 def server_tells(line: str) -> bool:
-    """True if the server's watch also reports this event of a hospital."""
     columns = columns_of(line)
     return columns is None or columns[3] == "the server" or columns[4] != "-" or columns[2] == "certificate"
 
@@ -670,32 +662,33 @@ def _say(text: str) -> None:
 
 class _Here(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *told: object) -> None:
-        """Do not follow a redirect: the message would be lost, and the receiver would choose the new address."""
+        """Do not follow a redirect of the webhook, because the message would be lost, and the receiver would choose the
+        new address.
+        """
 
 
 def post(url: str, text: str) -> None:
-    """Send a text to a webhook. Raises URLError if the webhook rejects the text, and other errors if it is unknown
-    whether the webhook accepted the text.
+    """Send a text to a webhook. Raise URLError if the webhook rejects the text. Raise another error if the webhook may
+    have accepted the text.
     """
     asked = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     urllib.request.build_opener(_Here).open(asked, timeout=10).close()
 
 
 class Messages:
-    """Sends messages to a webhook in order, and repeats each message until the webhook accepts it."""
+    """Sends messages to a webhook in order, and repeats each message until the webhook accepts the message."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self.send, self.waiting = send, deque[Message](maxlen=MOST)
         self.tries, self.unclear, self.next = 0, 0, 0.0
 
     def add(self, message: Message) -> None:
-        """Add a message to the messages that wait for the webhook."""
         if len(self.waiting) == MOST:
             _say(f"{MOST} messages wait for the webhook, so it is not told: {self.waiting[0].text}")
         self.waiting.append(message)
 
     def hand_over(self) -> None:
-        """Send the messages that wait, until the webhook rejects a message."""
+        """Send the waiting messages in order, and stop at the first message that the webhook rejects."""
         while self.waiting and time.monotonic() >= self.next:
             message = self.waiting[0]
             late = (time.time() - message.at) / 60
@@ -718,7 +711,6 @@ class Messages:
 
 
 def main() -> None:
-    """Serve requests until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kit", type=Path, help="of the server or of a hospital")
     parser.add_argument("--port", type=int, default=9464, help="on 127.0.0.1 (default: 9464)")
@@ -755,8 +747,8 @@ def main() -> None:
 
 
 def _url(file: Path | None) -> str:
-    """Return the webhook's URL, which is read from a file or from the environment. The URL may contain a secret, so it
-    is no command line argument, which every account of the machine could read.
+    """Return the URL of the webhook from a file or from the environment. The URL may contain a secret, so the URL is no
+    command line argument, which every account of the machine could read.
     """
     if file and str(file).startswith(("http:", "https:")):
         raise MedsiloError(f"--webhook names a file with the URL, as arguments are seen by all; or set {WEBHOOK}")

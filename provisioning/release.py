@@ -23,8 +23,8 @@ SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "
 
 
 def locked(requirements: Path) -> str:
-    """Return a line for every package that these requirements need, with its version and the hash of the file that pip
-    selects.
+    """Return a line for every package that these requirements need, with the package's version and the hash of the file
+    that pip selects.
     """
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -43,7 +43,7 @@ def locked(requirements: Path) -> str:
 
 
 def write(dist: Path, requirements: Path, key: Path) -> None:
-    """Write the list of locked packages and the list of checksums into the folder of the wheels, and sign the list of
+    """Write the list of locked packages and the list of checksums into the folder of the wheels; sign the list of
     checksums.
     """
     (dist / LOCK).write_text(locked(requirements), "utf-8")
@@ -57,7 +57,7 @@ def write(dist: Path, requirements: Path, key: Path) -> None:
 
 
 def wheelhouse(dist: Path, requirements: Path) -> None:
-    """Write a folder with the wheels of medsilo, the built wheels of all packages that these need, and the hashes of
+    """Write a folder with the wheels of medsilo, the built wheels of all packages that medsilo needs, and the hashes of
     all wheels.
     """
     house = dist / "wheelhouse"
@@ -77,7 +77,7 @@ def wheelhouse(dist: Path, requirements: Path) -> None:
 
 
 def verify(dist: Path, signers: Path) -> None:
-    """Exit with an error message unless the maintainer signed exactly these files and the folder has no other wheel."""
+    """Exit with an error message unless the maintainer signed exactly the files in the folder."""
     if missing := [path.name for path in (dist / SUMS, dist / f"{SUMS}.sig", signers) if not path.is_file()]:
         sys.exit(f"{', '.join(missing)}: missing, so nothing can be verified; install nothing of it")
     command = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", WHO, "-n", SPACE, "-s", dist / f"{SUMS}.sig"]
@@ -96,7 +96,6 @@ def verify(dist: Path, signers: Path) -> None:
 
 
 def digest(file: Path) -> str:
-    """Return a file's SHA-256 hash, or an empty text if the file is missing."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 

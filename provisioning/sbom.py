@@ -27,7 +27,8 @@ from medsilo import __version__
 COLUMNS = ("name", "version", "licence")
 IMAGE = {"python_version": "3.11", "python_full_version": "3.11.14", "sys_platform": "linux"}
 IMAGE |= {"platform_machine": "x86_64", "platform_python_implementation": "CPython", "implementation_name": "cpython"}
-LONGEST = 80  # maximum number of characters in the name of a licence; a longer text is the text of the licence
+# maximum number of characters in the name of a licence; a longer text is taken for the full text of the licence
+LONGEST = 80
 SILENT = "not told by the package"
 
 
@@ -42,7 +43,9 @@ def licences(report: Path, table: Path) -> None:
 
 
 def licence_of(told: Mapping[str, Any]) -> str:
-    """Return the name of the licence in a package's metadata: an SPDX expression if there is one, else words."""
+    """Return the name of the licence in a package's metadata: an SPDX expression if the metadata has one, otherwise
+    words.
+    """
     words = told.get("license", "").strip()
     named = [own.rpartition(" :: ")[2] for own in told.get("classifier", ()) if own.startswith("License :: OSI")]
     short = words if len(words) <= LONGEST and "\n" not in words else ""
@@ -63,7 +66,7 @@ def write(lock: Path, table: Path, bill: Path) -> None:
     found["components"] = [own for own in found["components"] if (own["name"], own["version"]) in names]
     for own in found["components"]:
         own["licenses"] = [licence_in(known[own["name"], own["version"]])]
-        del own["description"]  # the description is only the line in the lock file
+        del own["description"]  # CycloneDX's description of a package is only the package's line in the lock file
     refs = {own["bom-ref"] for own in (found["metadata"]["component"], *found["components"])}
     found["dependencies"] = [own for own in found["dependencies"] if own["ref"] in refs]
     found["metadata"]["component"]["version"] = __version__
@@ -74,14 +77,13 @@ def write(lock: Path, table: Path, bill: Path) -> None:
 
 
 def made(lock: Path) -> dict[str, Any]:
-    """Return the bill of materials that CycloneDX's tool makes from a lock file; it contains no licences."""
+    """Return the bill of materials that CycloneDX's tool makes from a lock file, without licences."""
     about = ["--pyproject", "pyproject.toml", "--spec-version", "1.6", "--output-reproducible", str(lock)]
     command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", *about]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def licence_in(told: str) -> dict[str, Any]:
-    """Return a licence in the form of CycloneDX."""
     if known := fixup_id(told):
         return {"license": {"id": known}}
     return {"expression": told} if is_expression(told) else {"license": {"name": told}}

@@ -14,16 +14,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zlib
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
-from zipfile import ZIP_DEFLATED, ZipFile
 
-import deflate
 import tomli_w
 
 from medsilo.cli.documentation import LAB_PAGES, PAGES, pages_of
@@ -41,7 +37,7 @@ OF_LAB = (
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
 OF_BOTH = ("readme", "license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
-_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # a link to a file in the repository
+_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # matches a Markdown link to a file in the repository
 
 
 def build(source: Path, dist: Path) -> None:
@@ -66,32 +62,8 @@ def build(source: Path, dist: Path) -> None:
                 shutil.copytree(source / "jobs", place / "custom/medsilo/jobs")
                 shutil.copytree(source / "site_configs", place / "custom/medsilo_lab/site_configs")
             (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version)), "utf-8")
-            command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place / "built", place]
+            command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist.absolute(), place]
             subprocess.run([sys.executable, "-m", "pip", *map(str, command)], check=True)
-            [built] = (place / "built").iterdir()
-            dist.mkdir(parents=True, exist_ok=True)
-            press(built, dist / built.name)
-
-
-class Pressed:
-    """Compresses a file as a whole with libdeflate. The class has the methods of zlib's compressors."""
-
-    def __init__(self, *_: int) -> None:
-        self.content = bytearray()
-
-    def compress(self, content: bytes) -> bytes:
-        self.content += content
-        return b""
-
-    def flush(self) -> bytes:
-        return bytes(deflate.deflate_compress(self.content, 12))
-
-
-def press(wheel: Path, target: Path) -> None:
-    """Write the same files as in a wheel into another wheel, which is some 2 % smaller."""
-    with ZipFile(wheel) as old, patch.object(zlib, "compressobj", Pressed), ZipFile(target, "w", ZIP_DEFLATED) as new:
-        for info in old.infolist():
-            new.writestr(info, old.read(info))
 
 
 def write_pages(source: Path, folder: Path, lab: bool) -> None:
@@ -109,7 +81,9 @@ def is_of_lab(page: str) -> bool:
 
 
 def led_outward(text: str, repository: str, version: str) -> str:
-    """Return the README for a package index, with links that lead to the files of this version in the repository."""
+    """Return the README for a package index. Links to files in the repository are replaced by links to the same version
+    of the files on the web.
+    """
 
     def outward(found: re.Match[str]) -> str:
         return f"{found[1]}({repository}/{'raw' if found[1][0] == '!' else 'blob'}/v{version}/{found[2]})"
@@ -118,7 +92,6 @@ def led_outward(text: str, repository: str, version: str) -> str:
 
 
 def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any]:
-    """Return the contents of pyproject.toml for one of the two wheels."""
     own, tools = dict(project["project"]), dict(project["tool"]["setuptools"])
     points = {
         group: {name: where for name, where in entries.items() if where.startswith(LAB) == lab}

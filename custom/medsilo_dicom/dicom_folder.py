@@ -32,8 +32,8 @@ class DicomFolder(VolumeFolder):
     Labels are DICOM segmentations (SEG) or contours (RTSTRUCT).
 
     The files of a series form one volume, sorted by their position in space. In classification, the class is the name
-    of the top folder. A series is left out if its slices form no volume. For segmentation, a series also needs exactly
-    one file with its mask.
+    of the top folder. A series is left out if its slices form no volume, for example because a slice is missing. For
+    segmentation, a series is also left out unless it has exactly one file with its mask.
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
@@ -47,7 +47,7 @@ class DicomFolder(VolumeFolder):
         return self
 
     def across_patients(self) -> str:
-        return super().across_patients()  # each image is scaled by itself
+        return super().across_patients()
 
     def check_source(self, source: DataSource | None) -> None:
         super().check_source(source)
@@ -77,13 +77,6 @@ class DicomFolder(VolumeFolder):
         return listing
 
     def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource) -> CaseIndex:
-        """Return the cases of a tree.
-
-        Args:
-            tree: The series and annotations of the folder.
-            names: The name of each file, relative to the folder.
-            source: The site's settings for its data.
-        """
         listing = CaseIndex()
         if not tree.images:
             listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
@@ -108,7 +101,6 @@ class DicomFolder(VolumeFolder):
         annotations: list[Header],
         source: DataSource,
     ) -> None:
-        """Add a series to the cases or, with a reason, to the series that are left out."""
         place = Path(names[headers[0].path]).parent
         name = f"{place.as_posix()} {headers[0].series}"
         try:
@@ -129,8 +121,6 @@ class DicomFolder(VolumeFolder):
 
 
 def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
-    """Keep only the images and annotations whose paths match the patterns in the site's settings."""
-
     def kept(pattern: str | None, found: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
         fits = source.expression(pattern).fullmatch if pattern else lambda name: True
         several = {series: [one for one in own if fits(names[one.path])] for series, own in found.items()}
@@ -143,7 +133,6 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
 
 
 def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str]) -> None:
-    """List the header elements that identify a patient."""
     counted: Counter[str] = Counter()
     for headers in tree.images.values():
         counted.update(set().union(*(header.identifiers for header in headers)))
@@ -153,7 +142,6 @@ def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str])
 
 
 def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
-    """Return a dictionary from the lower-case names of the structures in a site's files to their labels."""
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
@@ -161,8 +149,8 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
 
 
 def mask_of_series(structures: Mapping[str, int], scan: Scan, path: Path) -> np.ndarray:
-    """Read a series' mask from the segmentation or contour file that refers to this series. `structures` maps the
-    lower-case names of structures to labels.
+    """Read the mask of a series from a segmentation or contour file. `structures` maps the lower-case names of
+    structures to labels.
     """
     series: ImageSeries = scan.source
     headers = read_headers(path)

@@ -14,20 +14,18 @@ from medsilo_dicom.header import NEEDED, PLAIN, functional_group, library, share
 from medsilo_dicom.series import RLE, ImageSeries
 
 OVERLAP = "structures overlap, and a voxel can have one label; correct them"
-MOST = 1 << 31  # maximum number of pixels in all frames of a file together
-MOST_POINTS = 10_000_000  # maximum number of points in a file's contours
-NEAR = 0.05  # maximum distance, in voxels, between a frame and a slice
-BESIDE = 0.1  # maximum distance between a contour and a slice, as a fraction of the distance between slices
-Number = Callable[[str], int]  # a function that returns the label of the segment with this name
-Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the indices of its voxels along each axis
+MOST = 1 << 31  # maximum number of pixels in a SEG file, over all of its frames
+MOST_POINTS = 10_000_000  # maximum number of contour points in an RTSTRUCT file
+NEAR = 0.05  # maximum distance, in voxels, between a frame of a SEG file and the nearest slice
+BESIDE = 0.1  # maximum distance between a contour and the nearest slice, as a fraction of the distance between slices
+Number = Callable[[str], int]
+Drawn = tuple[int, tuple[np.ndarray, ...]]
 
 
 def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels in a SEG file as an array [slices, rows, columns] on the grid of the series.
 
     Args:
-        path: The SEG file.
-        series: The series that it refers to.
         number: Returns the label for a segment's name; 0 leaves the segment out.
     """
 
@@ -42,13 +40,11 @@ def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.
 
 
 def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
-    """Combine a file's structures into one mask in which each voxel has at most one label; raise DataError if
-    structures overlap.
+    """Combine the structures in a segmentation or contour file into one mask with at most one label per voxel; raise
+    DataError if structures overlap.
 
     Args:
-        what: The kind of file, for the error.
-        path: The file.
-        series: The series that it refers to.
+        what: The kind of the file, for the error message.
         structures: Yields the label and the voxels of each structure.
     """
     try:
@@ -62,13 +58,12 @@ def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[
             labels[places] = label
     except DataError as error:
         raise DataError(str(error), private=error.private or str(path)) from error
-    except Exception as error:  # pydicom can raise any error for damaged files.
+    except Exception as error:  # pydicom can raise any error for damaged files
         raise DataError(f"{what} can't be read; copy or export them again", private=f"{path}: {error}") from error
     return labels
 
 
 def _frames_of(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
-    """Yield the name of the segment and the marked voxels of each frame."""
     names = {int(one.SegmentNumber): str(one.SegmentLabel) for one in elements.SegmentSequence}
     frames = int(elements.get("NumberOfFrames") or 1)
     if str(elements.file_meta.TransferSyntaxUID) not in (*PLAIN, RLE):
@@ -116,7 +111,7 @@ def _voxels(corner: np.ndarray, to_voxels: np.ndarray) -> np.ndarray:
 
 
 def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return the indices (slice, row, column) in the series of the pixels that a frame marks."""
+    """Return the indices (slice, row, column) of the voxels in the series that a frame of a SEG file marks."""
     rows, columns = np.nonzero(inside)
     x, y, z = voxels @ np.stack([columns, rows, np.ones_like(rows)])
     found = np.stack([z, y, x])
@@ -128,12 +123,10 @@ def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> t
 def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels in an RTSTRUCT file as an array [slices, rows, columns] on the grid of the series.
 
-    A voxel belongs to a structure if its centre is inside a contour. As the DICOM standard requires, contours of
-    one structure in a slice are combined by exclusive or, so that an inner contour is a hole.
+    A voxel belongs to a structure if its centre is inside a contour. As the DICOM standard requires, contours of one
+    structure in a slice are combined by exclusive or, so that an inner contour is a hole.
 
     Args:
-        path: The RTSTRUCT file.
-        series: The series that it refers to.
         number: Returns the label for a structure's name; 0 leaves the structure out.
     """
 
@@ -159,13 +152,12 @@ def _drawn_structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str,
 
 
 def _drawn_slices(contours: Any, series: ImageSeries) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each slice number that contains a structure, with the structure's mask in this slice."""
     found: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(series.shape[1:], bool))
     to_voxels = np.linalg.inv(series.affine)
     points = 0
     for contour in contours:
         if str(contour.ContourGeometricType) != "CLOSED_PLANAR":
-            continue  # Points and open lines enclose no area.
+            continue  # a contour that is a point or an open line encloses no area
         corners = np.array(contour.ContourData, float).reshape(-1, 3)
         points += len(corners)
         if points > MOST_POINTS or not np.isfinite(corners).all():

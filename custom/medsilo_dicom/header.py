@@ -23,27 +23,28 @@ ENHANCED = (  # UIDs of the DICOM classes whose objects hold many slices ("Enhan
 SLICES = (CT, MR, PET, *ENHANCED)  # UIDs of the DICOM classes whose objects are slices of a volume
 UNITLESS = (MR, *ENHANCED[:2])
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
-STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # UID of the DICOM class for contours (RTSTRUCT)
+STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"
 PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes without compression
-# supported transfer syntaxes with compression: RLE, JPEG with 8 and 12 bits, lossless JPEG, JPEG-LS and JPEG 2000
+# supported transfer syntaxes with compression: RLE, JPEG (8 and 12 bits), lossless JPEG, JPEG-LS and JPEG 2000
 PACKED = (
     "1.2.840.10008.1.2.5",
     *(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)),
 )
-DEFLATED = "1.2.840.10008.1.2.1.99"  # a transfer syntax whose decompressed data may have any size
-LARGEST = 1 << 30  # maximum size of a file in bytes
-FRAMES = 1 << 16  # maximum number of frames in a file
-SIDE = 8192  # maximum number of pixels along an axis of a slice
+# transfer syntax "Deflated", which could decompress to more data than the memory can hold
+DEFLATED = "1.2.840.10008.1.2.1.99"
+LARGEST = 1 << 30
+FRAMES = 1 << 16
+SIDE = 8192
 
-# DICOM elements that must be equal in all slices of a series. If one of these elements differs between slices, the
+# DICOM elements that must be equal in all slices of a series. If an element in this list differs between slices, the
 # series contains several volumes.
 ALIKE = (
     *("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "Modality", "SOPClassUID", "ImageType", "EchoTime"),
     *("EchoNumbers", "InversionTime", "TemporalPositionIdentifier", "DiffusionBValue", "ConvolutionKernel"),
     *("ContrastBolusAgent", "NominalPercentageOfCardiacPhase", "Units", "KVP"),
 )
-# DICOM elements that must be equal in all frames, although each frame may store its own value: functional group and
-# name.
+# DICOM elements that must be equal in all frames of a file, although each frame may store its own value: functional
+# group and name.
 ALIKE_FRAMES = (
     *(("FrameContentSequence", "StackID"), ("FrameContentSequence", "TemporalPositionIndex")),
     *((f"{kind}FrameTypeSequence", "FrameType") for kind in ("MRImage", "CTImage", "PET")),
@@ -51,7 +52,7 @@ ALIKE_FRAMES = (
     *(("MRModifierSequence", "InversionTimes"), ("CTReconstructionSequence", "ConvolutionKernel")),
     ("CardiacSynchronizationSequence", "NominalPercentageOfCardiacPhase"),
 )
-PLACES = (  # functional groups and element names for the position and the units of a frame
+PLACES = (  # functional groups and element names from which the position and the physical units of a frame are read
     ("PlaneOrientationSequence", ("ImageOrientationPatient",)),
     ("PlanePositionSequence", ("ImagePositionPatient",)),
     ("PixelMeasuresSequence", ("PixelSpacing",)),
@@ -67,7 +68,7 @@ IDENTIFIERS = (
     *("ReferringPhysicianName", "PerformingPhysicianName", "OperatorsName", "NameOfPhysiciansReadingStudy"),
     *("RequestingPhysician", "PhysiciansOfRecord", "ImageComments", "StudyDescription", "SeriesDescription"),
 )
-PRIVATE = "private elements"  # Private elements of a manufacturer may contain identifiers, too.
+PRIVATE = "private elements"  # a manufacturer's private DICOM elements may identify a patient, too
 OTHERS = (
     *("SOPInstanceUID", "SeriesInstanceUID", "Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "NumberOfFrames"),
     *("PhotometricInterpretation", "ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"),
@@ -86,30 +87,29 @@ Value = TypeVar("Value")
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a DICOM file, or of one frame of a DICOM file. `wrong` is the reason why the file or frame cannot
-    be a slice of a volume, or an empty text.
+    be a slice of a volume. For a usable slice, `wrong` is an empty text.
     """
 
     path: Path
-    kind: str  # UID of the DICOM class of the object
+    kind: str
     instance: str
     series: str
     patient: str
     wrong: str
-    alike: tuple[str, ...] = ()  # values of the DICOM elements in ALIKE
-    shape: tuple[int, int] = (0, 0)  # rows and columns
+    alike: tuple[str, ...] = ()
+    shape: tuple[int, int] = (0, 0)
     orientation: tuple[float, ...] = ()
     position: tuple[float, ...] = ()
     spacing: tuple[float, ...] = ()  # distance between neighbouring rows, and distance between neighbouring columns
     tilt: float = 0.0
     scale: tuple[float, float] = (1.0, 0.0)  # rescale slope and intercept
-    frame: int = 0  # position of the frame in the file
+    frame: int = 0
     identifiers: frozenset[str] = frozenset()
     burned_in: bool = False
-    refers: frozenset[str] = frozenset()  # the series to which a segmentation or contour file refers
+    refers: frozenset[str] = frozenset()
 
 
 def highdicom() -> Any:
-    """Import highdicom, an optional dependency."""
     with MedsiloError.needing(NEEDED):
         import highdicom
     return highdicom
@@ -117,21 +117,21 @@ def highdicom() -> Any:
 
 @cache
 def library() -> Any:
-    """Import pydicom, an optional dependency, and silence its warnings, because they could quote
-    values from headers.
+    """Import pydicom, an optional dependency, and silence its warnings, because a warning could quote values from
+    headers.
     """
     with MedsiloError.needing(NEEDED):
         import pydicom
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    # A filter is used because NVFlare enables loggers again when it changes log levels.
+    # A log filter is used because a log level for pydicom would be lost: NVFlare changes the levels of all loggers.
     logging.getLogger("pydicom").addFilter(lambda record: False)
     warnings.filterwarnings("ignore", module="pydicom")
     return pydicom
 
 
 def read_headers(path: Path) -> tuple[Header, ...]:
-    """Read the header of a file, or of each of its frames. The result is an empty list if the file does not name its
-    series.
+    """Read the header of a DICOM file, or of each frame in the file. If the file names no series, the result is
+    empty.
     """
     damage, tags = "", set[tuple[int, int]]()
     if path.stat().st_size > LARGEST:
@@ -141,12 +141,12 @@ def read_headers(path: Path) -> tuple[Header, ...]:
         tags = Scan.dicom_tags(data)
     except ValueError:
         if DEFLATED.encode() in data:
-            return ()  # Files with this syntax could exhaust memory when they are decompressed.
+            return ()
         damage = "series have a damaged file; copy or export them again"
     try:
         elements = _elements(data, [*ALIKE, *IDENTIFIERS, *OTHERS])
         header = _named(path, elements, damage, any(group % 2 for group, _ in tags))
-    except Exception:  # pydicom can raise any error for damaged files, even when an element is accessed.
+    except Exception:  # pydicom can raise any error for a damaged file, even when a DICOM element is accessed
         return ()
     if not header.series:
         return ()
@@ -163,13 +163,12 @@ def as_compared(text: str) -> str:
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
-    # The file is first read into memory, so that a wrong length in a header cannot make pydicom allocate too much
-    # memory.
+    # The whole DICOM file is read into memory first, so that a wrong length in its header cannot make pydicom allocate
+    # too much memory.
     return library().dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=list(wanted))
 
 
 def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
-    """Return the header of the slice in a file, or the headers of all slices in an object of an Enhanced class."""
     if header.kind not in ENHANCED:
         return (_placed(header, elements, elements),)
     groups = _elements(data, ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
@@ -186,18 +185,18 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
 
 
 def shared_groups(elements: Any) -> Any:
-    """Return the functional groups that all frames share, or an empty mapping."""
     return next(iter(elements.get("SharedFunctionalGroupsSequence") or ()), {})
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group of the frame, or else the group that all frames share, or else an empty mapping."""
+    """Return a functional group of a frame. If the frame lacks this group, return the group that all frames share, or
+    an empty mapping.
+    """
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}
 
 
 def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
-    """Create a header from the object's UIDs and the patient's identifiers."""
     held = {name for name in IDENTIFIERS if str(elements.get(name) or "").strip()}
     return Header(
         path,
@@ -212,9 +211,7 @@ def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
 
 
 def _placed(header: Header, elements: Any, place: Any) -> Header:
-    """Add the position of a slice to the slice's header. `place` has the DICOM elements of the file, or those of one
-    frame.
-    """
+    """Add the position of a slice to its header. `place` has the DICOM elements of the file, or of one frame."""
     wrong = _without_place(place) or _without_units(header.kind, place)
     if wrong:
         return replace(header, wrong=wrong)
@@ -232,15 +229,14 @@ def _placed(header: Header, elements: Any, place: Any) -> Header:
 
 
 def _asked(ask: Callable[[], Value], otherwise: Value) -> Value:
-    """Call a function, and return `otherwise` if an element has an invalid value."""
+    """Call a function that reads a DICOM element; if the element has an invalid value, return `otherwise`."""
     try:
         return ask()
-    except Exception:  # pydicom can raise any error for values of a wrong type.
+    except Exception:  # pydicom can raise any error for values of a wrong type
         return otherwise
 
 
 def _referred(elements: Any) -> frozenset[str]:
-    """Return the series that a segmentation or contour file refers to."""
     places = list(elements.get("ReferencedSeriesSequence") or ())
     for frame in elements.get("ReferencedFrameOfReferenceSequence") or ():
         for study in frame.get("RTReferencedStudySequence") or ():
@@ -249,7 +245,7 @@ def _referred(elements: Any) -> frozenset[str]:
 
 
 def _unlike_a_slice(elements: Any, size: int) -> str:
-    """Return the reason why a file does not contain slices of a volume, or an empty text."""
+    """Return the reason why a DICOM file is no slice of a volume, or an empty text for a slice."""
     frames, most = int(elements.get("NumberOfFrames") or 1), FRAMES if elements.SOPClassUID in ENHANCED else 1
     if elements.SOPClassUID not in SLICES or not 0 < frames <= most:
         return NOT_SLICES
@@ -298,14 +294,12 @@ class Tree:
     """The series of a folder by their UIDs, and the files whose series is unknown."""
 
     images: dict[str, list[Header]] = field(default_factory=dict)
-    # segmentation and contour files by the UID of the series to which they refer
     annotations: dict[str, list[Header]] = field(default_factory=dict)
-    unreferenced: list[Path] = field(default_factory=list)  # segmentation and contour files that refer to no series
-    unreadable: list[Path] = field(default_factory=list)  # DICOM files whose headers cannot be read
+    unreferenced: list[Path] = field(default_factory=list)
+    unreadable: list[Path] = field(default_factory=list)
 
 
 def read_tree(files: Iterable[Path]) -> Tree:
-    """Read the headers of all DICOM files, and ignore other files."""
     tree = Tree()
     images: defaultdict[str, list[Header]] = defaultdict(list)
     annotations: defaultdict[str, list[Header]] = defaultdict(list)
@@ -341,7 +335,7 @@ def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
 
 
 def _looks_like_images(header: Header) -> bool:
-    """True if a file is an image of a DICOM class that medsilo cannot read."""
+    """Return True if a file is an image of a DICOM class that medsilo cannot read."""
     return header.kind.startswith("1.2.840.10008.5.1.4.1.1.") and not header.kind.startswith(OTHER_OBJECTS)
 
 

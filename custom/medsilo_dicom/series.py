@@ -20,7 +20,7 @@ RLE = "1.2.840.10008.1.2.5"
 
 @dataclass(frozen=True)
 class ImageSeries:
-    """The slices of a volume in order, and the volume's voxel grid. `affine` [4, 4] maps a voxel (x, y, z) to
+    """The slices of a volume in order, and the volume's voxel grid. `affine` [4, 4] maps voxel indices (x, y, z) to
     millimetres in LPS coordinates.
     """
 
@@ -29,29 +29,27 @@ class ImageSeries:
 
     @property
     def uid(self) -> str:
-        """The UID of the series."""
         return self.slices[0].series
 
     @property
     def frame_of_reference(self) -> str:
-        """The UID of the series' coordinate system, or an empty text if it was removed in de-identification."""
+        """The UID of the series' coordinate system, or an empty text if de-identification removed this UID."""
         return self.slices[0].alike[2]
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of the series, without duplicates."""
         return tuple(dict.fromkeys(header.path for header in self.slices))
 
     def refuse_elsewhere(self, frame: object, what: str) -> None:
         """Raise DataError if a segmentation or contour file refers to another coordinate system than its series. `what`
-        is the word for this file in the error message.
+        is the word for the file in the error message.
         """
         if self.frame_of_reference and str(frame) != self.frame_of_reference:
             raise DataError(f"{what} lie in another frame of reference than their series")
 
     def refuse_lacking(self, images: Iterable[Any], what: str) -> None:
         """Raise DataError if a segmentation or contour file refers to a slice that the series lacks. `what` is the word
-        for this file in the error message.
+        for the file in the error message.
         """
         there = {header.instance for header in self.slices}
         if any(str(image.ReferencedSOPInstanceUID) not in there for image in images):
@@ -59,12 +57,13 @@ class ImageSeries:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The numbers of slices, rows and columns."""
         return (len(self.slices), *self.slices[0].shape)
 
 
 def make_series(headers: Sequence[Header]) -> ImageSeries:
-    """Sort the slices of a series; raise DataError with the reason if they are not one volume."""
+    """Sort the slices of a series into a volume; raise DataError with the reason if the slices do not form one
+    volume.
+    """
     for header in headers:
         if header.wrong:
             raise DataError(header.wrong, private=str(header.path))
@@ -77,7 +76,6 @@ def make_series(headers: Sequence[Header]) -> ImageSeries:
 
 
 def _refuse_mixture(headers: Sequence[Header]) -> None:
-    """Raise DataError if the slices belong to different volumes."""
     for what, mixed in (
         ("sizes", len({header.shape for header in headers}) > 1),
         ("phases, echoes, kernels or patients", len({header.alike for header in headers}) > 1),
@@ -124,7 +122,9 @@ def _refuse_doubles(heights: np.ndarray) -> None:
 
 
 def read_again(files: Sequence[Path]) -> ImageSeries:
-    """Read the headers of a series' files again; raise DataError if a file has been damaged in the meantime."""
+    """Read the headers of a series' files again; raise DataError if a file was damaged after the data set was
+    listed.
+    """
     found = [read_headers(path) for path in files]
     headers = [header for own in found for header in own]
     if not all(found) or len({header.series for header in headers}) > 1:
@@ -133,7 +133,6 @@ def read_again(files: Sequence[Path]) -> ImageSeries:
 
 
 def values_of(series: ImageSeries) -> np.ndarray:
-    """Return a series' values in their physical units (Hounsfield units for CT), as float32 [slices, rows, columns]."""
     values = np.empty(series.shape, np.float32)
     for path in series.files:
         own = {place: header for place, header in enumerate(series.slices) if header.path == path}
@@ -144,15 +143,15 @@ def values_of(series: ImageSeries) -> np.ndarray:
                 values[place] = stored[header.frame].astype(np.float64) * slope + intercept
         except DataError:
             raise
-        except Exception as error:  # Decoders can raise any error for damaged pixels.
+        except Exception as error:  # decoders can raise any error for damaged pixels
             damaged = "series have pixels that can't be read; copy or export them again"
             raise DataError(damaged, private=f"{path}: {error}") from error
     return values
 
 
 def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
-    """Return a file's pixels [frames, rows, columns], and True if slope and intercept have already been applied to
-    these pixels.
+    """Return the pixels of a DICOM file [frames, rows, columns], and True if the rescale slope and intercept have
+    already been applied to the pixels.
     """
     elements = library().dcmread(BytesIO(path.read_bytes()))
     if str(elements.file_meta.TransferSyntaxUID) in (*PLAIN, RLE):
@@ -163,22 +162,21 @@ def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
         )
     import SimpleITK
 
-    # SimpleITK's GDCM reader decodes compressed pixels, and applies slope and intercept itself.
+    # SimpleITK's GDCM reader decodes compressed pixels, and also applies the rescale slope and intercept.
     return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path), imageIO="GDCMImageIO")), True
 
 
 def scan_of_series(series: ImageSeries) -> Scan:
-    """Return a series as a Scan, the input of tasks, after reorienting its values to the standard orientation."""
+    """Return a series as a Scan, the input type of tasks, with the voxels reordered to the standard orientation."""
     return replace(Scan.of(_image(values_of(series), series)), source=series)
 
 
 def mask_as_scanned(mask: np.ndarray, series: ImageSeries) -> np.ndarray:
-    """Reorient a mask on a series' grid in the same way as the values of its scan."""
+    """Reorient a mask on the voxel grid of a series in the same way as the values of the series' Scan."""
     return Scan.of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
 
 
 def _image(values: np.ndarray, series: ImageSeries) -> Any:
-    """Return values on a series' grid as a SimpleITK image."""
     import SimpleITK
 
     image = SimpleITK.GetImageFromArray(values)

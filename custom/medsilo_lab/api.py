@@ -67,14 +67,12 @@ PathLike = Path | str
 Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
-WIDE = 24  # width of a progress bar in characters
-# from parameter names of earlier versions to the present names
+WIDE = 24
+# present names of parameters, by their names in earlier versions of medsilo
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
 def _as_python(does: Callable) -> Callable:
-    """Make error messages name parameters of Python functions instead of command line options."""
-
     def in_python(text: str) -> str:
         text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
         return re.sub(r"--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_") + "=", text)
@@ -96,7 +94,6 @@ def _as_python(does: Callable) -> Callable:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Suggest the parameter or plan key that a misspelt name probably means."""
     name = {**ALSO_CALLED, **FORMERLY}.get(name, name)
     keys = {key: f"{section}.{key}" for section, within in keys_of_plans().items() for key in within}
     nearest = get_close_matches(name, [*known, *keys], 1)
@@ -132,8 +129,8 @@ class Run:
             folder: the run folder, with its summary.json
         """
         self.folder = Path(folder).resolve()
-        self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted as soon as this object is
-        self._settings: SiteSettings | None = None  # settings of the sites, if this program ran the study
+        self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted together with this object
+        self._settings: SiteSettings | None = None  # settings of the sites; None if another program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 
@@ -159,8 +156,8 @@ class Run:
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """A dictionary from each site to the model that was tested there, in evaluation mode. A model is loaded on
-        first access.
+        """A dictionary from each site to the model that was tested at this site, in evaluation mode. A model is loaded
+        when it is first used.
         """
         return _Models(self)
 
@@ -168,8 +165,8 @@ class Run:
     def table(self) -> "DataFrame":
         """A table with a row per site: test cases, test score, selected round, traffic in bytes, and further columns.
 
-        If a site rounds its score, the exact score is missing, and `low` and `high` are its limits. `n` is the number
-        of test patients, or the number of test cases if patients are unknown.
+        If a site rounds its score, the exact score is missing, and `low` and `high` are the limits of the exact score.
+        `n` is the number of test patients, or the number of test cases if patients are unknown.
         """
         run, metric = self._result, self._result.summary.metric
         rows = []
@@ -344,8 +341,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Picture:
-    """A section of a report as an HTML page for notebooks."""
-
     html: str
 
     def _repr_html_(self) -> str:
@@ -426,8 +421,8 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """A text of one or two sentences about the better method and its confidence interval. Each warning is on a
-        separate line.
+        """A text of one or two sentences about the better method and its confidence interval. Each warning of the
+        comparison follows on a separate line.
         """
         return "\n".join([self.verdict.headline, *map(str, self.warnings)])
 
@@ -441,9 +436,9 @@ class Comparison:
         together and for each hospital.
 
         The variances between patients and between repetitions come from the scores of this comparison. In each result,
-        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the confidence
-        interval. `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the
-        result in a sentence.
+        `least` is the smallest difference that can be detected with power 0.8. `reach` is half the width of the
+        confidence interval. `needed` is the number of patients or repetitions that would detect `difference`. `str`
+        describes the result in a sentence.
 
         Args:
             difference: the difference to detect, where 0.02 is 2 points; by default a small difference
@@ -747,7 +742,6 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
 def _with_own(
     plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
-    """Return the plan after replacing the sections for which there are arguments: task, model, method or loss."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
@@ -767,7 +761,7 @@ def _with_own(
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
-        values.pop("network", None)  # the plan's network was for the task that is replaced
+        values.pop("network", None)
     if method is not None:
         values["algorithm"] = in_memory.method(method)
     if model is not None:
@@ -781,7 +775,6 @@ def _short(rounds: int | None, lr: float | None, optimizer: str | None) -> list[
 
 
 def _grouped(sites: Sites | None, groups: Mapping[str, Any] | None) -> Sites | None:
-    """Add the patient of each case to the data of the sites."""
     if groups is None:
         return sites
     if not isinstance(sites, Mapping) or {*groups} != {*sites}:
@@ -807,7 +800,6 @@ def _check_engine(engine: str, plan: Plan) -> None:
 
 @contextmanager
 def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
-    """Yield a function that shows finished rounds as a progress bar in a terminal or notebook."""
     shows = sys.stderr.isatty() or "ipykernel" in sys.modules
 
     def follow(line: Round) -> None:

@@ -39,17 +39,17 @@ KINDS: Mapping[str, type[Objective]] = {
     "findings": Findings,
     "survival": Survival,
 }
-SEVERAL_KINDS = ("findings", "survival")  # kinds of task that have several targets per case
+SEVERAL_KINDS = ("findings", "survival")  # kinds of tasks that have several targets per case
 DATA_SET = "data-set"
 PATIENT = "patient"
-ALONE = "site"  # name of the only site if the program names no hospital
+ALONE = "site"  # name of the single site if the program names no hospital
 MOST_CLASSES = 254
-FEWEST_NUMBERS = 20  # if a target has at least this many different whole numbers, it is a quantity and not a class
+FEWEST_NUMBERS = 20  # minimum number of different whole numbers for which a target is a quantity and not a class
 
 
 class GivenSites(dict[str, Any]):
-    """A dictionary from each hospital to its data, with the hospitals' common objective, for the argument `sites` of
-    `run` and `compare`.
+    """A dictionary from each hospital to its data, for the argument `sites` of `run` and `compare`. All hospitals have
+    the same objective, which is an attribute.
     """
 
     def __init__(self, sites: Mapping[str, Any], goal: Objective | None) -> None:
@@ -67,15 +67,15 @@ class GivenSites(dict[str, Any]):
 
 
 class GivenFolder(GivenSites):
-    """The data sets of all hospitals in a folder, made as by `medsilo data`, and the proposed plan."""
+    """The data sets of all hospitals in a folder, and the proposed plan. The data sets are those that `medsilo data`
+    would make.
+    """
 
     def __init__(self, plan: Plan, kept: TemporaryDirectory, patients: Mapping[str, int]) -> None:
         """Create the data of hospitals from the proposed plan.
 
         Args:
-            plan: The proposed plan.
-            kept: The folder with the medsilo.yaml of each hospital.
-            patients: The number of patients of each hospital.
+            kept: The temporary folder that contains the medsilo.yaml of each hospital.
         """
         super().__init__(dict.fromkeys(plan.participation.everyone), None)
         self.plan, self._kept, self.patients = plan, kept, patients
@@ -85,14 +85,15 @@ class GivenFolder(GivenSites):
         return f"<data of {len(self)} hospitals, patients of each: {names}>"
 
     def of(self, plan: Plan | None) -> Plan:
-        """Return the proposed plan, or the given plan with these hospitals as its sites."""
+        """Return the given plan with the hospitals in the folder as its sites. Without a given plan, return the
+        proposed plan.
+        """
         names = self.plan.participation
         told = [f"participation.sites={json.dumps([*names.sites])}"]
         told += [f"participation.evaluation_sites={json.dumps([*names.evaluation_sites])}"]
         return self.plan if plan is None else plan.with_changes(told)
 
     def settings(self, device: str) -> SiteSettings:
-        """Return the settings of all hospitals for a run on one machine."""
         return read_settings_of_all(Path(self._kept.name)).changed({**ALL_MINE, "device": device}, "medsilo.data")
 
 
@@ -102,10 +103,10 @@ class _Read:
 
     inputs: np.ndarray
     targets: np.ndarray
-    labels: tuple[str, ...] = ()  # names of the targets, if there are several targets per case
+    labels: tuple[str, ...] = ()
     patients: Any = None
     hospitals: Any = None
-    columns: tuple[Any, ...] = ()  # if the data are a data frame, the input columns in order
+    columns: tuple[Any, ...] = ()  # input columns in the order of the data frame, if the data are a data frame
 
     def __post_init__(self) -> None:
         count = len(self.inputs)
@@ -115,7 +116,6 @@ class _Read:
 
     @property
     def names(self) -> list[str]:
-        """Return the patient of each case."""
         return [str(own) for own in (range(len(self.inputs)) if self.patients is None else self.patients)]
 
 
@@ -167,8 +167,8 @@ def data(
 
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
-    """Convert the data of several hospitals whose labels are words, or which have several labels per case, as `data`
-    does. Return the data by hospital, and the task.
+    """Convert the data of several hospitals as `data` does, if the labels are words or if there are several labels per
+    case.
 
     task: The program's argument for the task.
     """
@@ -187,8 +187,8 @@ def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], An
 
 
 def _says_more(given: Any, task: Any) -> bool:
-    """Return True if labels are words, or if there are several labels per case. Masks count as neither, unless the
-    program gives names of labels.
+    """Return True if labels are words, or if there are several labels per case. For masks, the result is True only if
+    the program names the labels.
     """
     if hasattr(given, "columns") and "label" not in given.columns:
         return False
@@ -199,12 +199,11 @@ def _says_more(given: Any, task: Any) -> bool:
 
 
 def is_arrays(given: Any) -> bool:
-    """Return True for a data frame, and for arrays (inputs, targets)."""
+    """Return True for a data frame, and for a pair of arrays (inputs, targets)."""
     return hasattr(given, "columns") or (isinstance(given, tuple) and len(given) in (2, 3))
 
 
 def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
-    """Convert the data of each hospital. All hospitals have the same objective."""
     if hospital is not None:
         raise DataError("data: the keys name the hospitals; leave out hospital")
     if not (patient is None or patient is False or isinstance(patient, str)):
@@ -228,8 +227,8 @@ def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any)
 
 
 def _by_part(own: Any) -> Mapping[str, Any]:
-    """Return a dictionary: the training, validation and test data if a hospital's data are divided, else all data
-    under an empty key.
+    """Return the training, validation and test data of a hospital as a dictionary. If the data are not divided, all
+    data have an empty key.
     """
     return own if isinstance(own, Mapping) else {"": own}
 
@@ -277,7 +276,7 @@ def _of_frame(frame: Any, patient: Any, hospital: Any, target: Any, columns: Seq
 
 
 def _patients_column(names: Sequence[Any]) -> str | None:
-    """Return "patient" if a column has this name, else None. Raises DataError if another column seems to name the
+    """Return "patient" if a column has this name, otherwise None. Raise DataError if another column seems to name the
     patients.
     """
     from medsilo_lab.start.table_folder import SURE, plain_name
@@ -293,10 +292,10 @@ def _patients_column(names: Sequence[Any]) -> str | None:
 
 
 def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarray, Objective | None]:
-    """Convert targets to numbers, and return the numbers with the objective that the targets imply. If the targets do
-    not imply one objective, return None in its place.
+    """Convert targets to numbers, and return the numbers together with the objective that the targets imply. If the
+    targets do not imply an objective, return None as the objective.
 
-    labels: Names of the targets, if there are several targets per case.
+    labels: Names of the targets, if each case has several targets.
     """
     if targets.dtype.names:
         labels, targets = (
@@ -308,7 +307,7 @@ def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarra
     if targets.ndim == 2:
         return _of_several(targets, labels or [str(number) for number in range(targets.shape[1])])
     if targets.ndim > 2:
-        return targets, None  # the targets are masks
+        return targets, None
     if targets.dtype.kind not in "iuf":
         names = sorted({str(own) for own in targets.tolist()})
         if len(names) == 1:
@@ -324,14 +323,13 @@ def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarra
         if numbers.min() == numbers.max():
             raise DataError(f"data: all targets are {numbers.min():g}, so there is nothing to learn")
         return targets.astype(np.float32), Regression((float(numbers.min()), float(numbers.max())))
-    if numbers.min() > 0:  # classes are numbered 1 and 2, without a class 0
+    if numbers.min() > 0:  # the classes are numbered from 1, so there is no class 0
         codes, places = np.unique(targets.astype(np.int64), return_inverse=True)
         return places, Classification([str(code) for code in codes]) if len(codes) > 1 else None
     return targets.astype(np.int64), None
 
 
 def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray, Objective]:
-    """Convert several targets per case to numbers, and return their objective: findings, or survival."""
     try:
         own = targets.astype(np.float32)
     except (TypeError, ValueError) as error:
@@ -345,14 +343,15 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
         return own, Findings(labels)
     if len(labels) != 2 or not any(binary):
         raise DataError(SEVERAL)
-    own = own if binary[1] else own[:, ::-1].copy()  # if the first column contains the event, the columns are exchanged
+    # if the first column contains the event, the two columns are exchanged
+    own = own if binary[1] else own[:, ::-1].copy()
     if (own[:, 0] < 0).any():
         raise DataError("data: times must be non-negative numbers; correct them")
     return own, Survival()
 
 
 def _of_dataset(given: Any, hospital: Sequence[Any] | None) -> GivenSites:
-    """Divide the cases of a Dataset by hospital. The samples of the Dataset contain the patient of each case."""
+    """Divide the cases of a Dataset by hospital; each sample of the Dataset names its patient."""
     if hospital is None:
         return GivenSites({ALONE: given}, None)
     if len(hospital) != len(given):
@@ -371,7 +370,7 @@ def _of_folder(
     answers: Mapping[str, str],
     called: Mapping[str, str],
 ) -> GivenFolder:
-    """Make the data sets of a folder. Raises MedsiloError with the first question that has no answer."""
+    """Make the data sets of a folder; raise MedsiloError with the first question that has no answer."""
     from medsilo_lab.start.dataset_layout import DatasetLayout
     from medsilo_lab.start.making import make_each
     from medsilo_lab.start.questions import Question

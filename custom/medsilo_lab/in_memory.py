@@ -1,8 +1,8 @@
-"""Use the classes and the data of a Python program, such as a notebook, in a study. A plan identifies these classes and
-data by a hash of their source.
+"""Use the classes and the data of a Python program, such as a notebook, in a study. In a plan, a hash of the source
+identifies these classes and data.
 
-The classes exist in this process only, and no hospital accepts a plan that names them. `python -m medsilo_lab.new`
-writes a package that other people can install.
+The classes exist in this process only, and no hospital accepts a plan that names such classes. `python -m
+medsilo_lab.new` writes a package that other people can install.
 """
 
 import hashlib
@@ -39,23 +39,23 @@ from medsilo.tasks.task import Task
 from medsilo_lab.findings import Findings
 
 LABEL, PATIENT = "label", "patient"  # columns of a data frame with a special meaning; all other columns are inputs
-IMAGE = "image"  # additional key in a dictionary of MONAI
-SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # types whose objects are hashed by their value
-FINDINGS = "findings"  # task kind with several labels per case
+IMAGE = "image"
+SIMPLE = (bool, int, float, str, bytes, tuple, type(None))
+FINDINGS = "findings"
 KINDS = ("classification", "segmentation", "regression", FINDINGS)
 MOST_CLASSES = 1000
 FORMS = (
     "a Dataset of (input, target) or of {'image': ..., 'label': ...}, arrays (inputs, targets[, patients]), a frame "
     "with a column 'label', or these as a dictionary of train, validation and test"
 )
-KNOWN = (Classification, Segmentation, Regression)  # objectives with one target per case or per voxel
+KNOWN = (Classification, Segmentation, Regression)
 Kind = str | Objective | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 # ---------------------------------------------------------------------------------------------------- the hash
 def source_hash(*things: Any) -> str:
-    """Return a SHA-256 hash of the source of classes and functions, and of all names of the same program that this
+    """Return a SHA-256 hash of the source of classes and functions, and of everything from the same program that this
     source uses.
     """
     found: dict[str, str] = {}
@@ -97,7 +97,7 @@ def _is_own(thing: Any) -> bool:
 
 
 def state_hash(thing: Any) -> str:
-    """Return a SHA-256 hash of an object's class and state. The hash is the same in every process.
+    """Return a SHA-256 hash of an object's class and state, which is the same in every process.
 
     >>> state_hash(nn.CrossEntropyLoss()) == state_hash(nn.CrossEntropyLoss(label_smoothing=0.1))
     False
@@ -110,14 +110,15 @@ def state_hash(thing: Any) -> str:
 
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Convert an object to nested tuples of texts, from which the hash is computed. `seen` maps the address of each
-    visited object to the object, so that Python does not reuse the address.
+    """Convert an object to nested tuples of texts, from which a hash is computed. `seen` maps the address of each
+    visited object to the object itself, so that Python does not use the address for another object.
     """
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
     if id(thing) in seen:
         return "again", seen[id(thing)][0]
-    if not isinstance(thing, tuple | frozenset):  # Python may store equal objects of these types once or several times
+    # Python may store equal tuples as one object or as several objects, and the hash must not depend on this choice
+    if not isinstance(thing, tuple | frozenset):
         seen[id(thing)] = len(seen), thing
     if isinstance(thing, Tensor | np.ndarray):
         values = _tensor(thing)
@@ -138,21 +139,22 @@ def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
             source_hash(thing) if _is_own(thing) else "",
             _as_texts(given, seen),
         )
-    parts = thing.__reduce_ex__(4)  # the class, and the arguments from which pickle would rebuild the object
+    # the class of the object, and the arguments from which pickle would rebuild the object
+    parts = thing.__reduce_ex__(4)
     return _as_texts(parts, seen) if isinstance(parts, tuple) else parts
 
 
 # ---------------------------------------------------------------------------------------------------- sections
 def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
-    """Return the plan section of a method that is given by its name or as a class of the program; the class is
+    """Return the plan's section for a method, which is given by its name or as a class of the program. A class is
     registered.
     """
     return _section(METHODS, given, Algorithm)
 
 
 def model(given: Any) -> dict[str, Any]:
-    """Return the plan section of a network, given its name, a module class, a function that returns a module, or a
-    module with initial weights.
+    """Return the plan's section for a network. The network is given by its name, as a module class, as a function that
+    returns a module, or as a module with initial weights.
     """
     if isinstance(given, nn.Module):
         return _module(given)
@@ -172,7 +174,7 @@ def model(given: Any) -> dict[str, Any]:
 
 
 def _module(given: nn.Module) -> dict[str, Any]:
-    kept = deepcopy(given).cpu().train()  # later changes of the module in the program do not affect this copy
+    kept = deepcopy(given).cpu().train()  # a copy, so that later changes of the program's module have no effect
 
     def build(self: Network, channels: int, classes: int) -> nn.Module:
         if not torch.empty(0).is_meta:
@@ -200,15 +202,14 @@ def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
 
 
 def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
-    """Define a subclass of a section under this name, and register it."""
     own: dict[str, Any] = {"name": (Literal[name], name)}
     table.give(create_model(name, __base__=base, __module__=__name__, **own), source)
     return {"name": name}
 
 
 class GivenTask(Task):
-    """The task for the data of a program. Each call of `task` defines a subclass for one objective, input shape and set
-    of sites.
+    """The task for the data of a program. Each call of `task` defines a subclass for one objective, one input shape and
+    one set of sites.
     """
 
     @property
@@ -233,13 +234,12 @@ class GivenTask(Task):
 
 
 def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, model: Any = None) -> dict[str, Any]:
-    """Return the plan section of a task for the data that a program gives for each site.
+    """Return the plan's section for a task with the data that a program has for each site.
 
     Args:
         kind: the kind of task, such as "classification"
-        sites: data of each site by its name
-        loss: loss function in place of the task's loss
-        model: if it has one output per case, the task has two classes
+        loss: a loss function that replaces the loss of the task
+        model: the network; with one output per case, the task has two classes
     """
     if not sites:
         if loss is not None:
@@ -273,8 +273,8 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, 
 
 
 def _gives_one(model: Any, shape: Sequence[int]) -> bool:
-    """Return True if a module has one output per case. If calling the module raises an error, return False; the error
-    is reported when the module is built.
+    """Return True if a module has one output per case. If calling the module raises an error, return False, because the
+    error is reported when the module is built.
     """
     if not isinstance(model, nn.Module):
         return False
@@ -287,22 +287,22 @@ def _gives_one(model: Any, shape: Sequence[int]) -> bool:
 
 
 class _OfABatch:
-    """A loss function of the program. If the loss is not a mean over the batch, a MedsiloError names the loss.
+    """A loss function of the program. If the loss is not a mean over the batch, MedsiloError is raised.
 
-    The loss receives targets in the shape of the program's data: for masks of shape [1, H, W], a batch [batch, 1, H,
-    W]. If the first call fails, the loss receives the targets in other forms: as floats, and with an axis of length 1
-    added or removed. Later calls use the form with which a call first succeeded.
+    The loss function receives targets in the shape of the program's data: for example, for masks [1, H, W], a batch
+    [batch, 1, H, W]. If the first call fails, the loss function is called with other forms of the targets: as floats,
+    or with one axis more or less. Later calls use the form with which a call first succeeded.
     """
 
     def __init__(self, loss: Loss, axis: bool) -> None:
-        """axis: True if the program's targets have one axis more than the targets of the objective."""
+        """axis: True if the program's targets have an additional axis compared with the targets of the objective."""
         self.loss, self.axis, self.settled = deepcopy(loss) if isinstance(loss, nn.Module) else loss, axis, False
         self.floats = False
         self.name = getattr(loss, "__name__", type(loss).__name__)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.loss, nn.Module):
-            self.loss.to(targets.device)  # for example, moves class weights to the device
+            self.loss.to(targets.device)
         settled = self.axis, self.floats
         mean = self._of(outputs, targets, *settled) if self.settled else self._first(outputs, targets)
         if not isinstance(mean, Tensor) or mean.ndim:
@@ -315,8 +315,8 @@ class _OfABatch:
         return self.loss(outputs, targets[:, None] if axis else targets)
 
     def _first(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Call the loss with several forms of the targets until one succeeds. If torch warns about the shape of the
-        targets, the call counts as failed.
+        """Call the loss with several forms of the targets until a call succeeds. A call also fails if torch warns about
+        the shape of the targets.
         """
         first: Exception | None = None
         for floats, axis in product((False, True), (self.axis, not self.axis)):
@@ -338,8 +338,8 @@ class _OfABatch:
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Objective:
-    """Return the objective for a kind of task, with the labels that occur in the data. If no kind is given, the shape
-    of the targets determines the objective.
+    """Return the objective for a kind of task, with the labels in the data. Without a kind, the shape of the targets
+    determines the objective.
     """
     if kind not in (None, *KINDS):
         told = f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, survival, or give a Goal"
@@ -364,21 +364,20 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """Converts the program's targets to targets of the objective, and records whether any target had an additional
+    """Converts the targets of the program to targets of the objective, and records whether any target had an additional
     axis.
     """
 
     def __init__(self, kind: Any) -> None:
         goal = isinstance(kind, Objective)
-        # true if the objective has one target per case or per voxel
         self.known = isinstance(kind, KNOWN) if goal else True
         self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
         self.axis = False
         self.columns: list[Any] = []  # input columns of all data frames, in the order of the first data frame
 
     def of(self, values: Any, shape: Sequence[int], cases: int = 0) -> Tensor:
-        """Convert the target of one case or, if `cases` is 1, the targets of all cases. `shape` is the shape of one
-        input.
+        """Convert the target of one case or, with `cases=1`, the targets of all cases. `shape` is the shape of the
+        input of one case.
 
         >>> _Targets("segmentation").of([[1.0, 0.0]], (3, 2))
         tensor([1, 0])
@@ -392,8 +391,6 @@ class _Targets:
 
 
 class _Read(Dataset):
-    """The data of a program, whose cases become tensors when they are read."""
-
     def __init__(self, inner: Any, targets: _Targets) -> None:
         self.inner, self.targets = inner, targets
         first = inner[0]
@@ -413,7 +410,6 @@ class _Read(Dataset):
 
 
 def _pair(sample: Any) -> tuple[Any, Any]:
-    """Return the input and the target of a sample, which is a pair or a dictionary as in MONAI."""
     if not isinstance(sample, Mapping):
         values, target, *_ = sample
         return values, target
@@ -423,7 +419,7 @@ def _pair(sample: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(given: Any) -> Tensor:
-    """Return the inputs of a Dataset or list whose samples have one of the formats that `medsilo.run` accepts. Raises
+    """Return the inputs of a Dataset or list whose samples have one of the formats that `medsilo.run` accepts. Raise
     MedsiloError for other formats of samples.
     """
     try:
@@ -438,7 +434,7 @@ def inputs_of(given: Any) -> Tensor:
 
 
 def with_patients(given: Any, patients: Any, site: str) -> Any:
-    """Add the patient of each case to a site's data: arrays (inputs, targets) or a Dataset."""
+    """Add the patient of each case to the data of a site, which are arrays (inputs, targets) or a Dataset."""
     if isinstance(given, tuple) and len(given) == 2 and len(patients) == len(given[1]):
         return (*given, patients)
     if isinstance(given, Dataset) and len(patients) == len(given):  # type: ignore[arg-type]
@@ -452,7 +448,7 @@ def with_patients(given: Any, patients: Any, site: str) -> Any:
 
 
 def _tensor(values: Any) -> Tensor:
-    """Return a copy of the values as a plain CPU tensor. Tensors of MONAI lose their metadata."""
+    """Copy values to a plain CPU tensor, without the metadata of a MONAI tensor."""
     if isinstance(values, Tensor):
         return values.detach().cpu().as_subclass(Tensor).clone()
     return torch.tensor(np.asarray(values))
@@ -467,9 +463,6 @@ def _target(values: Any) -> Tensor:
 
 
 def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
-    """Return a site's training, validation and test data. If the program did not divide the data, they are divided by
-    patient.
-    """
     if isinstance(given, SiteData):
         return given
     try:

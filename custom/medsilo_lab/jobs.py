@@ -19,13 +19,11 @@ from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR
 from nvflare_reliability.timeouts import Timeouts, limits
 
-# the controller in medsilo's jobs, which runs at the server
 CONTROLLER = "medsilo_server.flare.controller.MedsiloController"
 
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
-    """Return the JSON files of a plan's standard job."""
-    # Hospitals that the plan does not name receive no data of the study.
+    # hospitals that the plan does not name receive no data of the study
     named = plan.participation.everyone
     name, required = plan.algorithm.name, plan.participation.required
     return job_files(name, required, named, CONTROLLER, EXECUTOR, timeouts_of(plan))
@@ -34,13 +32,13 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 def job_files(
     name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Timeouts
 ) -> dict[Path, Any]:
-    """Return the JSON files of a job. `named` are the participating hospitals; if the list is empty, all connected
-    hospitals participate.
+    """Return the JSON files of a job with the participating hospitals `named`, or with all connected hospitals if
+    `named` is empty.
     """
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
     workflow = {"id": "medsilo", "path": controller, "args": {}}
-    # Sites request tasks at this interval in seconds. With NVFlare's default of 2, a round would take at least 2
-    # seconds.
+    # Sites request tasks at this interval in seconds. With NVFlare's default of 2 seconds, a round would take at least
+    # 2 seconds.
     server = {**limits(patience, "server"), "server": {"task_request_interval": 0.1}, "workflows": [workflow]}
     client = {**limits(patience, "site"), "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}]}
     return {
@@ -58,15 +56,15 @@ def job_files(
 def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
     """Write the NVFlare job of a plan.
 
-    If the job in `job` contains more than the standard form, the additions are kept: filters, components, code,
-    resources and scope.
+    If the given job contains more than the standard form, the additions are kept: filters, components, code, resources
+    and scope.
     """
     if destination.exists():
         raise MedsiloError(f"{destination} exists; choose another path, or remove it")
-    job = None if job and job.is_file() else job  # a job that belongs to medsilo has the standard form
+    job = None if job and job.is_file() else job  # a job in the package medsilo has the standard form
     for path, content in canonical_job(plan).items():
         if job and path.name == META:
-            # these keys follow the plan and not the given job
+            # the values of these keys come from the plan, and not from the given job
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}
             content = {**content, **json_of(job, META), **own}
         elif job:
@@ -78,7 +76,6 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
                     workflow["args"] = {**workflow.get("args", {}), **controller_args}
         write_json(destination / path, content)
     write_text(destination / PLAN, plan.to_yaml())
-    # Copies the files that the plan names, such as a script's initial weights.
     for file in sorted((job / CONFIG).iterdir()) if job else ():
         if file.is_file() and not file.is_symlink() and not (destination / CONFIG / file.name).exists():
             shutil.copyfile(file, destination / CONFIG / file.name)
@@ -87,8 +84,8 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
 
 
 def check_components(job: Path) -> None:
-    """Import every class that the job names, except medsilo's controller and executor, because NVFlare's simulator
-    hangs if a class is missing.
+    """Import every class that a job names, except medsilo's controller and executor. NVFlare's simulator would hang if
+    a class were missing.
     """
     if (job / CUSTOM).is_dir():
         sys.path.append(str(job / CUSTOM))

@@ -45,7 +45,7 @@ from medsilo_server.flare.controller import MedsiloController
 from nvflare_reliability.timeouts import limits
 
 STOCK = signature(StockRecipe).parameters
-RUNS = (  # arguments that describe how the script is run
+RUNS = (
     *("train_args", "launch_external_process", "command", "launch_once", "launch_timeout", "shutdown_timeout"),
     *("client_memory_gc_rounds", "cuda_empty_cache"),
 )
@@ -53,14 +53,13 @@ LARGEST_JOB = 4 << 20  # maximum bytes of a job that NVFlare's sites accept over
 # matches imports of NVFlare's patch for Lightning, which cannot run medsilo's methods
 LIGHTNINGS_PATCH = re.compile(r"nvflare\.(client|app_opt)(\.| +import +)lightning")
 Tasks = list[str] | None
-# Some arguments of a recipe have other names in NVFlare's ScriptRunner.
 RENAMED = {"train_script": "script", "train_args": "script_args", "client_memory_gc_rounds": "memory_gc_rounds"}
 
-INSTEAD = {  # arguments of NVFlare's recipe that change the server, with their alternatives in medsilo
+INSTEAD = {  # arguments of NVFlare's recipe that change the server, with medsilo's alternatives
     "aggregator": 'take the recipe of another method, or plan={"aggregation": {"robust": {"name": "median"}}}; '
     "for a mean of your own see 'medsilo docs research/extend'",
 }
-ARGUMENTS = {  # keys of a plan, and the recipe arguments that set them
+ARGUMENTS = {  # names of the recipe arguments that set keys of the plan, by key
     "algorithm.name: ": "",
     "algorithm.": "",
     "training.rounds": "num_rounds",
@@ -75,7 +74,6 @@ ARGUMENTS = {  # keys of a plan, and the recipe arguments that set them
 
 
 def _place_in_job(script: Path) -> str:
-    """Return a script's path in the job's folder custom/, relative to the script's folder in sys.path."""
     if not script.is_absolute():
         return script.as_posix()
     above = [folder for own in sys.path if script.resolve().is_relative_to(folder := Path(own).resolve())]
@@ -146,9 +144,11 @@ class MethodRecipe(Recipe):
             raise MedsiloError(f"name: {name!r} is reserved for finished studies of another recipe; give another name")
         self.train_script, self._airlock = train_script, airlock
         self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
-        self.__dict__.update(self._runner)  # NVFlare searches the attributes of a recipe for secrets.
+        # these arguments are stored as attributes, because NVFlare searches a recipe's attributes for secrets
+        self.__dict__.update(self._runner)
         self._sites: dict[str, dict[str, Any]] = {}
-        # If the names of the sites are known, each site's job has no weights, because the server sends the weights.
+        # If the names of the sites are known, the job contains no weights for the sites, because the server sends the
+        # weights.
         self._names = list(sites)
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
@@ -185,7 +185,9 @@ class MethodRecipe(Recipe):
         super().__init__(job)
 
     def process_env(self, env: ExecEnv) -> None:
-        """Move the finished study of an earlier run out of the workspace, because NVFlare's simulator empties it."""
+        """Move the finished study of an earlier run out of the workspace, because NVFlare's simulator empties the
+        workspace.
+        """
         least, sites = self.plan.participation.required, getattr(env, "num_clients", None)
         if sites and least > sites:
             raise MedsiloError(f"min_clients: {least} is more than the {sites} of {type(env).__name__}; lower it")
@@ -217,12 +219,12 @@ class MethodRecipe(Recipe):
         check_unquoted(sys.executable, "install medsilo elsewhere")
         try:
             ended = super().run(env, *given, **more)
-        except RuntimeError as error:  # NVFlare's error contains only a return code.
+        except RuntimeError as error:  # NVFlare's own error contains only a return code
             joins = "medsilo" in Path(self.train_script).read_text()
             hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
             raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
         for study in studies_in(workspace)[-1:]:
-            if not is_finished(study):  # NVFlare does not report a failed study.
+            if not is_finished(study):  # NVFlare itself raises no error for a failed study
                 raise MedsiloError(f"{failure_in(workspace) or 'the study did not finish'}; logs: {workspace}")
             print(f"medsilo: finished; for the page of this study, type: medsilo report {study}")
         return ended
@@ -281,12 +283,12 @@ class MethodRecipe(Recipe):
 
     def _prepare_client_apps(self) -> None:
         names = self._sites or self._names
-        if names:  # Without code in the server's app, NVFlare accepts only classes that are in NVFlare's list.
+        if names:  # without code in the server's app, NVFlare accepts only classes in NVFlare's own list
             self._job.add_file_to_server(self.train_script)
         for site in names or (ALL_SITES,):
             given = self._runner | self._sites.get(site, {})
             script = Path(given["train_script"])
-            # A script with an absolute path may exist only at the sites.
+            # a script with an absolute path may exist only at the sites
             if not script.is_absolute() and not script.is_file():
                 raise MedsiloError(
                     f"train_script: {script} is not in the folder {Path.cwd().name}; give the path of a file"
@@ -299,12 +301,12 @@ class MethodRecipe(Recipe):
                 self._job.to(runs, site)
                 self._job.to(ScriptProcess(), site)
             self._job.to(limits(timeouts_of(self.plan), "site"), site)
-            # If all sites get the same app, it must also contain the initial weights.
+            # if all sites get the same app, the app must also contain the initial weights
             for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
 
     def _prepare_room(self, runner: Mapping[str, Any], site: str) -> None:
-        """Prepare a site's app so that the script runs in an airlock, an isolated process without network."""
+        """Change a site's app so that the script runs in an airlock, an isolated process without network."""
         command = runner["command"] if runner["launch_external_process"] else ["python3", "-u"]
         start = ScriptStart(
             file=_place_in_job(Path(runner["script"])),
@@ -319,7 +321,7 @@ class MethodRecipe(Recipe):
 
 
 def _tasks_there(tasks: Tasks) -> list[str]:
-    """Return the tasks to which a filter applies, and raise a MedsiloError if the job lacks one of these tasks.
+    """Return the tasks to which a filter applies, and raise MedsiloError if the job lacks one of these tasks.
 
     >>> _tasks_there(["validate"])
     Traceback (most recent call last):
@@ -331,7 +333,7 @@ def _tasks_there(tasks: Tasks) -> list[str]:
 
 
 def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's arguments, and raise a MedsiloError for arguments that change NVFlare's server.
+    """Return the arguments of a method, and raise MedsiloError for arguments that change NVFlare's server.
 
     >>> _numbers({"mu": 0.1, "patience": None})
     {'mu': 0.1}
@@ -357,7 +359,7 @@ def _by_arguments(text: str) -> str:
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
-    """Create the model if it is given by its class path, and load the initial weights."""
+    """Create the model if its class path is given instead of the model, and load the initial weights."""
     if isinstance(model, Mapping):
         named = str(model.get("class_path", model.get("path", "")))
         path, _, kind = named.rpartition(".")
@@ -373,7 +375,7 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
     if checkpoint:
         try:
             model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))  # noqa: TID251
-        except Exception as error:  # A damaged file can raise any error.
+        except Exception as error:  # loading a damaged file can raise any error
             told = f"initial_ckpt: {Path(checkpoint).name} can't be loaded ({type(error).__name__})"
             raise MedsiloError(f"{told}; give a file here with a state dict of this model") from error
     return model
@@ -392,10 +394,8 @@ def _recipe(method: str, title: str, more: str = "num_rounds=5", **numbers: Any)
     """Create the recipe class of a method.
 
     Args:
-        method: The name of the method in plans.
-        title: The name of the method in texts.
-        more: The arguments in the docstring's example.
-        numbers: The method's defaults that differ from those of a plan.
+        more: The arguments in the example of the recipe's docstring.
+        numbers: The arguments of the method whose defaults differ from the defaults of a plan.
     """
     told = EXAMPLE.format(title=title, method=method, more=more)
     facts = {"algorithm": method, "numbers": numbers, "__doc__": told}
@@ -403,7 +403,6 @@ def _recipe(method: str, title: str, more: str = "num_rounds=5", **numbers: Any)
 
 
 def _shown() -> Signature:
-    """Return the signature that help() and notebooks show for a recipe."""
     *own, more = signature(MethodRecipe).parameters.values()
     return Signature([*own, *(STOCK[name].replace(kind=Parameter.KEYWORD_ONLY) for name in RUNS), more])
 

@@ -27,15 +27,10 @@ def plan_of_script(
     logs: Sequence[str] = (),
     further: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Return the plan for a script that trains a model, and write the model's initial weights into a folder.
+    """Return the plan of a study in which a script trains a model, and write the model's initial weights into a folder.
 
     Args:
-        model: the network that the script trains
         folder: the folder for the file with the initial weights
-        method: the plan's section for the method
-        rounds: the number of rounds
-        minimum: the minimum number of sites in a round
-        sites: the names of the participating sites; empty for all connected sites
         metric: the name of the metric that selects the best model
         lower_is_better: whether lower values of the metric are better
         input_shape: the shape of one input, if the method needs the shape
@@ -66,7 +61,8 @@ def plan_of_script(
 
 
 def first_channels(model: nn.Module) -> int:
-    """Return the number of input channels of a network's first layer with input channels, such as a convolution.
+    """Return the number of input channels of a network, which is taken from the first layer that has input channels,
+    such as a convolution.
 
     >>> first_channels(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 8, 1)))
     3

@@ -1,9 +1,9 @@
 """Count the properties of images in each hospital, so that the sums of the counts are the counts for all data together.
 
 nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and percentiles of the
-image sizes after cropping and resampling; it never combines two axes. Therefore, the planner needs only the number of
-cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different axes belong
-to the same case.
+image sizes after cropping and resampling. The planner never combines two axes. Therefore, the planner needs only the
+number of cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different
+axes belong to the same case.
 """
 
 from collections import Counter
@@ -24,11 +24,11 @@ from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
 DIGITS = 13
-SAMPLES = 10**8  # number of intensities that nnU-Net samples in each channel, summed over all cases
-MOST_CASES = 100_000  # maximum number of cases in a hospital
+SAMPLES = 10**8  # number of intensities that nnU-Net samples in each channel, over all cases together
+MOST_CASES = 100_000
 MOST_BINS = 2**19
 MOST_CHANNELS = 32
-GREATEST = 3.5e38  # maximum absolute intensity, which is slightly more than float32 can hold
+GREATEST = 3.5e38  # maximum absolute value of an intensity, slightly more than the largest float32 value
 Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
 Values = NDArray[np.float64]
@@ -36,25 +36,25 @@ Counts = NDArray[np.int64]
 
 
 def rounded(numbers: ArrayLike) -> Values:
-    """Round each number to 13 binary digits. The rounded number is the bin of the number in a histogram, so that all
-    sites use the same bins.
+    """Round each number to 13 binary digits. The rounded numbers are the bins of histograms, so that all sites use the
+    same bins.
 
     Integers up to 8192, such as CT values, remain exact. Every other number changes by at most 2^-13 of its absolute
-    value. Percentiles change by no more than this, because rounding keeps the order of the numbers.
+    value. Because rounding keeps the order of the numbers, percentiles also change by at most 2^-13 of their absolute
+    values.
     """
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)
 
 
 def check_order(what: str, values: Sequence[Any]) -> None:
-    """Raise ValueError unless the values are strictly ascending."""
     if any(low >= high for low, high in pairwise(values)):
         raise ValueError(f"its {what} are not in ascending order, each once")
 
 
 class FloatHistogram(Section):
     """A histogram of numbers: the value of each bin in ascending order, and the number of values in each bin. The
-    histogram is empty if the hospital may not disclose any of the numbers.
+    histogram is empty if the hospital may not disclose the numbers.
     """
 
     values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
@@ -75,12 +75,11 @@ class FloatHistogram(Section):
 
     @classmethod
     def of_bins(cls, values: Values, counts: Counts) -> "FloatHistogram":
-        """Create a histogram without validation, from bins that were computed in this process."""
+        """Create a histogram from bins that were computed in this process and therefore need no validation."""
         return cls.model_construct(values=values.tolist(), counts=counts.tolist())
 
     @classmethod
     def merged(cls, several: Iterable["FloatHistogram"]) -> "FloatHistogram":
-        """Return the sum of several histograms."""
         known = list(several)
         values = np.array([value for one in known for value in one.values], np.float64)
         different, places = np.unique(values, return_inverse=True)
@@ -89,19 +88,18 @@ class FloatHistogram(Section):
         return cls.of_bins(different, sums)
 
     def scaled(self, part: int, whole: int) -> "FloatHistogram":
-        """Return the histogram after each count was multiplied by part / whole and rounded down. Bins with the count 0
-        are removed.
-        """
+        """Multiply each count by part / whole, round down, and remove the bins with the count 0."""
         counts = np.array(self.counts, np.int64) * part // whole
         return self.of_bins(np.array(self.values)[counts > 0], counts[counts > 0])
 
     @property
     def total(self) -> int:
-        """The sum of all counts."""
         return sum(self.counts)
 
     def percentile(self, percent: float) -> float:
-        """Return a percentile, interpolated linearly between two numbers as in numpy.percentile."""
+        """Return a percentile of the numbers; it is interpolated linearly between two numbers, as in
+        numpy.percentile.
+        """
         place = (self.total - 1) * percent / 100
         below = int(place)
         ends = np.cumsum(self.counts)
@@ -116,7 +114,6 @@ class FloatHistogram(Section):
 
     @property
     def deviation(self) -> float:
-        """The population standard deviation of all numbers in the histogram."""
         return float(np.sqrt(np.average((np.array(self.values) - self.mean) ** 2, weights=self.counts)))
 
 
@@ -125,8 +122,8 @@ def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
     cases.
 
     Neighbouring bins are merged into groups, and each group is as small as possible. The new bin of a group has the
-    median of the group's intensities as its value. If `least=1` is 1, the bins are not merged. If fewer than `least`
-    cases have intensities, the histogram is empty.
+    median of the group's intensities as its value. With `least=1`, the bins are not merged. If fewer than `least` cases
+    have intensities, the histogram is empty.
     """
     whole = FloatHistogram.merged(cases)
     if least == 1:
@@ -145,8 +142,8 @@ def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
 
 
 def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
-    """Divide the bins into groups with intensities of at least `least` cases, and return the first bin of each group.
-    Bins after the last complete group belong to the last group.
+    """Divide a histogram's bins into groups, so that each group has intensities of at least `least` cases. Return the
+    first bin of each group. Bins after the last complete group belong to the last group.
     """
     begins, begin, seen = [], 0, set[int]()
     for place, own in enumerate(owners):
@@ -158,65 +155,60 @@ def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
     return begins
 
 
-AXES = 3  # A 2D image has size one along the first axis.
+AXES = 3  # number of axes; for a 2D image, the size along the first axis is 1
 PERCENTILES = {"percentile_00_5": 0.5, "median": 50.0, "percentile_99_5": 99.5}
 T = TypeVar("T")
 
 
 class CountedExtent(Section):
-    """The number of cases that have the same spacing in mm, and the same size in voxels after cropping, along
-    one axis.
+    """The number of cases that have, along one axis, the same spacing in mm and the same size in voxels after
+    cropping.
     """
 
-    # For 2D images, nnU-Net sets the spacing along the first axis to 999 times the spacing along the other axes.
+    # for 2D images, nnU-Net sets the spacing along the first axis to 999 times the spacing along the other axes
     spacing: Annotated[float, Field(ge=1e-4, le=1e6)]
     size: Annotated[int, Field(ge=1, le=65_536)]
     cases: Number
 
     @classmethod
     def all_of(cls, axis: Iterable[tuple[float, int]]) -> "list[CountedExtent]":
-        """Count the cases for each pair of spacing and size along an axis, and sort the counts by spacing and size."""
         counted = sorted(Counter(axis).items())
         return [cls.model_construct(spacing=spacing, size=size, cases=n) for (spacing, size), n in counted]
 
 
 class CountedShare(Section):
-    """The number of cases of which cropping leaves the same fraction of the voxels."""
+    """The number of cases in which cropping leaves the same fraction of the voxels."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     cases: Number
 
     @classmethod
     def all_of(cls, shares: Iterable[float]) -> "list[CountedShare]":
-        """Count the cases for each fraction of voxels that cropping leaves, and sort the counts by this fraction."""
         return [cls.model_construct(share=share, cases=n) for share, n in sorted(Counter(shares).items())]
 
 
 def extents_of(axis: Iterable[CountedExtent]) -> list[tuple[float, int]]:
-    """Return the spacing and the size of each counted case along one axis."""
     return [(one.spacing, one.size) for one in axis for _ in range(one.cases)]
 
 
 def shares_of(counted: Iterable[CountedShare]) -> list[float]:
-    """Return the fraction of voxels that cropping leaves of each counted case."""
     return [one.share for one in counted for _ in range(one.cases)]
 
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """The properties of a case that nnU-Net needs: spacing and size along each axis, and intensities
-    in each channel.
+    """The properties of a case from which nnU-Net makes plans: spacing and size along each axis, and intensities in
+    each channel.
     """
 
     spacing: Sequence[float]
-    size: Sequence[int]  # size after cropping
+    size: Sequence[int]
     share: float  # fraction of the voxels that remain after cropping
-    intensities: Sequence[Sequence[float]]  # sampled intensities of voxels in structures
+    intensities: Sequence[Sequence[float]]
 
 
 class Fingerprint(Section):
-    """The fingerprint of a hospital's cases in the form in which it is sent, or the joint fingerprint of several
-    hospitals.
+    """A fingerprint that a hospital sends about its cases, or the joint fingerprint of several hospitals.
 
     The field `samples` is the number of intensities that were sampled in each channel of each case.
     """
@@ -226,7 +218,6 @@ class Fingerprint(Section):
         list[Annotated[list[CountedExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
     ]
     shares: Annotated[list[CountedShare], Field(min_length=1, max_length=MOST_CASES)]
-    # intensities of voxels in structures, for each channel
     channels: Annotated[list[FloatHistogram], Field(min_length=1, max_length=MOST_CHANNELS)]
 
     @model_validator(mode="after")
@@ -246,7 +237,7 @@ class Fingerprint(Section):
 
         Every number in the fingerprint covers at least `least` cases. Along each axis, cases are sorted by spacing and
         size and divided into groups of `least` neighbours; the middle case represents its group. Cases beyond the last
-        complete group are not counted. If `least=1` is 1, all numbers are exact.
+        complete group are not counted. With `least=1`, all numbers are exact.
         """
         axes: list[list[tuple[float, int]]] = [[] for _ in range(AXES)]
         shares: list[float] = []
@@ -290,12 +281,11 @@ class Fingerprint(Section):
 
     @property
     def least(self) -> int:
-        """The number of cases that the counts of one axis cover."""
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Return a fingerprint whose medians are moved by `ranks` ranks along each axis: to higher values if the number
-        is positive, else to lower values. The new fingerprint has at least one case.
+        """Move the medians by `ranks` ranks along each axis: to higher values if `ranks` is positive, else to lower
+        values. The new fingerprint has at least one case.
         """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
@@ -309,7 +299,8 @@ class Fingerprint(Section):
     def in_nnunet(self) -> dict[str, Any]:
         """Return the content of nnU-Net's dataset_fingerprint.json for the cases of this fingerprint.
 
-        Each case in this file combines the values of different cases along the axes, so that it matches no patient.
+        Each case in this file combines the values of different cases along the axes, so that no case in the file
+        matches a patient.
         """
         along, shares = [extents_of(axis) for axis in self.extents], shares_of(self.shares)
         middle = len(shares) // 2
@@ -331,15 +322,14 @@ def samples_of(cases: int) -> int:
 
 
 def _middles(values: Sequence[T], least: int) -> list[T]:
-    """Sort the values, divide them into groups of `least` or slightly more neighbours, and return the middle value of
-    each group.
+    """Sort the values, divide them into groups of at least `least` neighbours, and return the middle value of each
+    group.
     """
     ordered, groups = sorted(values), len(values) // least  # type: ignore[type-var]
     return [ordered[(2 * group + 1) * len(ordered) // (2 * groups)] for group in range(groups)]
 
 
 def _properties(channel: FloatHistogram) -> dict[str, float]:
-    """Return the statistics of a channel's intensities in a dictionary with the keys of nnU-Net's plans."""
     if not channel.total:
         raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
     return {
@@ -355,14 +345,14 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class MeasuredSite(Section):
-    """The message that a hospital sends: the fingerprint of its data, the hash of the question, the file reader, and
-    the memory of the GPU.
+    """The message that a hospital sends before plans are made. The message contains the fingerprint of the hospital's
+    data, the hash of the study's question, the file reader and the GPU memory.
     """
 
     question: Hash
     fingerprint: Fingerprint
-    reader: Reader  # name of nnU-Net's class that reads the hospital's files
-    # memory of the hospital's GPU in GB, or None if memory is no limit
+    reader: Reader
+    # memory of the hospital's GPU in GB, or None if the hospital trains on a CPU
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None
 
     def check(self, question: SegmentationQuestion) -> None:
@@ -375,7 +365,7 @@ class MeasuredSite(Section):
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
-    """Yield the properties of each case that nnU-Net needs, with `samples` intensities in each channel."""
+    """Yield the properties of each case from which nnU-Net makes plans, with `samples` intensities in each channel."""
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
@@ -386,7 +376,7 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
             size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
                 files, str(case.label), reader, samples
             )
-        # The libraries that read images raise many kinds of errors, so all errors are caught.
+        # libraries that read images raise many kinds of errors, so all errors are caught
         except Exception as error:
             raise DataError(
                 "nnU-Net can't read a case; check its images and labels", f"{case.name}: {error}"
@@ -402,13 +392,11 @@ def measured(
     """Compute the message about a hospital's data that the hospital sends.
 
     Args:
-        data: The cases of the hospital.
-        question: The question of the study.
         cases: The number of cases in all hospitals, which determines the number of sampled intensities.
         least: The minimum number of patients that each number must cover.
-        memory: The GB of the hospital's GPU.
+        memory: The memory of the hospital's GPU in GB.
     """
-    if least > 1:  # converts the minimum number of patients to a minimum number of cases
+    if least > 1:  # the minimum number of patients is converted to a minimum number of cases
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
@@ -416,8 +404,7 @@ def measured(
 
 
 def memory_of(device: torch.device) -> float | None:
-    """Return the memory in GB of the GPU on which a hospital trains, or None if it trains on a CPU."""
     if device.type != "cuda":
         return None
-    # A GPU that is sold with 8 GB has 7.8 GB of usable memory.
+    # the memory is rounded, because a GPU that is sold with 8 GB has only 7.8 GB of usable memory
     return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))

@@ -1,4 +1,4 @@
-"""Find a hospital's images and masks for nnU-Net."""
+"""Find a hospital's images and masks that nnU-Net reads."""
 
 import json
 from collections import Counter
@@ -20,19 +20,14 @@ class RawData:
     """The cases of a data folder, which has nnU-Net's layout or the layout that the site's settings describe."""
 
     listing: CaseIndex
-    reader: Reader  # name of nnU-Net's class that reads the files
+    reader: Reader
 
     @classmethod
     def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:
         """Find the cases in a folder; raise DataError if the folder does not contain data for the study's question.
 
-        If the settings name no files, the folder must have nnU-Net's layout: dataset.json, imagesTr
-        (<case>_0000.nii.gz for the first channel, ...) and labelsTr.
-
-        Args:
-            folder: The data folder.
-            question: The question of the study.
-            source: The site's settings for its data.
+        If the settings name no files, the folder must have nnU-Net's layout: dataset.json, imagesTr (<case>_0000.nii.gz
+        for the first channel, ...) and labelsTr.
         """
         source = source or DataSource(folder=folder)
         settings: Mapping[str, Any] = {}
@@ -49,7 +44,6 @@ class RawData:
 
     @property
     def most_of_a_patient(self) -> int:
-        """The number of cases of the patient with the most cases."""
         return max(Counter(entry.patient for entry in self.listing.usable).values())
 
 
@@ -63,7 +57,6 @@ def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]
 
 
 def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Return the file patterns of nnU-Net's layout in a dictionary with the keys of a site's settings."""
     ending = settings.get("file_ending")
     if not isinstance(ending, str) or not ending.startswith("."):
         raise DataError(f"{SETTINGS} names no file_ending; add it, for example .nii.gz")

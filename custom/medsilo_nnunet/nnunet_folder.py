@@ -19,11 +19,12 @@ from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUN
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.question import SegmentationQuestion
 
-CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # matches the number of the channel at the end of a file's name
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")
 AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an image that keeps its orientation
-FLAT = 4  # number of dimensions of a batch of 2D patches
-HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys of a plan that do not change the test cases
-# nnU-Net's loss gives the lowest resolution no weight, so with fewer stages it would divide by zero.
+FLAT = 4
+# keys of a plan that change only training and not the test cases
+HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")
+# nnU-Net's loss gives the lowest resolution no weight, so with fewer stages all weights would be 0
 FEWEST_STAGES = 3
 
 
@@ -64,13 +65,12 @@ class NnUNetFolder(OwnFolder):
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        """nnU-Net's objects are not pickled, because another process creates them again."""
+        """Pickle no objects of nnU-Net, because another process creates these objects again."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
 
     @cached_property
     def parts(self) -> NnUNetParts:
-        """The objects that nnU-Net creates from these plans."""
         return NnUNetParts(self.question, self.plans, self.configuration, self.trainer)
 
     @property
@@ -114,14 +114,14 @@ class NnUNetFolder(OwnFolder):
         return image, self.goal.marked(labels, mark)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        # 2D patches go directly through the network, and 3D patches are predicted in a single window.
+        # 2D patches go directly through the network, and a 3D patch is predicted as a single window
         if inputs.ndim == FLAT:
             return network(inputs)
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
     def tests_as(self, other: Task) -> bool:
-        """True if both tasks have the same test cases. The plans do not change test results, because these are computed
-        on the images' original voxel grids.
+        """Return True if both tasks have the same test cases. Different plans do not matter, because test results are
+        computed on the images' original voxel grids.
         """
         one, same = (task.model_dump(exclude={*HOW_LEARNED}) for task in (self, other))
         return one == same
@@ -152,8 +152,8 @@ class NnUNetFolder(OwnFolder):
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
-        # If an unannotated region contains an annotated region, only labels outside the annotated region contradict the
-        # settings.
+        # If an unannotated region contains an annotated region, the settings allow labels inside the annotated region,
+        # but not in the remaining unannotated region.
         gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add(
@@ -164,13 +164,13 @@ class NnUNetFolder(OwnFolder):
 
 
 class NnUNetObjective(Segmentation):
-    """nnU-Net's loss, together with metrics that are computed on the images' original voxel grids."""
+    """nnU-Net's loss and metrics that are computed on the images' original voxel grids."""
 
     unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
 
     def __init__(self, task: NnUNetFolder) -> None:
         question = task.question
-        # If the question has regions, the network has an output for each region.
+        # if the question has regions, the network has an output for each region
         regions = len(question.regions) if question.has_regions else None
         super().__init__(question.names, lambda *told: task.parts.loss(*told), question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
@@ -180,7 +180,7 @@ class NnUNetObjective(Segmentation):
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         """Return a function that computes metrics on the images' original voxel grids, with surface distances in
-        millimetres. The function must be called with the cases in order.
+        millimetres. The function must be called with the cases in the order of `cases`.
         """
         numbers = count()
 
@@ -198,7 +198,7 @@ class NnUNetObjective(Segmentation):
         self, files: tuple[Path, ...], label: Path | str, output: Tensor
     ) -> tuple[Tensor, Tensor, tuple[float, ...]]:
         values, notes = self.task.parts.read(files)
-        self.task.parts.on_its_grid(values, notes)  # Resampling adds the cropped margins to `notes`.
+        self.task.parts.on_its_grid(values, notes)  # resampling adds the cropped margins to the dictionary `notes`
         right = self.task.parts.own_labels(Path(label))
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
@@ -225,8 +225,7 @@ class NnUNetInference(Inference):
         return [tuple(case[number] for number in wanted) for case in cases.values()]
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
-        """Read an image with nnU-Net, and keep its orientation."""
-        # Reading the header first makes sure that a file with a huge announced size is rejected.
+        # the header is read first, so that a file is rejected if its header announces a huge size
         header, *_ = [Scan.header_of(file) for file in image]
         values, notes = self.task.parts.read(image)
         if len(values) != len(self.task.question.channels):
@@ -244,13 +243,13 @@ class NnUNetInference(Inference):
 
 
 class _Patches(Dataset):
-    """Augmented patches for a given number of batches. Cases are sampled with replacement, as in nnU-Net's data
+    """Augmented patches for a given number of batches, whose cases are sampled with replacement as in nnU-Net's data
     loader.
     """
 
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
-        # From this index in a batch on, every patch is guaranteed to contain a structure.
+        # index of the first patch in a batch that must contain a structure
         self.certain = round(batch * (1 - FOREGROUND))
         order = torch.Generator().manual_seed(Task.seed_for(seed, "cases"))
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]

@@ -21,14 +21,12 @@ RESIDUAL = "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet
 
 
 class NormNumbers(Section):
-    """The settings of instance normalisation."""
-
     eps: float = Field(1e-5, gt=0, le=1)
     affine: Literal[True] = True
 
 
 class ArchitectureNumbers(Section):
-    """The settings of a U-Net, with a value for each stage, starting with the finest stage."""
+    """The settings of a U-Net. Each list has a value for each stage, from the finest to the coarsest resolution."""
 
     n_stages: int = Field(ge=1, le=MOST_STAGES)
     features_per_stage: tuple[Annotated[int, Field(ge=1, le=2048)], ...] = Field(max_length=MOST_STAGES)
@@ -48,7 +46,6 @@ class ArchitectureNumbers(Section):
 
     @property
     def dimensions(self) -> int:
-        """The number of spatial axes: 2 for 2D images and slices, 3 for volumes."""
         return int(self.conv_op[-2])
 
     @model_validator(mode="after")
@@ -64,8 +61,6 @@ class ArchitectureNumbers(Section):
 
 
 class Architecture(Section):
-    """The section `architecture` of a configuration in nnU-Net's plans."""
-
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     network_class_name: Literal[
@@ -102,14 +97,12 @@ Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
-# nnU-Net's planner also writes this configuration, whose training has two stages; medsilo does not train it.
+# nnU-Net's planner also writes this configuration, which medsilo does not train because its training has two stages.
 Cascade = Literal["3d_cascade_fullres"]
 SecondStage = dict[Literal["inherits_from", "previous_stage"], ConfigurationName]
 
 
 class ResamplingNumbers(Section):
-    """The settings with which nnU-Net resamples images or masks."""
-
     is_seg: bool
     order: int = Field(ge=0, le=5)
     order_z: int = Field(ge=0, le=5)
@@ -117,8 +110,6 @@ class ResamplingNumbers(Section):
 
 
 class Configuration(Section):
-    """A configuration of nnU-Net: spacing, patch size and network."""
-
     data_identifier: Named
     preprocessor_name: Literal["DefaultPreprocessor"]
     batch_size: int = Field(ge=1, le=65_536)
@@ -139,8 +130,6 @@ class Configuration(Section):
 
 
 class IntensityFigures(Section):
-    """Statistics of one channel's intensities in structures."""
-
     mean: float
     median: float
     std: float = Field(ge=0)
@@ -151,8 +140,6 @@ class IntensityFigures(Section):
 
 
 class NnUNetPlans(Section):
-    """The content of nnU-Net's plans.json."""
-
     dataset_name: Named
     plans_name: Named
     original_median_spacing_after_transp: tuple[Length, ...] = Field(min_length=3, max_length=3)
@@ -180,13 +167,11 @@ class NnUNetPlans(Section):
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:
-        """Return the settings of the configuration with this name."""
         own = self.configurations[name]
         assert isinstance(own, Configuration)
         return own
 
     def in_nnunet(self) -> dict[str, Any]:
-        """Return the content of plans.json in nnU-Net's format."""
         return self.model_dump(mode="json", by_alias=True)
 
 
@@ -211,7 +196,6 @@ class DeeplySupervised(nn.Module):
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
-    """Map each additional name of a tensor to the tensor's first name."""
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(own), name)) for name, own in module.named_parameters(remove_duplicate=False))
     return {name: known for name, known in named if name != known}
@@ -229,9 +213,7 @@ def _name_all(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: obje
 
 
 class NnUNet(Network):
-    """The network that nnU-Net's plans describe, which maps [B, channels, (D,) H, W] to logits [B, classes,
-    (D,) H, W].
-    """
+    """The network in nnU-Net's plans, which maps [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]."""
 
     name: Literal["nnunet"] = "nnunet"
     architecture: Architecture = Field(
@@ -240,7 +222,7 @@ class NnUNet(Network):
 
     def build(self, channels: int, classes: int) -> nn.Module:
         with MedsiloError.needing(NEEDED):
-            # The import of this package takes seconds.
+            # nnU-Net is imported only when a network is built, because its import takes seconds
             from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
         network = get_network_from_plans(
             self.architecture.network_class_name,

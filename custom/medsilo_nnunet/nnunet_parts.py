@@ -1,7 +1,7 @@
 """Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
-Python, NumPy and PyTorch, and restore the generators' states afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, each of these functions seeds the random
+generators of Python, NumPy and PyTorch, and restores the generators' states afterwards.
 """
 
 import io
@@ -21,13 +21,13 @@ from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
-# An image [C, D, H, W] and labels [D, H, W]. The label is -1 for voxels that were empty in the image.
+# an image [C, D, H, W] and labels [D, H, W]; empty voxels of the image have the label -1
 Case = tuple[Tensor, Tensor]
-# A case, and the voxels of its structures as rows [n, 4]: number of the structure, z, y and x.
-Placed = tuple[Any, Any, Tensor]  # an image and labels that are read when they are needed, and the voxels of structures
+# A case, and the voxels of its structures as rows [n, 4]: number of the structure, z, y, x.
+Placed = tuple[Any, Any, Tensor]  # the image and the labels are read from files only when they are needed
 NONE = torch.empty(0, 4, dtype=torch.int32)
-# The most common variants of nnU-Net's trainer that change only loss, augmentation or mirroring. Epochs, optimizer and
-# learning rate are keys of a plan instead.
+# Variants of nnU-Net's trainer that change only loss, augmentation or mirroring. Epochs, optimizer and learning rate
+# are keys of medsilo's plan instead.
 TrainerName = Literal[
     "nnUNetTrainer",
     "nnUNetTrainerDA5",
@@ -36,12 +36,10 @@ TrainerName = Literal[
     "nnUNetTrainerNoDA",
     "nnUNetTrainerNoMirroring",
 ]
-FOREGROUND = 0.33  # nnU-Net's fraction of patches that are guaranteed to contain a structure
+FOREGROUND = 0.33  # fraction of patches in a batch that nnU-Net guarantees to contain a structure
 
 
 class NnUNetParts:
-    """The objects that nnU-Net creates for one configuration of the plans."""
-
     def __init__(
         self,
         question: SegmentationQuestion,
@@ -61,14 +59,13 @@ class NnUNetParts:
             own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
         )
         for one in _within(changed):
-            # With benchmarking, a measurement of speed would choose the algorithm, so that equal seeds could give
-            # different patches.
+            # With cuDNN's benchmarking, measured speed would choose the algorithm, and equal seeds could give different
+            # patches.
             if hasattr(one, "benchmark"):
                 one.benchmark = False
         self.drawing = (patch, changed)
         self.shuffled = [(one, tuple(one.channel_idx)) for one in _within(changed) if hasattr(one, "channel_idx")]
         self.regions = labels.foreground_regions if labels.has_regions else ()
-        # Patches are sampled at voxels of structures.
         self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
@@ -78,31 +75,30 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ data
     def read(self, files: Sequence[Path]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Read an image with nnU-Net, and return its values [C, D, H, W] and nnU-Net's metadata."""
         try:
             values, notes = self._managers[0].image_reader_writer_class().read_images(list(map(str, files)))
-        # The libraries that read images raise many kinds of errors, so all errors are caught.
+        # libraries that read images raise many kinds of errors, so all errors are caught
         except Exception as error:
             raise DataError("nnU-Net can't read an image; copy or export it again", str(error)) from error
         return values, notes
 
     def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
-        """Resample an image to the voxel grid of the plans, and return it as [C, D, H, W]. Resampling adds the cropped
-        margins to `notes`.
+        """Resample an image [C, D, H, W] to the voxel grid of the plans. Resampling adds the cropped margins to
+        `notes`.
         """
         preprocessor = self._managers[1].preprocessor_class(verbose=False)
         image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
         return torch.from_numpy(image)
 
     def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
-        """Return the label of each voxel on the image's original grid, given the network's output [outputs, D, H, W] on
-        the grid of the plans.
+        """Return the label of each voxel on the original grid of an image. `output` [outputs, D, H, W] is the network's
+        output on the voxel grid of the plans.
         """
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
-            # nnU-Net resamples predictions in half precision; the same rounding here makes equal scores break ties in
-            # the same way.
+            # nnU-Net resamples predictions in half precision; medsilo rounds to half precision, too, so that ties
+            # between equal scores break in the same way
             output.half(),
             *self._managers,
             self.trainer.label_manager,
@@ -112,27 +108,24 @@ class NnUNetParts:
         return torch.from_numpy(labels)
 
     def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return a case after nnU-Net's preprocessing, together with nnU-Net's metadata."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
             image, labels, notes = preprocessor.run_case(files, str(label), *self._managers, self.settings)
-        # The libraries that read images raise many kinds of errors, so all errors are caught.
+        # libraries that read images raise many kinds of errors, so all errors are caught
         except Exception as error:
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
         return torch.from_numpy(image), torch.from_numpy(labels[0]), notes
 
     def own_labels(self, file: Path) -> Tensor:
-        """Read a mask [D, H, W] with nnU-Net."""
         return torch.from_numpy(self._managers[0].image_reader_writer_class().read_seg(str(file))[0][0])
 
     def draw_patch(self, case: Placed, seed: int, certain: bool) -> Case:
-        """Return an augmented patch of a case. If `certain` is true and the case has a structure, the patch contains
-        voxels of a structure.
+        """Return an augmented patch of a case. If `certain` is true and the case has a structure, the patch contains a
+        voxel of a structure.
         """
         return self._patch(case, seed, certain, *self.drawing)
 
     def cut(self, case: Case, seed: int) -> Case:
-        """Return a patch of a case without augmentation."""
         from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
 
         certain, places = bool(np.random.default_rng(seed).uniform() < FOREGROUND), NONE
@@ -150,7 +143,8 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        # nnU-Net shuffles this list of channels in place, so that each patch would depend on the previous patches.
+        # nnU-Net shuffles this list of channels in place; without a new order of the list, each patch would depend on
+        # previous patches
         for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
@@ -159,12 +153,11 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ loss and inference
     def loss(self, output: Tensor | list[Tensor], target: Tensor, drawn: Sequence[int] | None = None) -> Tensor:
-        """Return nnU-Net's loss: of the outputs at all resolutions in training, and of the finest output in evaluation.
+        """Return nnU-Net's loss. In training, the loss covers the outputs at all resolutions; in evaluation, it covers
+        only the finest output.
 
         Args:
-            output: The network's output, with one tensor for each resolution in training.
-            target: The labels.
-            drawn: The positions of the regions that the output has; by default all regions.
+            drawn: The positions of the annotated regions, for which `output` has channels; by default all regions.
         """
         labels = target[:, None].clamp(min=0)
         if self.regions:
@@ -180,15 +173,16 @@ class NnUNetParts:
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
     def predicted(self, output: Tensor) -> Tensor:
-        """Return the label of each voxel or pixel, [batch, *grid], given outputs [batch, outputs, *grid]."""
         if not self.regions:
-            # The indices that max returns equal argmax; on a CPU, argmax over channels would be ten times slower.
+            # max returns the same indices as argmax, but on a CPU, argmax over channels is ten times slower
             return output.max(1).indices
         found = self.trainer.label_manager.convert_logits_to_segmentation
         return torch.stack([found(one) for one in output])
 
     def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
-        """Return a network's output for a whole case, [outputs, D, H, W], which nnU-Net predicts in sliding windows."""
+        """Return a network's output [outputs, D, H, W] for a whole case, which is predicted in nnU-Net's sliding
+        windows.
+        """
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
         gpu, by_stopwatch = image.device.type == "cuda", torch.backends.cudnn.benchmark
@@ -196,7 +190,7 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        # nnU-Net turns cuDNN's benchmarking on, and results would then depend on measured speed.
+        # nnU-Net turns cuDNN's benchmarking on, which would make results depend on measured speed
         torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
@@ -204,7 +198,7 @@ class NnUNetParts:
 
 
 class _FunctionModule(nn.Module):
-    """Wraps a function as a module, because nnU-Net's predictor needs a module."""
+    """A function as a module, because nnU-Net's predictor only accepts modules."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -215,8 +209,6 @@ class _FunctionModule(nn.Module):
 
 
 class _PatchSource:
-    """An array from which nnU-Net's data loader reads only a patch."""
-
     def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Tensor]) -> None:
         self.shape, self.read = shape, read
 
@@ -225,15 +217,15 @@ class _PatchSource:
 
 
 class _OneCase:
-    """A data set with a single case, for nnU-Net's data loader."""
-
     identifiers = ("case",)
 
     def __init__(self, case: Placed, sought: Sequence[Any]) -> None:
         self.case, self.sought = case, sought
 
     def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, None, dict[str, Any]]:
-        """Return image, labels, None in place of the result of an earlier stage, and the voxels of the structures."""
+        """Return image, labels, None, and the voxels of the structures. None stands for the result of an earlier stage,
+        which does not exist.
+        """
         whole, labels, places = self.case[0], self.case[1], self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
         image = _PatchSource(tuple(whole.shape), lambda cut: whole[cut])
@@ -242,17 +234,17 @@ class _OneCase:
 
 
 def places_in(found: Mapping[int, Any]) -> Tensor:
-    """Return the voxels of all structures in one tensor, in which each row begins with the number of a structure,
-    counted from 1.
+    """Return the voxels of all structures in one tensor. Each row begins with the number of a structure, counted from
+    1.
     """
-    # The first column of nnU-Net's voxel lists is the channel; it is always 0 and is dropped.
+    # nnU-Net's voxel lists begin with a column for the channel, which is always 0 and is dropped
     each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(found.values(), 1) if len(voxels)]
     return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
 
 
 @cache
 def _trainer(name: TrainerName) -> Any:
-    """Create a trainer class of nnU-Net whose objects create no folders, write no logs and select no device."""
+    """Create a subclass of nnU-Net's trainer that creates no folders, writes no logs and selects no device."""
     with MedsiloError.needing(NEEDED):
         from nnunetv2.training.nnUNetTrainer import variants
         from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
@@ -276,7 +268,6 @@ def _trainer(name: TrainerName) -> Any:
 
 
 def _within(transform: Any) -> Iterator[Any]:
-    """Yield a transform and all transforms that it contains."""
     yield transform
     for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
         if inner is not None:
@@ -294,7 +285,7 @@ def _threads() -> Any:
 def _threads_known() -> Iterator[None]:
     """Let nnU-Net's data loader limit the number of threads without searching for all loaded libraries in each batch.
 
-    The search took half as long as the augmentation of a patch.
+    In each batch, searching for loaded libraries took half as long as augmenting a patch.
     """
     from nnunetv2.training.dataloading import data_loader
 
@@ -308,12 +299,11 @@ def _threads_known() -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed all random generators that nnU-Net uses, and restore the generators' states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        # If there is a GPU, torch.manual_seed would format a traceback at each call.
+        # on a machine with a GPU, each call of torch.manual_seed would format a traceback
         torch.default_generator.manual_seed(seed)
         try:
             yield

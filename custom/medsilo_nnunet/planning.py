@@ -20,18 +20,15 @@ from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
 from medsilo_nnunet.question import SegmentationQuestion
 
-# environment variables from which nnU-Net reads its folders
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 ENVIRONMENT = Lock()
 
 
 @dataclass(frozen=True)
 class MadePlans:
-    """The content of plans.json, and the GPU memory for which nnU-Net's planner made it."""
-
     plans: dict[str, Any]
-    memory: float  # GPU memory in GB
-    too_small: tuple[str, ...]  # hospitals whose GPU has less memory than the plans need
+    memory: float
+    too_small: tuple[str, ...]
 
 
 def make_plans(
@@ -44,12 +41,8 @@ def make_plans(
     """Make plans with nnU-Net's planner from the joint fingerprint of all hospitals.
 
     Args:
-        question: The question of the study.
-        fingerprint: The joint fingerprint.
-        sites: The message of each hospital.
-        planner: The name of nnU-Net's planner class.
-        memory: The GB that a GPU must have; by default the planner's standard, or the memory of the smallest hospital's
-            GPU if that is less.
+        memory: The GPU memory for the plans, in GB. The default is the planner's standard, or less if a hospital's GPU
+            has less memory.
     """
     readers = sorted({one.reader for one in sites.values()})
     if len(readers) != 1:
@@ -61,9 +54,10 @@ def make_plans(
     settings = {
         **question.in_nnunet(),
         "numTraining": fingerprint.cases,
-        "file_ending": ".nii.gz",  # The planner does not write this value into the plans.
+        "file_ending": ".nii.gz",  # nnU-Net's planner requires this key, but does not write its value into the plans
         "overwrite_image_reader_writer": readers[0],
-        # The planner needs a case only to find a reader class, and here the reader class is given.
+        # nnU-Net's planner reads the cases only to find a reader class, so an empty case is enough if the reader class
+        # is given
         "dataset": {"none": {"images": [""], "label": ""}},
     }
     name = question.name
@@ -71,7 +65,7 @@ def make_plans(
         files.write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
         files.write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
         try:
-            # The planner only computes the memory of networks, so networks on the meta device are enough.
+            # nnU-Net's planner only computes the memory of networks, so networks on the meta device are enough
             with redirect_stdout(io.StringIO()), torch.device("meta"):
                 planned = kind(name, gpu_memory_target_in_gb=target)
                 planned.plan_experiment()
@@ -89,9 +83,9 @@ def unsure_keys(
 ) -> list[str]:
     """Return the keys of each configuration that might have other values if the fingerprint contained exact numbers.
 
-    The middle case of a group represents all cases of the group, so its rank is wrong by up to half a group per
-    hospital. The plans are therefore made again after all medians were lowered, and again after they were raised, by
-    this number of ranks.
+    The middle case represents its whole group, so the rank of the middle case is wrong by up to half a group per
+    hospital. Therefore, the plans are made twice more: with all medians lowered, and with all medians raised, by this
+    number of ranks.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:
@@ -107,7 +101,6 @@ def unsure_keys(
 
 
 def _planner(name: str) -> Any:
-    """Return the planner class of nnU-Net that has this name."""
     if name not in PLANNERS:
         raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
     with MedsiloError.needing(NEEDED):

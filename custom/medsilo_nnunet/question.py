@@ -20,7 +20,6 @@ BACKGROUND, IGNORE = "background", "ignore"  # label names that nnU-Net reserves
 
 
 def several(own: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return the values of a label or a region as a tuple."""
     return own if isinstance(own, tuple) else (own,)
 
 
@@ -70,12 +69,11 @@ class SegmentationQuestion(Section):
 
     @property
     def has_regions(self) -> bool:
-        """True if the structures are regions, which may overlap, and not labels."""
+        """True if the structures are regions, which may overlap, and are not labels."""
         return any(len(several(own)) > 1 for own in self.labels.values())
 
     @property
     def regions(self) -> dict[str, tuple[int, ...]]:
-        """The label values of each structure, in the order of the structures and without the background."""
         return {name: several(own) for name, own in self.labels.items() if name != BACKGROUND}
 
     @property
@@ -87,7 +85,6 @@ class SegmentationQuestion(Section):
         return tuple(alone.get(value, f"label {value}") for value in range(last + 1))
 
     def in_nnunet(self) -> dict[str, Any]:
-        """Return the question as a dictionary with the keys of dataset.json."""
         words: dict[str, Any] = {
             "channel_names": {str(number): name for number, name in enumerate(self.channels)},
             "labels": {name: list(label) if isinstance(label, tuple) else label for name, label in self.labels.items()},
@@ -98,7 +95,6 @@ class SegmentationQuestion(Section):
 
     @property
     def hash(self) -> str:
-        """The SHA-256 hash of the question."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
     def check(self, settings: Any) -> None:
@@ -111,5 +107,4 @@ class SegmentationQuestion(Section):
 
 
 def read_question(path: Path) -> SegmentationQuestion:
-    """Read the question file of a study."""
     return SegmentationQuestion.in_file(path, path.name, "give the question of the study")

@@ -19,7 +19,7 @@ NO_PRIVACY = "none: neither the plan nor this hospital demands it, so nothing th
 
 @dataclass(frozen=True)
 class ShownRequest:
-    """A plan that waits for approval, with the facts that a person needs to decide."""
+    """A plan that waits for approval, with the facts that a person needs for the decision."""
 
     asked: AskingPlan
     plan: Plan
@@ -27,12 +27,13 @@ class ShownRequest:
     purpose: str
     contact: str
     standing: str
-    leaks: list[tuple[Leak, bool]]  # each kind of disclosure, and True if this hospital's privacy.json allows it
-    beside: list[str]  # disclosures other than tensors, or the reason why these disclosures are unknown
-    terms: list[tuple[str, str]]  # descriptions of the data set, privacy and answers
+    # each kind of disclosure, and True if the hospital's privacy.json allows this disclosure
+    leaks: list[tuple[Leak, bool]]
+    beside: list[str]  # disclosures other than tensors, or the reason why medsilo cannot determine such disclosures
+    terms: list[tuple[str, str]]
     before: Decision | None
     changes: list[Change]
-    decisions: list[Decision]  # earlier decisions about this plan, with the latest decision first
+    decisions: list[Decision]
 
     @classmethod
     def read(cls, home: KitAtHome, asked: AskingPlan) -> "ShownRequest":
@@ -60,12 +61,10 @@ class ShownRequest:
 
     @property
     def bytes(self) -> int:
-        """The total size in bytes of the tensors that the hospital sends in this study."""
         return sum(leak.bytes * leak.rounds for leak, leaves in self.leaks if leaves)
 
 
 def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
-    """Yield descriptions of the data that a plan reads, and of the cost of the plan."""
     if plan.task.synthetic:
         yield "Data", "synthetic: no patient's data are read"
     elif words := dict(data_set_words(home.settings, home.files)):
@@ -79,8 +78,8 @@ def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
 
 
 def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:
-    """Read each plan, or return the reason why the plan is unreadable. A damaged plan does not prevent the page from
-    showing other plans.
+    """Read each plan. For an unreadable plan, yield the reason instead of an error, so that the page can show all other
+    plans.
     """
     for asked in several:
         try:

@@ -3,8 +3,8 @@ read. The module uses no drawing library and no script.
 
 Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods. The
 same drawing therefore works in light mode, in dark mode and in print. Each line also has a dash pattern and a marker,
-for black-and-white print and for colour-blind readers. Drawing libraries support neither the page's CSS classes nor
-texts for screen readers.
+for black-and-white print and for colour-blind readers. No drawing library is used, because drawing libraries support
+neither the page's CSS classes nor texts for screen readers.
 """
 
 import math
@@ -23,28 +23,29 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
 # number of colours that colour-blind readers can distinguish from each other and from the colours of reference methods
 COLOURS = 8
 INKS = 2
-# five dash patterns and seven markers: with eight colours, no combination repeats
+# with five dash patterns, seven markers and eight colours, no combination repeats
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")
 MARKERS = (
-    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",  # circle
-    "m-3.2 -3.2h6.4v6.4h-6.4z",  # square
-    "m0 -4.4l4.2 7.4h-8.4z",  # triangle
-    "m0 -4.8l4.2 4.8l-4.2 4.8l-4.2 -4.8z",  # diamond
-    "m0 4.4l4.2 -7.4h-8.4z",  # wedge
-    "m-1.6 -5h3.2v10h-3.2z",  # bar
-    "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",  # cross
+    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
+    "m-3.2 -3.2h6.4v6.4h-6.4z",
+    "m0 -4.4l4.2 7.4h-8.4z",
+    "m0 -4.8l4.2 4.8l-4.2 4.8l-4.2 -4.8z",
+    "m0 4.4l4.2 -7.4h-8.4z",
+    "m-1.6 -5h3.2v10h-3.2z",
+    "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",
 )
-ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18  # sizes in a chart of differences, in pixels
-GREY = 100  # style number of background lines, which are thin, grey and without markers
-MOST_MARKERS = 120  # maximum number of markers in a chart
+# height of a row, height of the footer, width of the axis and width of the margin in a chart of differences, in pixels
+ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18
+GREY = 100  # number of the style of background lines, which are thin, grey and without markers
+MOST_MARKERS = 120
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line in a chart, with the value `values[n]` at the x coordinate `places[n]`, or at n if the line has no
-    `places`. Missing values (None) are skipped.
+    """A line in a chart. The value `values[n]` has the x coordinate `places[n]`, or n if the line has no `places`.
+    Missing values (None) are skipped.
 
-    `ring` is the index of the point that is circled. `band` contains the lower and upper edge of a shaded band for each
+    `ring` is the index of the point that is circled. `band` has the lower and the upper edge of a shaded band at each
     point.
     """
 
@@ -54,27 +55,23 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
-    words: Sequence[str] = ()  # texts for the values; if empty, the formatted numbers are the texts
+    words: Sequence[str] = ()  # texts for the values; without texts, the formatted values are shown
 
     def said(self, n: int) -> str:
-        """Return the text for the n-th value."""
         return self.words[n] if self.words else number_text(self.values[n])
 
     def place(self, n: int) -> float:
-        """Return the x coordinate of the n-th value."""
         return n if self.places is None else self.places[n]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """An SVG element with its content."""
-
     element: ElementTree.Element
 
     @classmethod
     def start(cls, width: float, height: float, key: str, title: str, description: str, small: bool = False) -> Self:
         """Create a drawing that has a title and a description. If `small` is true, the page does not stretch the
-        drawing, and the text in it is smaller.
+        drawing, and the text in the drawing is smaller.
         """
         labels = {"role": "img", "aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"}
         look = {"class": "chart picture", "style": f"max-width:{width:g}px"} if small else {"class": "chart"}
@@ -84,35 +81,31 @@ class Drawing:
         return svg
 
     def add(self, tag: str, attributes: dict[str, str], words: str | None = None) -> Self:
-        """Add an SVG element, and return the element as a Drawing."""
         element = ElementTree.SubElement(self.element, tag, attributes)
-        element.text = words and printable(words)  # ElementTree escapes the text
+        element.text = words and printable(words)  # ElementTree escapes characters such as < and &
         return replace(self, element=element)
 
     def group(self, look: str) -> Self:
-        """Add a group with a CSS class of the page."""
         return self.add("g", {"class": look})
 
     def path(self, look: str, path: str, **attributes: str) -> Self:
-        """Add a path with a CSS class of the page."""
         return self.add("path", {"class": look, **attributes, "d": path})
 
     def text(self, words: str, x: float, y: float, anchor: str = "", **attributes: str) -> None:
-        """Add a text. The text starts at this point, or is centred there or ends there if `anchor` says so."""
+        """Add a text that starts at the point (x, y). With `anchor`, the text can also be centred at the point or end
+        there.
+        """
         place = {"x": str(x), "y": str(y)} | ({"text-anchor": anchor} if anchor else {})
         self.add("text", place | attributes, words)
 
     def title(self, words: str) -> None:
-        """Add a text that appears as a tooltip."""
         self.add("title", {}, words)
 
     def markup(self) -> Markup:
-        """Return the drawing as SVG for the page."""
         return Markup(ElementTree.tostring(self.element, encoding="unicode", short_empty_elements=False))
 
 
 def values_of(series: Sequence[Series]) -> list[float]:
-    """Return all values of these lines, and the edges of all shaded bands around the lines."""
     values = [value for one in series for value in one.values if value is not None]
     return values + [edge for one in series for edges in one.band if edges for edge in edges]
 
@@ -126,7 +119,7 @@ def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float
 
 
 def drawn_last(series: Sequence[Series]) -> list[Series]:
-    """Sort lines so that grey lines are drawn first and other lines cover them."""
+    """Sort lines so that grey lines are drawn first and other lines cover the grey lines."""
     return sorted(series, key=lambda one: one.style != GREY)
 
 
@@ -140,7 +133,6 @@ def styles(references: Sequence[bool]) -> list[int]:
 
 
 def colour(style: int) -> str:
-    """Return the page's CSS class for the colour of a style."""
     if style == GREY:
         return "grey"
     return f"s{style % COLOURS}" if style >= 0 else f"r{-1 - style}"
@@ -150,7 +142,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The step
     between the numbers is 1, 2 or 5 times a power of ten.
     """
-    if high - low < 1e-9:  # printed digits would not show such a small range
+    if high - low < 1e-9:  # values in such a small range would all be printed with the same digits
         low, high = low - 0.05, high + 0.05
     exponent = math.floor(math.log10((high - low) / most))
     for step in (factor * 10.0**power for power in range(exponent, exponent + 3) for factor in (1, 2, 5)):
@@ -197,7 +189,6 @@ def line_chart(
 
 
 def swatch(style: int) -> Markup:
-    """Draw a sample of a line with its marker, for a legend."""
     svg = Drawing(ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"}))
     group = svg.group(colour(style))
     _draw_line(group, style, "M1 6H33")
@@ -221,8 +212,6 @@ def describe(series: Sequence[Series], unit: str = "rounds") -> str:
 
 @dataclass(frozen=True)
 class _Plot:
-    """The scale from values to coordinates in a drawing."""
-
     low: float
     high: float
     last: float
@@ -277,15 +266,15 @@ def _draw_line(parent: Drawing, style: int, path: str) -> None:
 
 
 def marker(style: int, x: float, y: float) -> str:
-    """Return the SVG path of a marker at (x, y). All shapes have similar areas."""
+    """Return the SVG path of a marker at (x, y); the markers of all styles have similar areas."""
     return f"M{x} {y}{MARKERS[style % len(MARKERS)]}"
 
 
 # ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
 class Whisker:
-    """A value that is drawn as a dot, its confidence interval that is drawn as a whisker, and a description. If there
-    is a wider interval, it is drawn as a thin line.
+    """A value and its confidence interval in a chart. The value is drawn as a dot, the interval as a whisker, and a
+    wider interval as a thin line.
     """
 
     value: float
@@ -293,16 +282,16 @@ class Whisker:
     style: int
     words: str
     wider: tuple[float, float] | None = None
-    alone: float | None = None  # reference score, drawn as a hollow circle
-    pooled: float | None = None  # score of centralised training, drawn as a hollow diamond
+    alone: float | None = None
+    pooled: float | None = None
 
 
 HOLLOW = {"alone": MARKERS[0], "pooled": MARKERS[3]}
 
 
 def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, zero: bool = True) -> Markup:
-    """Draw a value over an axis that several drawings share; `axis_of` draws the axis. If `zero` is true, there is a
-    dashed line at 0.
+    """Draw a value and its confidence interval; `axis_of` draws the axis, which several drawings share. If `zero` is
+    true, there is a dashed line at 0.
     """
     svg = Drawing.start(AXIS + 2 * EDGE, ROW, key, title, f"{one.words}.", small=True)
     place = _scale(marks)
@@ -324,8 +313,8 @@ def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, ze
 
 
 def axis_of(marks: Sequence[float], signed: bool) -> Markup:
-    """Draw the numbers of the axis that several drawings share. If `signed` is true, positive numbers have plus
-    signs.
+    """Draw the axis that several drawings share, with a number at each mark. If `signed` is true, positive numbers have
+    plus signs.
     """
     look = {"class": "chart picture", "style": f"max-width:{AXIS + 2 * EDGE}px", "aria-hidden": "true"}
     svg = Drawing(ElementTree.Element("svg", look | {"viewBox": f"0 0 {AXIS + 2 * EDGE} {FOOT}"}))
@@ -338,12 +327,13 @@ def axis_of(marks: Sequence[float], signed: bool) -> Markup:
 
 
 def _scale(marks: Sequence[float]) -> Callable[[float], float]:
-    """Return a function that maps a value to its coordinate on the axis."""
     return lambda value: round(EDGE + (value - marks[0]) / (marks[-1] - marks[0]) * AXIS, 1)
 
 
 def shared_axis(several: Sequence[Whisker], zero: bool = True) -> list[float]:
-    """Return the ticks of an axis on which the values of all drawings fit. If `zero` is true, the axis includes 0."""
+    """Return the marks of an axis for the values and intervals of several drawings. If `zero` is true, the axis
+    includes 0.
+    """
     ends = [0.0] * zero
     for one in several:
         values = (one.value, one.alone, one.pooled, *(one.interval or ()), *(one.wider or ()))

@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 STYLE = Path(__file__).parent / "style.html"
 
 
-@cache  # so that each template is compiled only once in a process
+@cache  # because of the cache, Jinja compiles each template only once in a process
 def templates_in(*folders: Path) -> Environment:
     """Return the Jinja environment for templates in these folders.
 

@@ -19,23 +19,21 @@ HERE = Path(__file__).parent
 class LocalPages:
     """The functions that all local web pages share.
 
-    Control characters that change the direction of text are removed from texts that come from other machines.
+    Characters that change the direction of text are removed from texts of other machines, because such characters can
+    make a text look like another text.
     """
 
     def __init__(self, *folders: Path) -> None:
-        """folders: Additional folders with templates."""
         self._pages = templates_in(HERE, *folders)
         self._pages.finalize = _shown_plain
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
 
     def files(self) -> list[Route]:
-        """Return the routes of the files that every page loads."""
         return [Route("/page.css", self._style), Route("/page.js", self._script)]
 
     def page(
         self, name: str, request: Request, title: str, status: HTTPStatus = HTTPStatus.OK, **content: Any
     ) -> Response:
-        """Render a page from a template."""
         about = {"title": title, "version": __version__, "base": f"{request.scope['root_path']}/"}
         text = self._pages.get_template(name).render(**about, word=request.state.word, **content)
         return HTMLResponse(text, status)

@@ -24,10 +24,10 @@ from medsilo.core.errors import MedsiloError
 HOST = "127.0.0.1"
 COOKIE = "medsilo"
 START = "/start"
-WORD = "word"  # form field that contains the token of the session
-MOST_BODY = 16_384  # maximum size of a form in bytes
+WORD = "word"  # name of the form field that contains the token of the session
+MOST_BODY = 16_384
 MOST_FIELDS = 50
-MOST_AT_ONCE = 32  # largest number of connections
+MOST_AT_ONCE = 32
 PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: for receiving a request, and for receiving and answering it
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
@@ -54,13 +54,10 @@ class NotServed(MedsiloError):
 
 
 class PageServer(uvicorn.Server):
-    """Serves pages to one person in one session."""
-
     def __init__(self, site: ASGIApp, port: int = 0) -> None:
-        """Listen on a port; raise OSError if the port is in use.
+        """Listen on a port of the loopback address; raise OSError if the port is in use.
 
         Args:
-            site: The app that answers admitted requests.
             port: The port; 0 selects a free port.
         """
         self._listening = socket.create_server((HOST, port))
@@ -72,7 +69,7 @@ class PageServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # hides messages about broken connections
+            log_level="critical",  # hides uvicorn's log messages about broken connections
             access_log=False,  # the access log would contain the one-time token
             proxy_headers=False,
             server_header=False,
@@ -82,12 +79,11 @@ class PageServer(uvicorn.Server):
         super().__init__(config)
 
     def serve_forever(self) -> None:
-        """Serve until Ctrl-C, or until `should_exit` is set."""
         self.run([self._listening])
 
 
 class Gate:
-    """Admits only the requests of one session. The answer to any other request is only an HTTP status."""
+    """Admits only the requests of one session, and answers any other request with an HTTP status only."""
 
     def __init__(self, site: ASGIApp, port: int) -> None:
         self.base = f"/{secrets.token_urlsafe(24)}"
@@ -105,10 +101,10 @@ class Gate:
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> ASGIApp:
-        """Choose the app that answers a request. Raises NotServed if the request is not admitted."""
+        """Choose the app that answers a request; raise NotServed if the request is not admitted."""
         if request.method not in ("GET", "POST"):
             raise NotServed(HTTPStatus.NOT_IMPLEMENTED)
-        if request.headers.getlist("host") not in self._hosts:  # another host name that stands for this machine
+        if request.headers.getlist("host") not in self._hosts:  # rejects other host names that resolve to this machine
             raise NotServed(HTTPStatus.MISDIRECTED_REQUEST)
         if request.scope["path"] == START:
             return self._exchanged(request)
@@ -124,13 +120,12 @@ class Gate:
         return self._site
 
     def _exchanged(self, request: Request) -> HTMLResponse:
-        """If the one-time token is correct, answer with the session cookie."""
         good = self._token_is_good and _same(request.query_params.get("token", ""), self._token)
         if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)
         self._token_is_good = False
-        # The answer makes the browser load the first page. A page of this server then causes the next request, so that
-        # the browser sends the cookie.
+        # The answer with the cookie makes the browser load the first page by a refresh. A browser sends the cookie only
+        # if a page of this server causes the request.
         refresh = f'<meta http-equiv="refresh" content="0; url={self.base}/">'
         answer = _plain_page("medsilo", f'<p><a href="{self.base}/">Go on to the page</a></p>', refresh)
         answer.set_cookie(COOKIE, self.session, path=self.base, httponly=True, samesite="strict")
@@ -146,7 +141,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.begun = self.loop.time()
-        # closes the connection that has been silent for the longest time, so that other connections cannot block the
+        # closes the connection that has been silent for the longest time, so that idle connections cannot block the
         # page
         if len(self.connections) > MOST_AT_ONCE:
             all_of_ours = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
@@ -160,15 +155,15 @@ class _Connection(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer data that is not HTTP. uvicorn's answer would lack the security headers."""
+        """Answer data that is not HTTP, because uvicorn's own answer would lack the security headers."""
         lines = [b"HTTP/1.1 400 Bad Request", *map(b": ".join, self.server_state.default_headers)]
         self.transport.write(b"\r\n".join([*lines, b"", b""]))
         self.transport.close()
 
 
 def _is_from_own_page(request: Request) -> bool:
-    """Return True if the form comes from a page of this server. The header Referer is checked if the browser omits
-    Origin.
+    """Return True if a form comes from a page of this server. If the browser omits the header Origin, the header
+    Referer is checked.
     """
     own, headers = f"http://{request.headers['host']}", request.headers
     is_own = headers["origin"] == own if "origin" in headers else headers.get("referer", "").startswith(f"{own}/")
@@ -176,8 +171,8 @@ def _is_from_own_page(request: Request) -> bool:
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form, each of which must occur only once. Raises NotServed if the request has no form or a
-    form that is too large.
+    """Return the fields of a form, each of which may occur only once; raise NotServed if the form is missing or too
+    large.
     """
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or "transfer-encoding" in request.headers:

@@ -41,24 +41,24 @@ from medsilo_page.local_pages import LocalPages
 from medsilo_page.page_server import PageServer
 from medsilo_page.watching import Row, StudyMoment, studies
 
-DRAWN = 400  # largest number of points in a chart
-# number of waiting plans that are shown in full; for more plans, only title, purpose and lead are shown
+DRAWN = 400
+# number of waiting plans that are shown in full; of further plans, only title, purpose and lead are shown
 SHOWN_REQUESTS = 3
-# maximum number of rows in the table of rounds, and maximum number of rows in the log
+# maximum number of rows in the table of rounds, and maximum number of lines in the log
 SHOWN_ROWS, SHOWN_LINES = 200, 30
-COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # columns of the table of rounds
+COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")
 CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
 
 def serve(kit: Path, port: int) -> PageServer:
-    """Return the server of a hospital's web page. `gate.start` is the one-time start address."""
+    """Return the server of a hospital's web page; its attribute `gate.start` is the one-time start address."""
     return PageServer(SitePages(kit).site(), port)
 
 
 @dataclass
 class _Work:
-    """A check that was started from the page, which tests whether a plan can run at this hospital."""
+    """A check whether a plan can run at this hospital, which a person started from the page."""
 
     done: Any = None
     failed: str = ""
@@ -69,17 +69,18 @@ class _Work:
 
 
 class SitePages(LocalPages):
-    """Answers the requests that the server has admitted. Each request reads the hospital's files again."""
+    """Answers the requests that the server has admitted. Each request reads the hospital's files again, so that pages
+    are always up to date.
+    """
 
     def __init__(self, kit: Path) -> None:
         super().__init__()
         self._kit = kit
-        self._home()  # if the kit is unreadable, an error is raised at once
-        self._works: dict[str, _Work] = {}  # checks, by the hash of the plan that each checks
+        self._home()  # an unreadable kit raises an error when the server starts
+        self._works: dict[str, _Work] = {}
         self._working = threading.Lock()
 
     def site(self) -> Starlette:
-        """Return the routes of the pages."""
         routes = [
             Route("/", self._overview),
             Route("/plan/{hash}", self._plan),
@@ -142,7 +143,6 @@ class SitePages(LocalPages):
         )
 
     def _deciding(self, home: KitAtHome) -> dict[str, Any]:
-        """Return the values that the templates of all forms about a plan need."""
         return {"site": home.kit.name, "by": getpass.getuser(), "works": self._works}
 
     def _study(self, request: Request) -> Response:
@@ -189,7 +189,7 @@ class SitePages(LocalPages):
             return RedirectResponse(f"{base}/plan/{hash}#{verb}", HTTPStatus.SEE_OTHER)
         if verb not in VERBS or (asked is None and verb != "withdraw"):
             return self._missing(request)
-        # The signature is for the plan that was shown to the person
+        # the approval is signed for exactly the plan that the page showed to the person
         fields = request.state.fields
         approves = verb == "approve"
         if asked and approves and asked.job_code != fields.get("code", ""):
@@ -205,7 +205,7 @@ class SitePages(LocalPages):
         return RedirectResponse(f"{base}/plan/{hash}" if asked else f"{base}/", HTTPStatus.SEE_OTHER)
 
     def _begin(self, home: KitAtHome, plan: Plan, code: JobCode | None) -> None:
-        """Start a thread that checks whether a plan can run at this hospital. Only one such check runs at a time."""
+        """Start a thread that checks whether a plan can run at this hospital, where only one check runs at a time."""
         self._works[plan.hash] = mine = _Work()
 
         def work() -> None:
@@ -214,7 +214,8 @@ class SitePages(LocalPages):
                     mine.done = check(Visit(home.kit.name, plan, code=code, local=home.local, kit=home.kit))
                 except MedsiloError as error:
                     mine.failed = f"{error} {error.private}".strip()
-                except Exception as error:  # the page may show the reason, because only the hospital's own staff see it
+                # The page may show the reason of an error, because only the hospital's own staff see the page.
+                except Exception as error:
                     mine.failed = f"{type(error).__name__}: {error}"
 
         threading.Thread(target=work, daemon=True).start()
@@ -228,8 +229,8 @@ class SitePages(LocalPages):
 
 
 def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
-    """Return facts about the hospital that every page shows: the required approval, missing isolation of scripts, and
-    the data set.
+    """Return the facts about the hospital that every page shows: the required approval, missing isolation of scripts,
+    and the data set.
     """
     return {
         "required": home.settings.approval_of(synthetic) != "none",
@@ -239,19 +240,17 @@ def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
 
 
 def _title(asked: AskingPlan) -> str:
-    """Return the title of a study from the study's plan, even if the plan is invalid."""
     return plain((asked.plan.get("study") or {}).get("title") or asked.study or asked.hash[:12])
 
 
 def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:
-    """Return the number of answers to each study, with studies on the present data set first."""
+    """Return the number of answers to each study; studies on the present data set come first."""
     own = home.approvals.data
     rows = [{**row, "in_use": row["data"] == own} for row in answered(home.book)]
     return sorted(rows, key=lambda row: (not row["in_use"], row["data"]))
 
 
 def _sentence(watched: StudyMoment) -> str:
-    """Describe the progress of a study in one line."""
     if watched.stopped:
         how = "The training process died" if watched.stopped.kind == "died" else "This hospital refused"
         return f"{how}: {watched.stopped.reason}"
@@ -266,7 +265,7 @@ def _sentence(watched: StudyMoment) -> str:
 
 
 def _quiet(watched: StudyMoment) -> float | None:
-    """Return the seconds since the last message of a running study, rounded down to whole minutes, or None below a
+    """Return the seconds since a running study's last message, rounded down to whole minutes, or None for less than a
     minute.
     """
     silence = (time.time() - watched.last) // 60 * 60
@@ -274,7 +273,7 @@ def _quiet(watched: StudyMoment) -> float | None:
 
 
 def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
-    """Return the approval limits that a person has entered in a form. Raises MedsiloError if a value is invalid."""
+    """Return the approval limits that a person has entered in a form. Raise MedsiloError if a value is invalid."""
     hours, rounds = (fields.get(name, "").strip() for name in ("hours", "rounds"))
     for name, text in (("hours", hours), ("rounds", rounds)):
         if text and not (text.isdecimal() and int(text[:9]) > 0 and len(text) < 9):
@@ -299,8 +298,8 @@ def _shown(text: str) -> str:
 
 
 def _chart(rows: tuple[Row, ...], planned: int) -> Any:
-    """Draw the validation scores of this site by round. If there are many rounds, the chart shows only every n-th
-    round.
+    """Draw the validation scores of this site by round. If there are too many rounds, only every n-th round is
+    drawn.
     """
     places, values = [], []
     for row in rows[:: max(1, -(-len(rows) // DRAWN))]:

@@ -1,5 +1,5 @@
-"""Read the state of a study at this hospital from local files: activity, rounds, disclosures, and the reason why it
-ended.
+"""Read the state of a study at this hospital from local files: activity, rounds, disclosures, and the reason why the
+study ended.
 """
 
 import csv
@@ -18,13 +18,11 @@ from medsilo.runs.own_files import LogEntry, SiteActivity, Spent, Weighed
 from medsilo.runs.progress import read_now
 from medsilo.runs.reading import read_of_sites
 
-Row = dict[str, str]  # a line of metrics.csv
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
 class StudyMoment:
-    """The state of a study at the time when its files were read."""
-
     name: str
     diary: tuple[LogEntry, ...]
     rows: tuple[Row, ...]
@@ -34,7 +32,6 @@ class StudyMoment:
 
     @classmethod
     def read(cls, output: Path, name: str, site: str) -> "StudyMoment | None":
-        """Read the study of this name at this site, or return None if it does not exist."""
         if not is_safe_name(name):
             return None
         folder = paths.site_folder(output / name, site)
@@ -51,7 +48,7 @@ class StudyMoment:
 
     @property
     def ended(self) -> str:
-        """Return a sentence about the end of the study at this site, or an empty text if it has not ended."""
+        """A sentence about the end of the study at this site, or an empty text if the study has not ended."""
         last = (self.diary[-1].kind, self.diary[-1].task) if self.diary else ("", "")
         early = "The study has ended here before its last task, and its lead can read why"
         return {("answered", "test"): "The study has ended here", ("ended", ""): early}.get(last, "")
@@ -59,34 +56,30 @@ class StudyMoment:
     @property
     def stopped(self) -> LogEntry | None:
         """The last log entry if it is a rejection or the death of a process, so that the site sends no more answers;
-        else None.
+        otherwise None.
         """
         last = next((line for line in reversed(self.diary) if line.kind != "ended"), None)
         return last if last and last.kind in ("refused", "died") and self.work is None else None
 
     @property
     def work(self) -> SiteActivity | None:
-        """The activity that began after the last log entry, if there is one."""
         since = self.diary[-1].at if self.diary else 0.0
         return self.doing if self.doing and self.doing.at > since else None
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that the hospital has sent in this study."""
         return sum(line.bytes for line in self.diary)
 
     @property
     def round(self) -> int:
-        """Return the number of the last round to which the site sent an answer."""
         return max((line.round for line in self.diary if line.kind == "answered" and line.task == "round"), default=0)
 
     @property
     def last(self) -> float:
-        """Return the time of the study's last message, in seconds since 1970."""
         return max([0.0, *(line.at for line in self.diary[-1:]), *([self.doing.at] if self.doing else [])])
 
     def seconds_left(self) -> float | None:
-        """Return the estimated number of seconds until the last round ends, or None if it is unknown."""
+        """Return the estimated number of seconds until the last round ends, or None if no estimate is possible."""
         ends = [line.at for line in self.diary if line.kind == "answered" and line.task == "round"]
         if self.began is None or len(ends) < 2 or self.ended:
             return None
@@ -95,14 +88,12 @@ class StudyMoment:
 
 
 def studies(output: Path, site: str) -> list[StudyMoment]:
-    """Return the studies of this site, with the latest study first."""
     names = (path.name for path in output.glob("*") if path.name not in (paths.HOSPITAL, paths.MODELS))
     found = (StudyMoment.read(output, name, site) for name in names)
     return sorted((one for one in found if one), key=lambda one: (-one.last, one.name))
 
 
 def _rows(folder: Path) -> Iterator[Row]:
-    """Yield the lines of metrics.csv."""
     try:
         with (folder / paths.METRICS).open(newline="", encoding="utf-8") as file:
             yield from csv.DictReader(file)
@@ -111,7 +102,6 @@ def _rows(folder: Path) -> Iterator[Row]:
 
 
 def read_diary(site: Path) -> list[LogEntry]:
-    """Read the log of a site's answers, and skip unreadable lines."""
     try:
         lines = (site / paths.DIARY).read_text("utf-8", "replace").split("\n")
     except OSError:

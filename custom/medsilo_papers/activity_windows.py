@@ -40,7 +40,6 @@ class ActivityWindows(Task):
 
     @property
     def channels(self) -> int:
-        """The number of sensors, which the plan sets."""
         return self.sensors
 
     @property
@@ -68,9 +67,6 @@ class ActivityWindows(Task):
         return SiteData.in_memory((own, labels, [site] * len(own)) for own, labels in pairs)
 
     def _checked(self, part: str, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Check windows [n, sensors, steps] and labels [n], and convert them to tensors; raise DataError if they are
-        invalid.
-        """
         if inputs.ndim != 3 or inputs.shape[1] != self.sensors or inputs.dtype.kind != "f":
             raise DataError(
                 f"x_{part} is {inputs.dtype} {list(inputs.shape)}, expected floating numbers [windows, {self.sensors}, "

@@ -18,8 +18,8 @@ LAYOUT = "images/ and masks/ with files of the same names"
 
 
 class DiscAndCup(Segmentation):
-    """Soft Dice scores of the optic disc, and of the optic cup inside it. The probability of the disc is the sum of the
-    probabilities of rim and cup.
+    """Soft Dice scores of the optic disc, and of the optic cup inside the disc. The probability of the disc is the sum
+    of the probabilities of rim and cup.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,6 @@ class Fundus(PictureTask):
 
 
 def pictures_in(place: Path) -> list[tuple[Path, Path]]:
-    """Return every image together with its mask."""
     images, masks = ([one for one in files_in(place / name) if one.suffix.lower() in ENDINGS] for name in FOLDERS)
     found = {path.stem: path for path in masks}
     if found and (without := [image.name for image in images if image.stem not in found]):

@@ -20,8 +20,9 @@ from medsilo_papers.public_files import (
     site_folder,
 )
 
-IGNORED = "Ambiguous"  # a class of regions in MoNuSAC's test set
-BARCODE = 12  # number of characters at the start of a TCGA name that identify the patient: TCGA-G9-6356
+IGNORED = "Ambiguous"
+# number of characters at the start of a TCGA file name that identify the patient, for example TCGA-G9-6356
+BARCODE = 12
 # Fractions of training, validation and test data, and the seed with which patients are split. With this seed, the split
 # of each of the three data sets comes close to these fractions.
 SHARES, TILES_SPLIT = (0.55, 0.2, 0.25), 9
@@ -32,7 +33,7 @@ LAYOUT = (
     "tiles (images/*.png with masks/*.png), MoNuSAC (<patient>/<image>.tif or .svs with <image>.xml), MoNuSeg (Tissue "
     "Images/*.tif with Annotations/*.xml) or TNBC (Slide_01/*.png with GT_01/*.png)"
 )
-# The hospitals of MoNuSAC 2020 (TCGA's tissue source sites), by the organ that each contributed.
+# The hospitals in MoNuSAC 2020 (TCGA's tissue source sites), by the organ whose images each hospital contributed.
 ORGANS = {
     "breast": "A2 B6 BH D8 E2 E9 EW S3",
     "kidney": "2Z 5P B9 DW EV F9 G7 IZ MH P4 SX UZ",
@@ -98,8 +99,8 @@ def _is_tile(image: Path) -> bool:
 
 
 def patient_of(image: Path) -> str:
-    """Return the name of the group whose images are used for the same purpose: the patient, the source image or
-    the slide.
+    """Return the name of the group of images that are all used for the same purpose: a patient, a slide or a source
+    image.
     """
     if image.name.startswith("TCGA-"):
         return image.name[:BARCODE]
@@ -137,7 +138,7 @@ def images_in(place: Path) -> list[Path]:
 
 
 def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a mask [H, W] of the nuclei in an image [3, *shape]: 1 in nuclei, 0 elsewhere."""
+    """Return a mask [H, W] of the nuclei in an image [3, *shape]: 1 inside nuclei, 0 elsewhere."""
     masked = _mask_of(image)
     if masked is not None:
         mask = (read_labels(masked) > 0).astype(np.uint8)
@@ -151,7 +152,7 @@ def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Raises an error for a document type in XML, so that a file cannot declare entities."""
+    """Rejects XML with a document type, because a document type could declare entities that exhaust the memory."""
 
     def doctype(self, *_: object) -> None:
         raise ValueError("a document type (DTD), which medsilo does not read")
@@ -188,8 +189,8 @@ def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
-    """Split images like the paper: folders with "test" in their name are test data, and a fifth of all other images are
-    validation data. If no folder has "test" in its name, images are split at random.
+    """Split images as in the paper: folders with "test" in their name are test data, and a fifth of all other images
+    are validation data. If no folder has "test" in its name, images are split at random.
     """
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():
@@ -201,7 +202,6 @@ def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
 
 
 def _mask_of(image: Path) -> Path | None:
-    """Return the path of the mask for a tile or a TNBC image, or None for images of other data sets."""
     if _is_tile(image):
         return image.parents[1] / "masks" / image.name
     slide = image.parent.name
@@ -210,5 +210,4 @@ def _mask_of(image: Path) -> Path | None:
 
 
 def soft_dice(output: Tensor, target: Tensor) -> Tensor:
-    """Return MONAI's Dice loss over both classes and the whole batch, as in HarmoFL's published code."""
     return monai_loss("DiceLoss", to_onehot_y=True, softmax=True, batch=True)(output, target[:, None])

@@ -18,7 +18,7 @@ LAYOUT = (
     "volumes (.nii.gz, .nii, .mha, .mhd), each Case00.nii.gz with its Case00_segmentation.nii.gz, or Image/ and Mask/ "
     "with files of the same names"
 )
-BRIGHTEST = 2048  # upper end of the range to which FedSM scales intensities
+BRIGHTEST = 2048  # maximum of the range to which FedSM scales intensities
 
 
 class Prostate(PictureTask):
@@ -31,7 +31,7 @@ class Prostate(PictureTask):
         slices: With 3, neighbouring slices are channels, and the first and last slice of a volume are left out
             (HarmoFL). With 1, each slice is a case (FedSM).
         intensity: With "percentile", each volume is clipped at its 99th percentile and scaled to the range from 0 to
-            `brightest`. With "fixed", it is clipped to 0 to 2048 and scaled in 256 steps.
+            `brightest`. With "fixed", each volume is clipped to the range from 0 to 2048 and scaled in 256 steps.
     """
 
     title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
@@ -72,12 +72,10 @@ class Prostate(PictureTask):
 
     @property
     def channels(self) -> int:
-        """The number of slices in one input of the network."""
         return self.slices
 
     @property
     def largest_input(self) -> float:
-        """The maximum value of a voxel in the file."""
         return self.brightest
 
     def default_network(self) -> str:
@@ -125,7 +123,7 @@ class Prostate(PictureTask):
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         """Rotate a case by a random multiple of 90 degrees, and flip each axis with probability 1/2; the seed
-        determines both.
+        determines the rotation and the flips.
         """
         random = torch.Generator().manual_seed(seed)
         turns = int(torch.randint(4, (), generator=random))
@@ -134,7 +132,6 @@ class Prostate(PictureTask):
         return image, mask
 
     def _single(self, volume: np.ndarray) -> Tensor:
-        """Return the slices of a volume [1, D, H, W] as [D, size, size], with scaled intensities."""
         if not np.isfinite(volume).all():
             raise DataError("a volume has values that are NaN or infinite; correct or remove it")
         if self.intensity == "percentile":
@@ -148,7 +145,9 @@ class Prostate(PictureTask):
 
 
 class Slices(Dataset):
-    """Slices together with their neighbouring slices, which are cut out of volumes in memory when a case is read."""
+    """Slices of volumes, each together with its neighbouring slices. All volumes are in memory, and a case is cut out
+    of its volume when the case is read.
+    """
 
     def __init__(
         self, volumes: list[Tensor], masks: list[Tensor], cases: list[tuple[int, int]], patients: list[str], reach: int
@@ -166,9 +165,7 @@ class Slices(Dataset):
 
 
 def masks_of(place: Path) -> dict[Path, Path | None]:
-    """Return a dictionary from each volume to its mask, or to None if the mask is missing, for both layouts of the data
-    set.
-    """
+    """Return the path of each volume's mask, or None if the volume has no mask, in both layouts of the data set."""
     images = place / "Image" if (place / "Image").is_dir() else place
     found: dict[Path, Path | None] = {}
     for image in files_in(images):
@@ -183,8 +180,8 @@ def masks_of(place: Path) -> dict[Path, Path | None]:
 
 
 def loss_of(objective: str) -> nn.Module:
-    """Return the loss function of an objective. It is Dice of the prostate, or the mean of cross entropy and Dice over
-    both classes and the whole batch.
+    """Return the Dice loss of the prostate, or the mean of cross entropy and Dice loss over both classes and the whole
+    batch.
     """
     if objective == "dice":
         return monai_loss("DiceLoss", include_background=False, to_onehot_y=True, softmax=True)

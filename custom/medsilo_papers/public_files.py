@@ -13,7 +13,7 @@ from torch.nn import functional
 from medsilo.extend import DataError, Inference, Scan, SiteData, Task
 
 Split = Literal["patient", "paper"]
-LARGEST_VALUE = 8  # number of bytes of one value, which is stored as int64
+LARGEST_VALUE = 8  # number of bytes of one value, if the values are stored as int64
 
 
 class PictureTask(Task):
@@ -48,7 +48,6 @@ class PictureTask(Task):
         return Inference("images", lambda scan: self.inputs_of(scan.values))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Convert an image to the network's input for one case."""
         image, size = scaled(values, self.channels)[None], (self.size, self.size)
         same = image.shape[2:] == size
         return image if same else functional.interpolate(image, size, mode="bilinear", antialias=True)
@@ -66,19 +65,16 @@ class PictureTask(Task):
         return torch.from_numpy(known)[most].long()
 
     def case_of(self, item: Any) -> tuple[Tensor, Tensor]:
-        """Read an image and its mask."""
         raise NotImplementedError
 
     def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
-        """Return a number for each case: 0 for training, 1 for validation, 2 for test. All cases of a patient get the
-        same number, unless the task uses the split of a paper.
+        """Return the purpose of each case: 0 for training, 1 for validation, 2 for test. All cases of a patient have
+        the same purpose, unless the task uses the split of a paper.
         """
         groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
         return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))
 
     def read_once(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
-        """Read all training, validation and test cases into memory."""
-
         def cases_of(own: np.ndarray) -> tuple[Tensor, Tensor, list[str]]:
             pairs = zip(*(self.case_of(items[place]) for place in own), strict=True)
             inputs, targets = map(torch.stack, pairs)
@@ -89,7 +85,6 @@ class PictureTask(Task):
 
 @cache
 def monai_loss(kind: str, **options: Any) -> nn.Module:
-    """Create a loss function of MONAI from the name of its class."""
     from monai import losses
 
     return getattr(losses, kind)(**options)
@@ -97,7 +92,7 @@ def monai_loss(kind: str, **options: Any) -> nn.Module:
 
 # ---------------------------------------------------------------------- folders
 def bare_name(name: str) -> str:
-    """Return a name in lower case and without punctuation, so that "ISBI_1.5" matches "isbi-15"."""
+    """Normalise a name to lower case without punctuation, so that "ISBI_1.5" matches "isbi-15"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
@@ -106,15 +101,11 @@ def site_folder(
 ) -> Path:
     """Find a site's folder: the subfolder that has the site's name, else the data folder or its only subfolder.
 
-    If the data folder has subfolders for other sites only, DataError is raised.
+    If the data folder only has subfolders for other sites, raise DataError.
 
     Args:
-        task: The name of the task, for the error.
-        site: The site.
-        sites: All sites of the study.
-        folder: The data folder.
         holds: Returns True if a folder contains the data set.
-        layout: A description of the data set's layout, for the error.
+        layout: A description of the data set's layout, for the error message.
     """
     if folder is None:
         raise DataError(f"task {task} needs data: set 'data' in the site's medsilo.yaml, or give --data")
@@ -133,7 +124,9 @@ def site_folder(
 
 
 def files_in(place: Path, pattern: str = "*") -> list[Path]:
-    """Return the files that match the pattern in sorted order, without the hidden files that macOS adds to archives."""
+    """Return the sorted files in a folder that match a pattern, without the hidden files that macOS adds to
+    archives.
+    """
     return sorted(path for path in place.glob(pattern) if path.is_file() and not path.name.startswith("."))
 
 
@@ -143,7 +136,7 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
         with np.load(path, allow_pickle=False) as file:  # noqa: TID251
             missing = [name for name in names if name not in file.files]
             found = [] if missing else [file[name] for name in names]
-    except Exception as error:  # NumPy can raise any error for damaged headers.
+    except Exception as error:  # NumPy can raise any error for damaged headers
         told = f"{path.name} can't be read ({type(error).__name__}); get it again, or write it with numpy.savez"
         raise DataError(told, private=f"{path}: {error}") from error
     if missing:
@@ -153,7 +146,7 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
 
 # ---------------------------------------------------------------------- images
 def read_picture(path: Path) -> np.ndarray:
-    """Read an image with 8 bits per value, and convert it to an RGB array [3, H, W]."""
+    """Read an image with 8 bits per value as an RGB array [3, H, W]."""
     return _values(path, "picture", "RGB").transpose(2, 0, 1)
 
 
@@ -164,8 +157,8 @@ def read_labels(path: Path) -> np.ndarray:
 
 
 def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
-    """Read an image with Pillow, because SimpleITK cannot read some formats such as compressed TIFF; keep the indices
-    of a palette.
+    """Read the values of an image, or the palette indices of an image with a palette. Pillow is used because SimpleITK
+    cannot read some formats, such as compressed TIFF.
     """
     from PIL import Image
 
@@ -177,7 +170,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise
-    except Exception as error:  # Pillow can raise any error for damaged files.
+    except Exception as error:  # Pillow can raise any error for damaged files
         message = f"a {what} is absent or damaged; see this site's log for its name"
         raise DataError(message, f"{path}: {error}") from error
 

@@ -1,5 +1,5 @@
-"""Read tensors from another party's checkpoint without running its code, and match them by name and shape with the
-tensors of a network.
+"""Read tensors from another party's checkpoint without running code in the file. The tensors are matched with the
+tensors of a network by name and shape.
 """
 
 import zipfile
@@ -21,8 +21,8 @@ from medsilo.extend.networks import weight_cache
 # keys under which a checkpoint may store its tensors
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")
 MOST_PREFIXES = 32
-# Maximum ratio between the size of an archive's unpacked files and the size of the archive. Weights can hardly be
-# compressed, so a file of weights has a small ratio.
+# Maximum ratio between the unpacked size and the packed size of an archive. Weights hardly compress, so an archive of
+# weights has a small ratio.
 MOST_UNPACKED = 20
 SHOWN = 3
 # NumPy types other than arrays that nnU-Net's checkpoints contain; loading these types runs no code.
@@ -82,13 +82,13 @@ def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Match:
-    """The tensors of a file that fit a network, by the network's names, and the names of all tensors that do
-    not fit.
+    """The tensors of a file that fit a network, by their names in the network, and the names of all tensors that do not
+    fit.
     """
 
     matched: Mapping[str, Tensor]
     missing: tuple[str, ...]
-    surplus: tuple[str, ...]  # names of tensors in the file that the network does not use
+    surplus: tuple[str, ...]
     other_shape: tuple[str, ...]
     share: float  # fraction of the network's parameters that the file contains
 
@@ -100,16 +100,15 @@ class Match:
 
 
 def counted(what: str, names: Sequence[str]) -> str:
-    """Return a text with the number of names and the first few names."""
     shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
     return f"{len(names)} {what}{shown}"
 
 
 def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
-    """Match the tensors of a file with the tensors of a network. If the names differ by a common prefix, the prefix of
-    the file's names is replaced by the prefix of the network's names.
+    """Match the tensors of a file with the tensors of a network. If all names in the file have another prefix than the
+    names in the network, this prefix is replaced.
     """
-    best: dict[str, str] = {}  # name in the file of each tensor, by the tensor's name in the network
+    best: dict[str, str] = {}  # a dictionary from each tensor's name in the network to its name in the file
     most, added = 0, _prefixes(own)
     for gone in _prefixes(given):
         rest = {name[len(gone) :]: name for name in given if name.startswith(gone)}
@@ -129,8 +128,8 @@ def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
 
 
 def is_weight(given: Tensor, own: Tensor) -> bool:
-    """True if a tensor of the file has finite, plain (dense, real, not quantized) values that the network's tensor can
-    hold.
+    """Return True if a tensor of the file has finite, plain (dense, real, not quantized) values that the network's
+    tensor can hold.
     """
     if given.layout != torch.strided or given.is_quantized or given.is_meta or given.is_complex():
         return False
@@ -148,7 +147,7 @@ def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Return the empty prefix, and all prefixes of one to three components that occur in these dotted names."""
+    """Return the empty prefix, and all prefixes of one to three components that occur in dotted names."""
     found = {"": None}
     for name in names:
         parts = name.split(".")

@@ -12,36 +12,32 @@ from medsilo.extend.methods import head_layers
 from medsilo.extend.networks import NETWORKS
 from medsilo_pretrained.tuned import Begun
 
-FEATURES = 1  # number of dimensions of the tensor that is the embedding of one case
-BESIDE = {"hidden": (64,), "norm": "group"}  # settings for the head of a further network
+FEATURES = 1
+BESIDE = {"hidden": (64,), "norm": "group"}
 
 
 class Behind(nn.Module):
-    """A frozen body, followed by a trainable head. The input of this module is a batch of cases or a batch of their
-    embeddings.
-    """
+    """A frozen body, followed by a trainable head, for a batch of cases or for a batch of the cases' embeddings."""
 
     def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine a body and a head. `beside` is the configuration from which further networks for the same cases are
-        built.
-        """
+        """Combine a body and a head; further networks for the same cases are built from the configuration `beside`."""
         super().__init__()
         self.body, self.head, self.beside = body.eval(), head, beside
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.body.eval()  # Dropout and batch norm of the body always stay in evaluation mode.
+        self.body.eval()  # dropout and batch norm of the frozen body always stay in evaluation mode
         return self
 
     def state_dict(self, *given: Any, prefix: str = "", **how: Any) -> Any:
-        """Return only the state of the head. The state of the body is empty, but collecting it would take most of the
-        time of a round.
+        """Return only the state of the head. The body adds nothing to the state, but searching the body for tensors
+        would take most of the time of a round.
         """
         return self.head.state_dict(*given, prefix=f"{prefix}head.", **how)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Return the embedding of each case. The embeddings are computed one case at a time, so that the other cases in
-        a batch cannot change an embedding.
+        """Compute the embeddings of a batch one case at a time, so that the other cases in the batch cannot change an
+        embedding.
         """
         with torch.no_grad():
             return torch.cat([self.body(one) for one in inputs.split(1)]).float()
@@ -89,8 +85,8 @@ class FrozenNetwork(Begun):
         return module.embed(inputs)
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why the embeddings in a plan cannot be computed only once from whole and unchanged
-        images.
+        """Yield the reasons why a plan does not allow computing each embedding only once: the images must be whole and
+        unchanged.
         """
         task = plan.task
         if not self.start:

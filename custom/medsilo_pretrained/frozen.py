@@ -2,8 +2,8 @@
 process share these tensors.
 
 Methods, optimizers, secure aggregation, privacy accounting, saved states and disclosure reports work on state dicts and
-parameters. A frozen tensor is in no state dict and is no parameter, so none of these features has to treat it
-specially.
+parameters. A frozen tensor is in no state dict and is no parameter, so none of these features needs a special case for
+frozen tensors.
 """
 
 from collections.abc import Collection, Iterator, MutableMapping
@@ -26,9 +26,9 @@ MULTIPLY = {
 
 
 class Frozen(Tensor):
-    """A tensor that never changes. On each device, all copies of a network share the tensor."""
+    """A tensor that never changes, and that all copies of a network on a device share."""
 
-    # The results of operations on frozen tensors are plain tensors.
+    # makes operations on frozen tensors return plain tensors
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -47,9 +47,7 @@ class Frozen(Tensor):
 
 
 class Rounded(Frozen):
-    """A frozen tensor that is stored in a lower precision than the network's computations, unless these use mixed
-    precision.
-    """
+    """A frozen tensor that is stored in a lower precision than the precision of the network's computations."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
@@ -61,8 +59,8 @@ class Rounded(Frozen):
 
 
 def keep_rounded(network: nn.Module) -> None:
-    """Store the weights of frozen linear layers and convolutions in bfloat16, the type in which mixed precision uses
-    these weights.
+    """Store the weights of frozen linear layers and convolutions in bfloat16, because mixed precision converts these
+    weights to bfloat16 in any case.
     """
     for layer in network.modules():
         if isinstance(layer, nn.Linear | _ConvNd):
@@ -75,8 +73,6 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
     is trained.
 
     Args:
-        network: The network.
-        trained: The names of the trained parameters.
         known: Frozen tensors of earlier networks, by `key` and name. They are reused, and new tensors are added.
         key: Identifies the origin of the values.
     """
@@ -104,17 +100,17 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
                     layer._buffers[name] = frozen(whole[name], buffer)
                     layer._non_persistent_buffers_set.add(name)
             if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
-                # A frozen layer that counts batches would look for its batch counter in every state dict.
+                # A frozen batch norm layer that counts batches would expect its counter in every state dict.
                 layer.track_running_stats = False
                 layer.register_forward_pre_hook(_use_statistics)
 
 
 def _use_statistics(layer: nn.Module, inputs: Any) -> None:
-    """Let a frozen batch norm layer use its running statistics, even while the network is in training mode."""
+    """Make a frozen batch norm layer use its running statistics, even while the network is in training mode."""
     layer.training = False
 
 
 def values_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the value of each tensor with which a network computes, whether frozen or not."""
+    """Yield the name and the value of each tensor of a network, including frozen tensors."""
     yield from network.named_parameters(remove_duplicate=False)
     yield from network.named_buffers(remove_duplicate=False)

@@ -40,7 +40,7 @@ class LeNet5(Network):
         )
 
 
-# For each convolution: number of features, kernel size, stride, padding, and True if pooling follows.
+# for each convolution: number of features, kernel size, stride, padding, and True if pooling follows
 CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
 LAST = (256, 3, 1, 1, True)
 

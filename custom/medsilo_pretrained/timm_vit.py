@@ -13,7 +13,7 @@ from medsilo.extend import Network
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1, max_length=64)]
 
-# dictionary from Hugging Face's names of a block's tensors, in ViT and DINOv2, to timm's names
+# timm's names of the tensors of a block, by Hugging Face's names in ViT and DINOv2
 BLOCK = {
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
@@ -32,15 +32,13 @@ WHOLE = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# prefixes of names in Hugging Face's files: these tensors do not change the features
+# prefixes of names in Hugging Face's files whose tensors do not change the features
 UNUSED = ("embeddings.mask_token", "pooler.", "classifier.", "decoder.", "lm_head.")
 MARK = "embeddings.patch_embeddings.projection.weight"
 QUERIES = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
 
 
 class Scale(nn.Module):
-    """Multiplies each feature by a learned factor."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.full((width,), 1e-5))
@@ -50,8 +48,6 @@ class Scale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention among the tokens of an image."""
-
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -65,8 +61,6 @@ class Attention(nn.Module):
 
 
 class Layers(nn.Module):
-    """Two linear layers with GELU between them."""
-
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
@@ -76,8 +70,6 @@ class Layers(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: attention and two linear layers, with residual connections."""
-
     def __init__(self, given: "TimmViT") -> None:
         super().__init__()
         width = given.width
@@ -91,8 +83,6 @@ class Block(nn.Module):
 
 
 class Patches(nn.Module):
-    """Converts images to tokens, one for each patch."""
-
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, width, patch, stride=patch)
@@ -191,7 +181,7 @@ class TimmViT(Network):
         return Transformer(self, channels, classes)
 
     def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors of a file by timm's names, if the file uses the names of Hugging Face."""
+        """Return the tensors of a file under timm's names; names of Hugging Face are translated."""
         marks = [name for name in given if name.endswith(MARK)]
         if not marks:
             return given
@@ -204,7 +194,8 @@ class TimmViT(Network):
             parts = [theirs.get(name.replace("query", part)) for part in ("query", "key", "value")]
             if all(own is not None for own in parts):
                 found[f"blocks.{number}.attn.qkv.{kind}"] = torch.cat(parts)  # type: ignore[arg-type]
-        # If a model has register tokens, timm stores the class token after its position embedding was added.
+        # in a model with register tokens, timm adds the position embedding to the class token before the class token is
+        # stored
         if {"reg_token", "cls_token", "pos_embed"} <= found.keys():
             place = found["pos_embed"]
             found |= {"cls_token": found["cls_token"] + place[:, :1], "pos_embed": place[:, 1:]}
@@ -212,9 +203,8 @@ class TimmViT(Network):
 
 
 def _of_block(name: str) -> str:
-    """Return timm's name for a tensor of a block that has a name of Hugging Face. For queries, keys and values, return
-    an empty text, because timm stores these three as one tensor. A name that is not one of Hugging Face's is returned
-    unchanged.
+    """Translate Hugging Face's name for a tensor of a block to timm's name. For queries, keys and values, return an
+    empty text, because timm stores these three as one tensor. Return all other names unchanged.
     """
     told = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)", name)
     if not told:

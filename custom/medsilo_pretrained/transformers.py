@@ -24,10 +24,11 @@ class ViT(Network):
     heads: int = Field(4, ge=1, le=64, description="number of attention heads in each block")
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        from monai.networks.nets import ViT as MonaiViT  # The import of this package takes seconds.
+        # MONAI is imported only when a network is built, because its import takes seconds
+        from monai.networks.nets import ViT as MonaiViT
 
         class Scores(MonaiViT):
-            """MONAI's network, of which only the scores are returned and not the outputs of the blocks."""
+            """MONAI's ViT, of which only the class scores are returned and not the outputs of the blocks."""
 
             def forward(self, x: Tensor) -> Tensor:
                 return super().forward(x)[0]
@@ -61,7 +62,7 @@ class SwinUnetr(Network):
 
     def build(self, channels: int, classes: int) -> nn.Module:
         place = torch.get_default_device()
-        # MONAI reads tensor values while it builds the network, so the meta device cannot be used.
+        # MONAI reads tensor values while it builds the network, so the network cannot be built on the meta device.
         with torch.device("cpu" if place.type == "meta" else place):
             return super().build(channels, classes).to(place)
 

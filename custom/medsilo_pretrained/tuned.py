@@ -24,7 +24,8 @@ WORDS: Mapping[str, Callable[[nn.Module], Iterable[str]]] = {
     "bias": lambda network: ["bias", "*.bias"],
 }
 
-# Frozen tensors of all networks in this process, by the hash of the checkpoint, the network and the tensor's name.
+# Frozen tensors of all networks in this process; a key consists of the hash of the checkpoint, the network and the
+# tensor's name.
 _KNOWN: MutableMapping[tuple[str, ...], Frozen] = WeakValueDictionary()
 
 
@@ -36,8 +37,6 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_lengt
 
 
 class Checkpoint(Section):
-    """The file that contains the initial weights of a network."""
-
     file: str = Field("", max_length=200, description="name of the file, for people only")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash by which the file is found")
     bytes: int = Field(ge=1, le=1 << 32, description="number of bytes in the file")
@@ -66,7 +65,7 @@ class Checkpoint(Section):
     )
 
 
-_FROM: Any = {  # `from` is a keyword in Python, so the class definition cannot declare a field of this name.
+_FROM: Any = {  # Python's keyword `from` cannot be the name of a field in a class definition.
     "from": (
         Checkpoint | None,
         Field(
@@ -88,7 +87,6 @@ class Begun(_Begun):
 
     @property
     def start(self) -> Checkpoint | None:
-        """The file with the initial weights, or None if the weights are random."""
         return getattr(self, "from")
 
     @property
@@ -96,7 +94,6 @@ class Begun(_Begun):
         return {self.start.sha256: self.start.bytes} if self.start else {}
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why the network is too large, or why it does not fit a plan."""
         if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > self.MOST_PARAMETERS:
             yield f"network.of: has {numbers} numbers, frozen or not; {self.MOST_PARAMETERS} may be"
         if isinstance(self.of, Begun):
@@ -109,10 +106,10 @@ class Begun(_Begun):
         return super().settled(module, compute)
 
     def begin(self, network: nn.Module, channels: int, classes: int) -> dict[str, Tensor]:
-        """Load the tensors of the file into a network, and return these tensors; return an empty dictionary if the plan
-        names no file.
+        """Load the tensors of the checkpoint into a network, and return these tensors. If the plan names no checkpoint,
+        return an empty dictionary.
         """
-        # The tensors of a network on the meta device have no values.
+        # the tensors of a network on the meta device have no values
         if not self.start or next(network.parameters()).is_meta:
             return {}
         found = dict(self._matched(network, channels, classes).matched)
@@ -120,16 +117,9 @@ class Begun(_Begun):
         return found
 
     def freeze(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
-        """Freeze all parameters of a network that `trained` does not name.
-
-        Args:
-            network: The network.
-            found: The file's tensors in the network.
-            trained: The names of the trained parameters.
-        """
         if found:
             self._check_frozen(network, found, trained)
-        # All networks in this process that start from the same file share its frozen tensors.
+        # all networks in this process that start from the same checkpoint share its frozen tensors
         same = bool(self.start and found)
         key = (self.start.sha256, self.of.model_dump_json()) if self.start else ()
         freeze(network, trained, _KNOWN if same else {}, key)
@@ -183,8 +173,8 @@ class Begun(_Begun):
 
 
 class Tuned(Begun):
-    """A network of which only some parameters are trained. Only the trained parameters are saved between rounds,
-    averaged, protected by noise and sent.
+    """A network of which only some parameters are trained. Rounds save, average, send and add noise to these parameters
+    only.
     """
 
     name: Literal["tuned"] = "tuned"
@@ -223,7 +213,6 @@ class Tuned(Begun):
         return trained
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Return the plain network, with the values of frozen and trained tensors."""
         with torch.random.fork_rng(devices=[]):
             plain = self.of.build(channels, classes)
         values = dict(values_of(module))
@@ -232,7 +221,6 @@ class Tuned(Begun):
 
 
 def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Return the names that match none of these patterns."""
     allowed = list(patterns)
     return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allowed)]
 
@@ -249,7 +237,8 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
     """
     if not words:
         return ""
-    from monai.networks import nets  # The import of this package takes seconds.
+    # MONAI is imported only in the functions that need MONAI, because its import takes seconds
+    from monai.networks import nets
 
     kind = getattr(nets, str(words["_target_"]).rpartition(".")[2])
     normal = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
@@ -264,7 +253,7 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
 
 
 def _layer(words: Any) -> Any:
-    """Convert MONAI's description of a layer to a pair: the name in lower case, and the arguments."""
+    """Convert MONAI's description of a layer to the lower-case name of the layer and its arguments."""
     if words is None:
         return None
     name, given = (words, {}) if isinstance(words, str) else words

@@ -69,8 +69,8 @@ def __getattr__(name: str) -> Any:
 
 _rank = "0"  # rank of this process in distributed training of one model
 LOG = logging.getLogger(__name__)
-_site: ScriptSite | None = None  # the site of the script that runs in this process
-# The model and optimizer of a process of rank 1 or more, where no site is created.
+_site: ScriptSite | None = None
+# model and optimizer in a process of rank 1 or more, which has no site
 _follows: tuple[nn.Module, Optimizer] | None = None
 
 
@@ -148,15 +148,16 @@ def join(
     model_folders.look_in(folder / "config")
     data = Data(loader, validation, samples, batch, loss, evaluate, test)
     site = flare.get_site_name()
-    if room_client.is_inside():  # The hospital's own process, outside the airlock, decides which numbers leave.
+    # for a script in the airlock, the hospital's process outside the airlock decides which numbers leave the hospital
+    if room_client.is_inside():
         data.repeats_from = room_client.told()["repeats"]
         output, hospital = OUTPUT, None
     else:
-        # NVFlare deletes the job's folder with the job, so results go into a folder outside.
+        # results are written outside of the job's folder, because NVFlare deletes this folder with the job
         output = folder.parents[1] / "medsilo"
         hospital = script_process.hospital_of(folder, site, plan)
     _site = ScriptSite(plan, site, output, model, optimizer, data, scheduler, hospital=hospital)
-    if not room_client.is_inside():  # NVFlare's messages do not reach a process in the airlock.
+    if not room_client.is_inside():  # a process in the airlock receives no messages from NVFlare
         GARBAGE.begin()
 
 
@@ -179,7 +180,8 @@ def _refuse_several_processes(plan: Plan) -> None:
 
 
 def is_running(ctx: Any = None) -> bool:
-    """Wait for a round to train, and return False when the study is over. As in NVFlare, ranks other than 0 get False.
+    """Wait for a round to train, and return False when the study is over. As in NVFlare, processes of other ranks than
+    0 get False.
 
     Args:
         ctx: NVFlare's context, which is ignored
@@ -204,7 +206,7 @@ def is_running(ctx: Any = None) -> bool:
         script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
-        except Lacks:  # After this answer, the server sends the initial weights.
+        except Lacks:  # after this answer, the server sends the initial weights
             flare.send(flare.FLModel(params={}, meta={LACKS: True}))
             continue
         if answer is None:
@@ -246,11 +248,11 @@ is_submit_model = is_evaluate
 
 
 def receive(timeout: float | None = None, ctx: Any = None) -> flare.FLModel | None:
-    """Return the received model with the number of its round, which counts from 0.
+    """Return the received model and the number of the round, which counts from 0.
 
-    Before this call, medsilo has already loaded the received weights into the joined model.
-    The `params` are a copy of the joined model's weights before training, including the weights that never leave the
-    site. As in NVFlare, other ranks than 0 get None.
+    Before the call of `receive`, medsilo has already loaded the received weights into the joined model. The `params`
+    are a copy of the joined model's weights before training, including the weights that never leave the site. As in
+    NVFlare, processes of other ranks than 0 get None.
 
     Args:
         timeout: ignored, because is_running() has already waited
@@ -287,7 +289,8 @@ def networks() -> Iterator[tuple[nn.Module, Optimizer]]:
 
 
 def send(model: flare.FLModel | Metrics | float | None = None, clear_cache: bool = True, ctx: Any = None) -> None:
-    """Send the trained tensors of a round that the method defines. As in NVFlare, ranks other than 0 send no tensors.
+    """Send the trained tensors of a round; the method defines which tensors are sent. As in NVFlare, processes of other
+    ranks than 0 send no tensors.
 
     The metrics are those of the received model before training, as in NVFlare. The recipe's `key_metric` must be among
     the metrics, which may also be in `meta`, as in MONAI's MonaiAlgo.
@@ -325,10 +328,9 @@ def _difference(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
-    """Raise MedsiloError if the tensors to send are not those of the joined model."""
     for name, value in params.items():
         given, mine = torch.as_tensor(value), own.get(name)
-        if mine is not None and given.is_set_to(mine):  # Most scripts pass the joined model's own tensors.
+        if mine is not None and given.is_set_to(mine):  # most scripts pass the tensors of the joined model itself
             continue
         if mine is None or given.shape != mine.shape or not given.allclose(mine.to(given), 0, 0, equal_nan=True):
             raise MedsiloError(
@@ -368,7 +370,9 @@ def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
 
 
 def _app_folder() -> Path:
-    """Return the folder of the job's app at this site, with the script in `custom` and the plan in `config`."""
+    """Return the folder of the job's app at this site. The subfolder `custom` contains the script, and `config`
+    contains the plan.
+    """
     for place in map(Path, sys.path):
         if place.name == "custom" and (place.parent / "config" / paths.PLAN).is_file():
             return place.resolve().parent

@@ -53,19 +53,17 @@ def refuse_beside_opacus(method: str) -> None:
 
 @dataclass
 class Data:
-    """A script's data loaders, and the functions that score a model."""
-
-    loader: Iterable[Any]  # yields the training batches
-    validation: Iterable[Any] | None = None  # yields labelled validation batches, which FedSM needs
-    # the number of training cases or of the cases of each part; by default, the loaders are counted
+    loader: Iterable[Any]
+    validation: Iterable[Any] | None = None  # yields validation batches with labels, which FedSM needs
+    # number of training cases, or number of cases of each part; by default, medsilo counts the cases in the loaders
     samples: Samples = None
     batch: Batch = usual_batch
-    loss: LossFunction | None = None  # the loss function, which only some methods need
+    loss: LossFunction | None = None
     evaluate: Evaluate | None = None
-    test: Evaluate | None = None  # scores the selected model once
-    # The seed of each round's random numbers, if the site's process outside the airlock has sent it.
+    test: Evaluate | None = None
+    # seed of the random numbers in each round, if the hospital's process outside the airlock has sent this seed
     repeats_from: int | None = field(default=None, init=False)
-    passing: bool = field(default=False, init=False)  # whether a method is iterating over a loader
+    passing: bool = field(default=False, init=False)  # True while a method iterates over a loader
     method: str = field(default="the method", init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +72,9 @@ class Data:
             raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
-        """Return the number of cases in a part, which the script states or the loader contains; 0 if unknown."""
+        """Return the number of cases in a part of the data, or 0 if the number is unknown. The script states the number
+        of cases, or the loader's cases are counted.
+        """
         if isinstance(self.samples, Mapping) and part in self.samples:
             return self.samples[part]
         if isinstance(self.samples, int) and part == "train":
@@ -91,24 +91,21 @@ class Data:
 
     @property
     def steps(self) -> int:
-        """Return the number of batches in one pass over the training data."""
         try:
             return len(self.loader)  # type: ignore[arg-type]
         except TypeError:
             return 1
 
     def seed(self, seed: int) -> None:
-        """Seed all random number generators that the script may use in this process."""
         seed_torch(seed)
-        if torch.cuda.is_initialized():  # CUDA is initialised if the model is on a GPU.
+        if torch.cuda.is_initialized():  # CUDA is initialised only if the script uses a GPU
             torch.cuda.manual_seed_all(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # Scripts may use Python's and NumPy's generators.
+        np.random.seed(seed % 2**32)  # scripts may also use the random generators of Python and NumPy
         if isinstance(generator := getattr(self.loader, "generator", None), torch.Generator):
             generator.manual_seed(seed)
 
     def batches(self, loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the inputs and targets of each batch, on the given device."""
         refuse_beside_opacus(self.method)
         self.passing = True
         for batch in loader:

@@ -17,11 +17,11 @@ from medsilo.schedule.train_context import TrainContext
 
 @dataclass(frozen=True)
 class Turn:
-    """The part of a round in which one network is trained, either by the script or batch by batch by the method."""
+    """The part of a round in which one network is trained: by the script, or by the method batch by batch."""
 
     name: str
-    by_script: bool  # True if the script trains this network in its own loop
-    # Sets the network to training mode and returns its training step; None if the script only scores a model.
+    by_script: bool  # True if the script trains the network in the script's own loop
+    # sets the network to training mode and returns its training step; None if the script only scores a model
     make: Callable[[], TrainStep] | None
 
     @cached_property
@@ -35,8 +35,6 @@ class Turn:
 
 @dataclass(frozen=True)
 class ScriptContext(TrainContext):
-    """The training functions that methods use at a site where a script trains."""
-
     hand_over: Callable[[Turn], float] = field(kw_only=True)
 
     def lesson(
@@ -60,17 +58,16 @@ class ScriptContext(TrainContext):
 
 
 class Work:
-    """The computation of an answer, in a separate thread that waits while the script trains."""
+    """The computation of an answer, which runs in a separate thread and waits while the script trains."""
 
     def __init__(self) -> None:
         self.asked: SimpleQueue[Turn | Callable[[], Any] | StudyMessage | BaseException | None]
         self.done: SimpleQueue[Any]
-        self.now: Turn | None = None  # the network that the script should train now
-        self.sends = False  # True if the script should call send now
+        self.now: Turn | None = None  # the network that the script should train at present, or None
+        self.sends = False  # True if the script should call `send` next
         self.answer: StudyMessage | None = None
 
     def begin(self, make: Callable[[], StudyMessage]) -> None:
-        """Start the computation, and wait until the script has something to do."""
         self.asked, self.done = SimpleQueue(), SimpleQueue()
         threading.Thread(target=self._run, args=(make,), name="medsilo-site", daemon=True).start()
         self._wait()
@@ -82,7 +79,8 @@ class Work:
             self.asked.put(error)
 
     def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
-        """Let the script train a network, or call a function in the script's thread, and return the result.
+        """Wait until the script has trained a network, or until the script's thread has called a function; return the
+        result.
 
         Args:
             what: the network or the function; None to wait until the script calls `send`
@@ -91,7 +89,6 @@ class Work:
         return self.done.get()
 
     def go_on(self, done: Any = None) -> None:
-        """Continue the computation after the script has finished its part."""
         self.done.put(done)
         self._wait()
 

@@ -1,7 +1,7 @@
 """Describe the network of a user's script, so that the server can build the network without the script's code.
 
-A plan lists the network's layers with the layers' types and tensor shapes. By these types, methods find normalisation
-layers and heads. The job contains the initial weights in a file, whose name is its hash.
+A plan lists the network's layers with the layers' types and tensor shapes. Methods use the layers' types to find
+normalisation layers and heads. The job contains a file with the initial weights, whose name is the hash of the file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,12 +29,12 @@ MOST_LAYERS, MOST_AXES = 20_000, 8
 Name = Annotated[str, Field(max_length=300)]
 Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
-# The layer types that methods distinguish. Any other layer is described as a plain module.
+# the layer types that methods distinguish; any other layer is described as a plain module
 KINDS: Mapping[str, type[nn.Module]] = {
     kind.__name__.strip("_"): kind
     for kind in (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.Linear, _ConvTransposeNd, _ConvNd)
 }
-# Names of layer attributes that may contain the number of input channels.
+# names of layer attributes that may contain the number of input channels
 NUMBERS = ("num_features", "num_channels", "in_features", "in_channels")
 DTYPES: Mapping[str, torch.dtype] = {
     str(kind).removeprefix("torch."): kind
@@ -46,19 +46,16 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class TensorShape(Section):
-    """The name, shape and type of a layer's tensor."""
-
     name: Name
     shape: Annotated[tuple[Size, ...], Field(max_length=MOST_AXES)]
     dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
-    learns: bool | None = None  # None for a buffer
-    same_as: Name = ""  # full name of the parameter that this tensor shares, if any
+    learns: bool | None = None  # True if the tensor is a parameter that is trained, None if the tensor is a buffer
+    # full name of the parameter that shares its memory with this tensor, if there is such a parameter
+    same_as: Name = ""
 
 
 class LayerShape(Section):
-    """The name, type and tensor shapes of a network's layer, without weights."""
-
-    name: Name  # name of the layer in `named_modules`
+    name: Name
     kind: Literal[("", *KINDS)] = ""  # type: ignore[valid-type]
     numbers: dict[Literal[NUMBERS], Size] = {}  # type: ignore[valid-type]
     tensors: tuple[TensorShape, ...] = Field((), max_length=MOST_LAYERS)
@@ -105,7 +102,7 @@ def _tensor(name: str, full: str, value: Tensor, seen: dict[int, str]) -> Tensor
 def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
     """Return a network of zeros with the described layers, which has no forward pass.
 
-    A PlanError is raised if the description of a layer is invalid.
+    Raise PlanError if the description of a layer is invalid.
     """
     root = nn.Module()
     parameters: dict[str, nn.Parameter] = {}
@@ -117,7 +114,7 @@ def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
                 continue
             above, _, own = shape.name.rpartition(".")
             root.get_submodule(above).register_module(own, layer)
-        # PyTorch raises different errors for invalid layers.
+        # PyTorch raises different errors for invalid layers
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             raise PlanError(
                 f"network.layers: {shape.name!r} is not a valid layer; let a recipe write the plan"
@@ -127,7 +124,7 @@ def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
 
 def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     kind = KINDS.get(shape.kind, nn.Module)
-    layer = kind.__new__(kind)  # The layer's own constructor would draw random weights.
+    layer = kind.__new__(kind)  # the constructor of the layer would draw random weights
     nn.Module.__init__(layer)
     for name, number in shape.numbers.items():
         setattr(layer, name, number)
@@ -149,7 +146,7 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
 
 # classes that wrap a model and rename its tensors
 WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
-COPIES: dict[str, nn.Module] = {}  # copies of the script's networks in this process; keys are hashes of initial weights
+COPIES: dict[str, nn.Module] = {}  # copies of the script's networks in this process, by the hash of the initial weights
 
 
 class ScriptNetwork(Network):
@@ -185,7 +182,9 @@ class ScriptNetwork(Network):
 
     @staticmethod
     def section(model: nn.Module, file: Path) -> dict[str, Any]:
-        """Write a network's initial weights into a file, and return the plan's section that describes both."""
+        """Write the initial weights of a network into a file, and return the section of the plan that describes the
+        network and the file.
+        """
         layers = layers_of(model)
         known = {f"{layer.name}.{own.name}".lstrip(".") for layer in layers for own in layer.tensors}
         if odd := sorted(known ^ model.state_dict().keys()):
@@ -203,13 +202,10 @@ class ScriptNetwork(Network):
         }
 
     def make_by(self, model: nn.Module) -> None:
-        """Let this process build the plan's networks as copies of a given network.
+        """Make this process build the networks of the plan as copies of the network `model`.
 
-        Each copied network starts with the recipe's initial weights. A MedsiloError is raised if the plan describes
-        another network.
-
-        Args:
-            model: the network to copy
+        Each copied network starts with the recipe's initial weights. Raise MedsiloError if the plan describes another
+        network.
         """
         described, own = (
             {name: (value.shape, value.dtype) for name, value in skeleton(layers).state_dict().items()}

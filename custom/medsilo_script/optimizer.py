@@ -1,4 +1,4 @@
-"""Read the settings of a script's optimizer for methods, and create equal optimizers for other networks."""
+"""Read the settings of a script's optimizer, and create optimizers with the same settings for other networks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
@@ -12,12 +12,11 @@ from medsilo.learning.training import Training
 
 
 def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[nn.Parameter]) -> Optimizer:
-    """Create an optimizer with the class and settings of a given optimizer for another network.
+    """Create an optimizer for another network, with the class and the settings of a given optimizer.
 
     Args:
-        optimizer: The optimizer to copy.
         parameters: The weights of the other network.
-        of: The weights of the network that the optimizer belongs to.
+        of: The weights that the given optimizer updates.
     """
     groups, others = optimizer.param_groups, dict(zip(map(id, of), parameters, strict=False))
     if len(of) != len(parameters):
@@ -31,19 +30,14 @@ def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[
 
 
 class ScriptTraining(Training):
-    """Training settings that come from the script's own optimizer."""
-
     _twin: Callable[[list[nn.Parameter]], Optimizer] = PrivateAttr()
     _steps: Callable[[], int] = PrivateAttr()
 
     @classmethod
     def of(cls, training: Training, optimizer: Optimizer, model: nn.Module, steps: Callable[[], int]) -> Training:
-        """Replace the plan's optimizer settings by the settings of the script's optimizer.
+        """Replace the optimizer settings of the plan by the settings of the script's optimizer.
 
         Args:
-            training: The plan's training settings.
-            optimizer: The script's optimizer.
-            model: The script's model.
             steps: Returns the number of optimizer steps in a round.
         """
         own = optimizer.param_groups[0]

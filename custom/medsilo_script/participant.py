@@ -46,8 +46,6 @@ class ScriptDisclosure(Disclosure):
 
 
 class ScriptEvaluation(Evaluation):
-    """Scores models with the script's own functions."""
-
     def __init__(self, script: Data, turns: Work, place: SiteContext, data: SiteData, state: ScriptState) -> None:
         self.script, self.turns, self.data, self.state = script, turns, data, state
         self.settings, self.task = place.settings, place.plan.task
@@ -57,11 +55,12 @@ class ScriptEvaluation(Evaluation):
     ) -> tuple[float, float, Measures]:
         script, own = self.script, self.state.module
         tests = part is self.data.test
-        # The script's evaluation gets the script's model itself, which already has the method's input layer.
+        # the script's function for evaluation gets the script's own model, which already contains the method's input
+        # layer
         net = own if own in model.children() else model
         if function := script.test if tests else script.evaluate:
             return math.nan, scored(self.task, self.turns.hand_over(partial(_evaluated, function, net))), {}
-        if tests and net is not own:  # The super model's selector counts its decisions in this pass.
+        if tests and net is not own:  # the selector of a super model counts its decisions in this pass
             for inputs, _ in self.in_order(part, net):
                 net(inputs)
         return math.nan, math.nan, {}
@@ -70,8 +69,8 @@ class ScriptEvaluation(Evaluation):
         return part
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the script's validation batches."""
-        assert self.script.validation is not None  # `_refuse_lacking` has checked this.
+        # `_refuse_lacking` has checked that the script passes validation data
+        assert self.script.validation is not None
         return self.script.batches(self.script.validation, self.state.compute.device)
 
 
@@ -93,11 +92,11 @@ class ScriptTrainer(Trainer):
     ) -> None:
         super().__init__(place, data, state, Protection(place), None, disclosure, evaluation)
         self.script, self.turns, self.home, self.handed_over = script, turns, home, False
-        self.sent_score: float | None = None  # the score of the received model, if the script sent a score
+        self.sent_score: float | None = None  # the script's score of the received model, if the script sent a score
 
     @cached_property
     def repeated_from(self) -> int:
-        """Return the seed for the script's random numbers in a reproducible study.
+        """Return the seed of the script's random numbers in a reproducible study.
 
         With patients' data, the hospital keeps the seed secret, because the seed determines the script's random noise.
         """
@@ -111,7 +110,7 @@ class ScriptTrainer(Trainer):
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         state, task = self.state, self.place.plan.task
         assert isinstance(task, ScriptTask)
-        if task.repeats:  # In a study that is not reproducible, the script seeds its generators itself.
+        if task.repeats:  # in a study that is not reproducible, the script itself seeds its random generators
             self.script.seed(seed_for(self.repeated_from, self.place.site, "script", number))
         state.steps, self.sent_score, self.handed_over = 0, None, False
         state.untrained.clear()
@@ -125,7 +124,7 @@ class ScriptTrainer(Trainer):
         return loss
 
     def _let_score(self) -> None:
-        """Let the script's loop score the received model, before the method trains without the script."""
+        """Wait for the script's loop to score the received model, before the method trains without the script."""
         state, self.handed_over = self.state, True
         arrived = [own.detach().clone() for own in state.module.parameters()]
         state.alone = True
@@ -135,7 +134,7 @@ class ScriptTrainer(Trainer):
             state.refuse_training()
 
     def _hand_over(self, turn: Turn) -> float:
-        """Let the script train a network, and return NaN because only the script knows the loss."""
+        """Wait until the script has trained a network; return NaN, because only the script knows the loss."""
         state, self.handed_over = self.state, True
         state.turn = turn.name
         state.untrained.add(turn.name)
@@ -161,8 +160,6 @@ class ScriptTrainer(Trainer):
 
 
 class ScriptCases(RoundCases):
-    """Lets a method iterate over the script's own data loader."""
-
     trainer: ScriptTrainer
 
     @property
@@ -186,13 +183,13 @@ class ScriptCases(RoundCases):
 
 
 class ScriptChoice(OwnChoice):
-    """Selects the best model of a site by the script's scores, which may arrive after training."""
+    """Selects the best model of a site by the scores of the script, which may arrive after training."""
 
     def __init__(self, place: SiteContext, state: ScriptState, disclosure: Disclosure, trainer: ScriptTrainer) -> None:
         super().__init__(place, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
-        self.received: Tensors | None = None  # the received model, whose score the script has not yet sent
+        self.received: Tensors | None = None  # a received model whose score the script has not sent yet
 
     @property
     def chooses(self) -> bool:
@@ -217,18 +214,9 @@ class ScriptChoice(OwnChoice):
 def script_participant(
     script: Data, turns: Work, state: ScriptState, home: SiteSettings, place: SiteContext, envelope: UpdateCodec
 ) -> Participant:
-    """Create the participant for a site where a script reads the data, trains and scores.
-
-    Args:
-        script: The script's loaders and functions.
-        turns: The computation in the site's thread, which alternates with the script.
-        state: The networks and optimizers of the site.
-        home: The site's settings.
-        place: The context of the site.
-        envelope: Encodes the updates.
-    """
+    """Create the participant for a site where a script reads the data, trains and scores."""
     counts = map(script.cases, PARTS)
-    # placeholders for the cases, because only the number of cases is used
+    # these placeholders are never read, because only the number of cases is used
     data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))
     disclosure = ScriptDisclosure(place, data, Protection(place))
     evaluation = ScriptEvaluation(script, turns, place, data, state)
@@ -238,7 +226,7 @@ def script_participant(
 
 
 def scored(task: Task, metrics: Metrics | float) -> float:
-    """Return the value of the plan's metric, and negate the value if lower values are better."""
+    """Return the value of the plan's metric, with a negative sign if lower values of the metric are better."""
     assert isinstance(task, ScriptTask)
     if isinstance(metrics, Mapping):
         if task.metric not in metrics:
@@ -247,7 +235,7 @@ def scored(task: Task, metrics: Metrics | float) -> float:
         metrics = metrics[task.metric]
     try:
         value = float(metrics)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor with several elements raises RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         value = math.inf
     if abs(value) > FURTHEST:
         raise MedsiloError(f"metrics: {task.metric} is {plain(metrics, 40)}; give a number of at most {FURTHEST:.0e}")

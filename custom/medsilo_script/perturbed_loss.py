@@ -13,8 +13,6 @@ from medsilo.learning.perturbation import perturbed_gradients
 
 
 class LaterGradients(torch.autograd.Function):
-    """A tensor whose gradients are computed by a function when the script calls backward."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor, asks: Tensor, make: Callable[[Tensor], None]) -> Tensor:
         ctx.make = make
@@ -27,17 +25,19 @@ class LaterGradients(torch.autograd.Function):
 
 
 class PerturbedLoss:
-    """Lets a script's loss compute gradients at perturbed weights, before the script clips or rescales gradients.
+    """Makes the loss of a script compute gradients at perturbed weights, before the script clips or rescales the
+    gradients.
 
     The argument `loss` is the PyTorch module that the script calls on a network's output.
     """
 
     def __init__(self, alpha: float, loss: object) -> None:
         self.alpha = alpha
-        self.by_method = False  # True while a method, not the script, iterates over the loader
+        self.by_method = False  # True while the method iterates over the loader, and not the script
         # the network's last output, the network, its optimizer, and a function that repeats the forward pass
         self.passed: tuple[Any, nn.Module, Optimizer, Callable[[], Any]] | None = None
-        self.fits: bool | None = None  # True if all gradients since the last step are perturbed
+        # True if all gradients since the last optimizer step were computed at perturbed weights
+        self.fits: bool | None = None
         if alpha and isinstance(loss, nn.Module):
             loss.register_forward_hook(lambda *called: self._take(*called), with_kwargs=True)
 
@@ -78,7 +78,8 @@ class PerturbedLoss:
                 return found
 
             perturbed_gradients(optimizer, closure, self.alpha, module=network)
-            for own, grad in earlier:  # Add earlier gradients, because the script may accumulate several batches.
+            # earlier gradients are added, because the script may accumulate the gradients of several batches
+            for own, grad in earlier:
                 own.grad = own.grad if grad is None else grad if own.grad is None else grad + own.grad
             self.fits = self.fits is not False
 

@@ -43,7 +43,6 @@ LOG = logging.getLogger(__name__)
 
 
 def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise MedsiloError for an optimizer that cannot train the model with this method."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise MedsiloError("join: LBFGS computes the loss many times in a step; use another optimizer, such as SGD")
     steps = {id(own) for group in optimizer.param_groups for own in group["params"]}
@@ -58,7 +57,7 @@ def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer)
 
 
 def _refuse_lacking(plan: Plan, data: Data) -> None:
-    """Raise a MedsiloError before the first round if the method needs an argument of `join` that is missing."""
+    """Raise MedsiloError before the first round if the method needs an argument of `join` that is missing."""
     method, outcome = plan.algorithm, plan.algorithm.outcome
     data.method = method.title
     if method.own_loop or method.amplitude or method.perturbation or not outcome.one_network:
@@ -67,7 +66,7 @@ def _refuse_lacking(plan: Plan, data: Data) -> None:
         return
     if data.validation is None:
         raise MedsiloError(f"join: {method.title} needs validation=, a loader of validation batches with their labels")
-    # A selector without additional scores learns from the script's loss.
+    # a selector without additional scores learns from the loss of the script
     if not outcome.scores_besides and data.loss is None:
         raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
 
@@ -77,26 +76,25 @@ SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=
 
 
 class CountedSite:
-    """A wrapper of a script's site that charges each answer to the hospital's query budget."""
+    """A wrapper of a script's site that subtracts each answer from the hospital's query budget."""
 
     def __init__(self, inner: Site, place: SiteContext) -> None:
-        """Check that the hospital's budget permits the study, and raise Refused if the budget or approval is missing.
+        """Raise Refused unless the hospital has approved the study and its query budget permits the study.
 
         Args:
-            inner: The site that answers.
-            place: The context of the job at the hospital.
+            inner: The site that answers requests.
         """
         self.inner, self.protection = inner, Protection(place)
         self.protection.admit()
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         reply = self.inner.answer(parcel, stop)
-        self.protection.note_script(reply)  # The charge is written to the disk before the answer leaves.
+        self.protection.note_script(reply)  # the reduced budget must be on the disk before the answer leaves the site
         return reply
 
 
 class ScriptSite:
-    """A site that answers requests, and waits for the script to train; this class does not depend on NVFlare."""
+    """A site that answers requests and waits while the script trains; this class does not depend on NVFlare."""
 
     def __init__(
         self,
@@ -113,14 +111,6 @@ class ScriptSite:
         """Prepare a site whose networks the script trains.
 
         Args:
-            plan: The plan of the study.
-            site: The name of the site.
-            output: The folder for the site's studies.
-            model: The script's network.
-            optimizer: The script's optimizer.
-            data: The script's data and scoring functions.
-            scheduler: The learning rate scheduler.
-            home: The site's settings.
             hospital: The context of the job at a hospital with a startup kit.
         """
         self.plan, self.site, self.output, self.data, self.hospital = plan, site, output, data, hospital
@@ -132,21 +122,18 @@ class ScriptSite:
         self._make = lambda folder: ScriptState(self.plan, site, folder, model, optimizer, scheduler, data.loss)
         self.state: ScriptState
         self.asked: Request | None = None
-        self.waiting: Any = None  # the received model, until the script calls send
+        self.waiting: Any = None  # the received model, which waits until the script calls `send`
         self.work = Work()
         self._inner: Site | None = None
-        self._told: dict[str, int] = {}  # number of cases of each site
+        self._told: dict[str, int] = {}
 
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
-        """Answer a request, or return None if the script has to train first.
+        """Answer a request, or return None if the script must train before the answer.
 
-        A `Lacks` error is raised if the initial weights are missing.
-
-        Args:
-            parcel: the message with the request
+        Raise `Lacks` if the initial weights are missing.
         """
         asked = self.asked = Request.received(parcel.facts)
-        if not is_safe_name(asked.study):  # The name of the study is also the name of its folder.
+        if not is_safe_name(asked.study):  # a folder is named after the study, so the name must be safe
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
@@ -171,7 +158,6 @@ class ScriptSite:
         return self.work.answer
 
     def _permitted(self, inner: Site, asked: Request) -> Site:
-        """Wrap a site so that the site answers only while its hospital permits the study."""
         if self.hospital is None:
             return inner
         study = self.hospital.folder.parents[2] / asked.study
@@ -182,9 +168,9 @@ class ScriptSite:
         return permission
 
     def _answer(self, order: StudyMessage) -> StudyMessage:
-        """Answer a request, and explain the errors of a method that iterates over the script's data.
+        """Answer a request. If a method that iterates over the script's data fails, explain the error.
 
-        The error message names the arguments of `join` that may need a change.
+        The explanation names the arguments of `join` that may need a change.
         """
         assert self._inner
         try:
@@ -205,30 +191,25 @@ class ScriptSite:
 
     @property
     def has_answered(self) -> bool:
-        """Return True if the script has already answered the current round."""
         return self.waiting is not None and self.work.answer is not None
 
     def weights(self) -> Tensors:
-        """Return a copy of the model's current weights."""
         return {name: copied(own) for name, own in self.state.module.state_dict().items()}
 
     def networks(self) -> Iterator[tuple[nn.Module, Optimizer]]:
-        """Yield each network that the script should train in this round, with its optimizer."""
         while turn := self.work.now:
             if turn.by_script:
                 yield self.state.modules[turn.name], self.state.stepping(turn.name)
             self._go_on()
 
     def _go_on(self, score: float | None = None) -> None:
-        """Continue the site's thread after the script has trained a network or called send."""
+        """Continue the site's thread, after the script has trained a network or called `send`."""
         self.state.follow()
         self.work.go_on(score)
 
     def finish(self, metrics: Metrics | float | None = None) -> StudyMessage:
-        """Return the answer of the current round after the script has trained.
-
-        Args:
-            metrics: The metrics of the received model before training.
+        """Return the site's answer in the current round. `metrics` are the metrics of the received model before
+        training.
         """
         work = self.work
         if not work.now and not work.sends:

@@ -24,11 +24,11 @@ from medsilo_script.network import ScriptNetwork, skeleton
 from medsilo_script.optimizer import ScriptTraining
 from medsilo_script.perturbed_loss import PerturbedLoss
 
-VARYING = ("lr", "momentum", "betas")  # optimizer settings that scripts and schedulers change during training
+VARYING = ("lr", "momentum", "betas")  # optimizer settings that scripts and schedulers may change during training
 
 
 class ScriptCompute(Compute):
-    """The device of the script's model; the script itself determines precision and number of threads."""
+    """The device of the script's model, whose precision and number of threads the script itself determines."""
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
@@ -36,7 +36,7 @@ class ScriptCompute(Compute):
 
 
 def has_own_steps(method: Algorithm) -> bool:
-    """Return True if a method changes a site's training steps, so that medsilo must observe each step."""
+    """Return True if a method changes the training steps of a site, so that medsilo must observe each step."""
     return (
         bool(method.perturbation)
         or type(method).train_round is not Algorithm.train_round
@@ -45,16 +45,19 @@ def has_own_steps(method: Algorithm) -> bool:
 
 
 class ScriptState(SiteState):
-    """The state of a site where a script trains; the script itself creates the network "model" and its optimizer."""
+    """The networks and optimizers of a site where a script trains; the script itself creates the network "model" and
+    its optimizer.
+    """
 
     def __init__(
         self, plan: Plan, site: str, folder: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loss: object
     ) -> None:
         self.module, self.own_optimizer, self.scheduler = model, optimizer, scheduler
-        self.steps = 0  # number of the script's optimizer steps in this round
-        self.turn: str | None = None  # name of the network that the script is training
-        self.alone = False  # True if the script's loop only scores, because the method trains without the loop
-        # names of networks whose optimizers have taken no step yet in this round
+        self.steps = 0
+        self.turn: str | None = None
+        # True if the script's loop only scores the model, because the method trains without the loop
+        self.alone = False
+        # names of the networks whose optimizers have not taken a step in this round
         self.untrained: set[str] = set()
         self.loss = PerturbedLoss(added.alpha if (added := plan.algorithm.perturbation) else 0.0, loss)
         self.hooked: WeakSet[nn.Module] = WeakSet()
@@ -66,7 +69,9 @@ class ScriptState(SiteState):
     def _prepare(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Call an optimizer step's closure before the method corrects gradients; PyTorch calls closures afterwards."""
+        """Call the closure of an optimizer step before the method corrects the gradients, because PyTorch would call
+        the closure afterwards.
+        """
         if self.alone:
             self.refuse_training()
         closure: Closure | None = next((own for own in (*args[1:], *kwargs.values()) if own is not None), None)
@@ -78,7 +83,7 @@ class ScriptState(SiteState):
         return None if closure is None else ((optimizer, lambda: loss), {})
 
     def _refuse_other_network(self, optimizer: Optimizer) -> None:
-        """Raise a MedsiloError if an optimizer step does not train the network that the script should train."""
+        """Raise MedsiloError if an optimizer step does not train the network that the script should train."""
         if self.turn is None or not has_own_steps(self.algorithm):
             return
         self.untrained.discard(self.turn)
@@ -90,14 +95,14 @@ class ScriptState(SiteState):
             )
 
     def refuse_training(self) -> None:
-        """Raise a MedsiloError because the script took a training step, although only the method trains."""
+        """Raise MedsiloError because the script took a training step, although only the method trains."""
         raise MedsiloError(
             f"optimizer.step: {self.algorithm.title} trains by a loop of its own, with loss=; put "
             "'for net, optimizer in flare.networks():' around your loop, which medsilo then skips"
         )
 
     def refuse_unseen_steps(self) -> None:
-        """Raise a MedsiloError if the script trained a network with an optimizer that medsilo does not observe."""
+        """Raise MedsiloError if the script trained a network with an optimizer that medsilo does not observe."""
         if has_own_steps(self.algorithm) and self.untrained:
             raise MedsiloError(
                 f"optimizer.step: {self.algorithm.title} saw no step of {min(self.untrained)!r} in this round; make one"
@@ -109,7 +114,7 @@ class ScriptState(SiteState):
 
     @property
     def training(self) -> Training:
-        """Return the training settings with the current settings of the script's optimizer."""
+        """Return the training settings of the plan, with the present settings of the script's optimizer."""
         return ScriptTraining.of(self.plan.training, self.own_optimizer, self.module, lambda: self.steps)
 
     def begin(self) -> None:
@@ -125,7 +130,9 @@ class ScriptState(SiteState):
         self.done, self.best = 0, None
 
     def _hook(self, name: str, module: nn.Module) -> None:
-        """Apply the method's input layer before a network, also in copies that the script makes of the network."""
+        """Apply the method's input layer before a network is called, also before copies of the network that the script
+        makes.
+        """
 
         def normalise(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             layer = self.modules[INPUT]
@@ -140,9 +147,9 @@ class ScriptState(SiteState):
         self.loss.watch(module, lambda: self.optimizers[name])
 
     def refuse_other_learning(self) -> None:
-        """Raise a MedsiloError if the frozen weights differ from those of the recipe's model.
+        """Raise MedsiloError if the frozen weights differ from those of the recipe's model.
 
-        Only methods that store values for each trained weight need the same frozen weights.
+        The frozen weights are checked only for methods that store values for each trained weight.
         """
         if not any(isinstance(kept, nn.ParameterList) for kept in self.modules.values()):
             return
@@ -156,7 +163,7 @@ class ScriptState(SiteState):
             )
 
     def _refuse_many_outputs(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Raise a MedsiloError in the first round if a super model could not combine the network's outputs."""
+        """Raise MedsiloError in the first round if a super model could not combine the network's outputs."""
         if not module.training and not isinstance(output, Tensor):
             raise MedsiloError(
                 f"model: the network returns a {type(output).__name__}; {self.algorithm.title}'s super model needs "
@@ -177,14 +184,16 @@ class ScriptState(SiteState):
                 optimizer.register_step_pre_hook(self._prepare)
 
     def stepping(self, name: str) -> Optimizer:
-        """Return the optimizer for a network, with the learning rate of the script's optimizer."""
+        """Return the optimizer of a network; its learning rate is that of the script's optimizer."""
         optimizer = self.optimizers[name]
         for group, own in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
             group["lr"] = own["lr"]
         return optimizer
 
     def follow(self) -> None:
-        """Follow the device of the script's model, because scripts may move the model to a GPU and back."""
+        """Use the device of the script's model for further computations, because scripts may move the model to a GPU
+        and back.
+        """
         self.compute = ScriptCompute(device=next(self.module.parameters()).device)
 
     def besides(self) -> dict[str, Any]:
@@ -217,4 +226,4 @@ class ScriptState(SiteState):
 def _plain(number: Any) -> Any:
     if isinstance(number, tuple | list):
         return [_plain(own) for own in number]
-    return None if number is None else float(number)  # Optimizers without a fixed learning rate have None.
+    return None if number is None else float(number)  # optimizers without a fixed learning rate have None

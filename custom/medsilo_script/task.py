@@ -16,7 +16,7 @@ from medsilo.tasks.task import Task
 
 
 class ScriptObjective(Objective):
-    """The objective of a script, which computes its metric itself; higher values are better."""
+    """The objective of a script that computes its metric itself; higher values are better."""
 
     metric_range = (-FURTHEST, FURTHEST)
     outputs = 1
@@ -32,13 +32,15 @@ class ScriptObjective(Objective):
         raise MedsiloError("medsilo cannot compute the loss of a training script")
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the accuracy of each case over all positions, with which a super model chooses its threshold."""
+        """Return the accuracy of each case over all positions. A super model uses these accuracies to choose its
+        threshold.
+        """
         found = output.argmax(1)
         return (found == target.reshape(found.shape)).float().reshape(len(found), -1).mean(1)
 
 
 class ScriptTask(Task):
-    """The task of a user's training script; medsilo does not access the script's data and does not know its loss."""
+    """The task of a user's training script, to whose data and loss medsilo has no access."""
 
     title = "a training script of its own"
     scripted: ClassVar[bool] = True

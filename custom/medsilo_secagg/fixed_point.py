@@ -1,4 +1,4 @@
-"""Encode numbers as integers modulo 2^64, so that the sum does not depend on the order of addition."""
+"""Encode numbers as integers modulo 2^64, so that a sum does not depend on the order of the additions."""
 
 import math
 from collections.abc import Mapping
@@ -13,14 +13,15 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo_secagg.streams import Words
 
-CHECK = 4  # number of zero words after the encoded numbers; if masks were removed wrongly, these words are not zero
-CHUNK = 1 << 15  # numbers that are converted at a time
+# number of zero words after the encoded numbers; if masks are removed wrongly, these words are no longer zero
+CHECK = 4
+CHUNK = 1 << 15
 MOST_ROUNDED = 128.0  # maximum rounding error of a sum over 256 sites, in units of the last place
-USED = 0.999  # fraction of the integers' range that sums use; rounding errors may use the remaining fraction
+USED = 0.999  # fraction of the integers' range that sums may use; the remaining fraction is for rounding errors
 
-BITS = 64  # bits of a word
+BITS = 64
 WORD, SIGNED = np.dtype("<u8"), np.dtype("<i8")
-CARRIER = torch.int64  # type of the tensors in which words are sent
+CARRIER = torch.int64
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class FixedPoint:
 
     Args:
         bound: The largest absolute value that a site may send.
-        weights: The largest sum of the weights with which numbers are added; the number of sites for a plain sum.
-        one: The largest weight. Numbers are multiplied by their share of it before rounding, so that large weights cost
-            no precision.
+        weights: The largest sum of all sites' weights. In a plain sum, each site has the weight 1.
+        one: The largest weight of a site. Before rounding, numbers are multiplied by the site's weight divided by the
+            largest weight, so that large weights cost no precision.
     """
 
     bound: float
@@ -47,12 +48,14 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The scale for the largest weight: the largest power of two at which the sum does not overflow."""
+        """The factor by which numbers with the largest weight are multiplied: the largest power of two for which the
+        sum does not overflow.
+        """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
 
     def check(self, name: str, values: Tensor) -> None:
-        """Raise Refused, with the tensor's name, unless all values are finite and within the bound."""
+        """Raise Refused with the tensor's name, unless all values are finite and within the bound."""
         if not values.numel():
             return
         low, high = (float(value) for value in torch.aminmax(values))
@@ -65,7 +68,6 @@ class FixedPoint:
             )
 
     def encode(self, values: Tensor, words: Words, weight: int) -> None:
-        """Encode values, multiplied by their weight, into words. `check` must have accepted the values."""
         flat = values.detach().reshape(-1)
         given = (flat if flat.dtype == torch.float64 else flat.float()).cpu().numpy()
         room = np.empty(min(CHUNK, len(given)), np.float64)
@@ -76,7 +78,6 @@ class FixedPoint:
             signed[start : start + len(part)] = np.rint(scaled, out=scaled)
 
     def decode(self, words: Words, divisor: int, values: Tensor) -> None:
-        """Decode the sum in the words, divide the sum, and write the quotient into a tensor of floats."""
         flat = values.reshape(-1).numpy()
         signed, unit = words.view(SIGNED), self.scale * divisor / self.one
         for start in range(0, len(flat), CHUNK):
@@ -84,11 +85,7 @@ class FixedPoint:
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
 
     def within(self, words: Words, weight: int) -> bool:
-        """True if the words can be a weighted sum of numbers within the bound.
-
-        Args:
-            weight: The sum of the weights.
-        """
+        """Return True if the words can be a weighted sum of numbers within the bound."""
         signed = words.view(SIGNED)
         most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
@@ -96,7 +93,7 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Flat:
-    """The layout of named tensors in one sequence of words (64-bit integers)."""
+    """The order in which named tensors are stored in one sequence of words (64-bit integers)."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -104,7 +101,9 @@ class Flat:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Flat":
-        """Return the layout of these tensors; raise MedsiloError unless all tensors contain floating point numbers."""
+        """Return the order of tensors in the sequence of words; raise MedsiloError unless all tensors contain floating
+        point numbers.
+        """
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
                 raise MedsiloError(
@@ -115,17 +114,15 @@ class Flat:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of elements of each tensor."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @cached_property
     def words(self) -> int:
-        """The number of words for all tensors, including the zero words at the end."""
         return sum(self.sizes) + CHECK
 
     def encode(self, tensors: Mapping[str, Tensor], fixed: FixedPoint, weight: int = 1) -> Words:
-        """Encode tensors, multiplied by an integer weight, as words; raise Refused if a tensor is missing or out of
-        range.
+        """Multiply tensors by an integer weight and encode them as words; raise Refused if a tensor is missing or out
+        of range.
         """
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in tensors or tuple(tensors[name].shape) != shape:
@@ -144,10 +141,7 @@ class Flat:
         """Decode a sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
 
         Args:
-            words: The unmasked sum.
-            fixed: The encoding of its numbers.
-            weight: The sum of the addends' weights.
-            divisor: The number by which the sum is divided.
+            weight: The sum of the weights of all sites in the sum.
         """
         if words[-CHECK:].any() or not fixed.within(words[:-CHECK], weight):
             raise Refused(
@@ -164,13 +158,13 @@ class Flat:
 
 
 def as_tensor(words: Words) -> Tensor:
-    """Return a tensor of integers that shares the memory of the words, for sending."""
+    """Return the words as a tensor of integers for sending; the tensor shares the memory of the words."""
     return torch.from_numpy(words.view(SIGNED))
 
 
 def as_words(sender: str, tensor: object, count: int) -> Words:
-    """Return a received tensor as words, if possible without a copy; raise Refused, naming the sender, if the tensor
-    has a wrong type or shape.
+    """Return a received tensor as words, if possible without a copy. If the tensor has a wrong type or shape, raise
+    Refused with the sender's name.
     """
     if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER or tensor.layout != torch.strided:
         raise Refused(f"{sender}: its masked numbers are not a tensor of {BITS}-bit integers")

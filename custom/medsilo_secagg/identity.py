@@ -19,39 +19,37 @@ from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, claim, read_pai
 from nvflare_reliability.revocation import LIST, list_in
 
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # maximum number of certificates in a chain, and maximum bytes of each
-LONGEST_SIGNATURE = 1024  # maximum bytes of a signature
-# NVFlare's name for the role of a hospital in a certificate. The role may be absent; users and servers have other roles
-# ("lead", "server")
+LONGEST_SIGNATURE = 1024
+# NVFlare's name for the role of a hospital in a certificate. A hospital's certificate may have no role; users and
+# servers have other roles ("lead", "server").
 HOSPITAL = "client"
 PUBLIC, SIGNATURE = 32, 64  # bytes of an Ed25519 key and signature
 SEALING: Final = "secure aggregation"
-CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # files that name the servers of a startup kit
+# files in a startup kit that name the server and the relays
+CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"
 
 
 class Unsigned:
-    """A signer without signatures, for simulations, whose sites have no certificates. Without signatures, nobody
-    notices if the server replaces keys.
+    """A signer for simulations, which creates no signatures because simulated sites have no certificates. Without
+    signatures, nobody notices if the server replaces keys.
     """
 
-    # The reason to trust the keys of a study, as text for summary.json.
+    # the reason to trust the keys of a study; the text is written into summary.json
     basis: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
     def sign(self, content: bytes) -> bytes:
-        """Return an empty signature."""
         return b""
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
-        """Raise Refused for a site that signs its keys, because a site with a certificate does not belong to this
-        simulation.
-        """
+        """Raise Refused if a site signs its keys, because a simulation has no sites with certificates."""
         if certificates or signature:
             raise Refused(f"{site}: its keys are signed, and this site has no root certificate to check them with")
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Signs with the certificate and key of a site's startup kit, and verifies other sites' signatures.
+    """Signs keys with the certificate and private key of a site's startup kit, and verifies other sites' signatures.
 
     The startup kit's key (RSA, elliptic curve or Ed25519) certifies an Ed25519 signing key that is only used for secure
     aggregation. A signature contains the public signing key, the signature itself, and the certification.
@@ -72,11 +70,7 @@ class Certified:
         """Parse the PEM texts of a site's identity; raise MedsiloError if the texts are invalid.
 
         Args:
-            certificate: The certificate chain of the site.
-            key: The site's private key.
-            root: The certificate of the consortium's root.
-            others: Names that belong to the server and to relays.
-            kit: The folder of the startup kit.
+            others: The names of the server and of the relays.
         """
         chain, private = read_pair(certificate, key)
         try:
@@ -90,13 +84,12 @@ class Certified:
 
     @property
     def certificates(self) -> tuple[bytes, ...]:
-        """The chain of certificates, from the site's certificate up to, but without, the root certificate, in
-        DER form.
+        """The chain of certificates in DER form, from the site's certificate up to the root certificate, which is left
+        out.
         """
         return tuple(certificate.public_bytes(Encoding.DER) for certificate in self.chain)
 
     def sign(self, content: bytes) -> bytes:
-        """Sign content with the site's signing key."""
         own = UseKey.of(self.key, SEALING)
         return own.key.public_key().public_bytes_raw() + own.key.sign(content) + own.certified
 
@@ -160,7 +153,6 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
 
 
 def signer_of(files: KitFiles | None) -> Signer:
-    """Return a site's signer. Without a startup kit, as in a simulation, the signer signs nothing."""
     if files is None:
         return Unsigned()
     certificate, key, root = files.read()
@@ -169,8 +161,8 @@ def signer_of(files: KitFiles | None) -> Signer:
 
 
 def _others(startup: Path) -> set[str]:
-    """Return the names of the server and the relays of a startup kit, which have the same kind of NVFlare certificate
-    as hospitals.
+    """Return the names of the server and the relays in a startup kit. NVFlare gives the server and the relays the same
+    kind of certificate as a hospital.
     """
     found: set[str] = set()
     with reading("what the kit says of its server and relay"):
@@ -183,8 +175,8 @@ def _others(startup: Path) -> set[str]:
 
 
 def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless the certificate's key certified the public key for this use; raise ValueError for
-    an unsuitable key.
+    """Raise InvalidSignature unless the certificate's key certified the public key for this use; raise ValueError if
+    the certificate's key is unsuitable.
     """
     if not isinstance(public, ed25519.Ed25519PublicKey):
         raise ValueError("the signing key has a wrong type")

@@ -21,7 +21,7 @@ BOX = NONCE + TAG + 2 * SHARE  # bytes of an encrypted pair of key shares
 def _from_hex(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if len(value) > 2 * LONGEST_CERTIFICATE:  # maximum length of any field
+    if len(value) > 2 * LONGEST_CERTIFICATE:
         raise ValueError("too long")
     return bytes.fromhex(value)
 
@@ -45,7 +45,7 @@ class SecAggMessage(BaseModel):
 
     @classmethod
     def read(cls, sender: str, values: Any) -> Self:
-        """Parse a received message; raise Refused, naming the sender, if the message is invalid."""
+        """Parse a received message; if the message is invalid, raise Refused with the sender's name."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -54,7 +54,6 @@ class SecAggMessage(BaseModel):
             raise Refused(f"{sender}: its {cls.__name__} has a wrong {where}: {plain(first['msg'], 120)}") from error
 
     def facts(self) -> dict[str, Any]:
-        """Return the message as JSON values, without fields that have their default value."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -62,7 +61,7 @@ P = TypeVar("P")
 
 
 def needed(sender: str, part: P | None) -> P:
-    """Return an optional field of a message; raise Refused, naming the sender, if the field is missing."""
+    """Return an optional field of a message; if the field is missing, raise Refused with the sender's name."""
     if part is None:
         raise Refused(f"{sender}: its message lacks a requested part")
     return part
@@ -79,7 +78,7 @@ class Introduction(SecAggMessage):
 
 
 class Roster(SecAggMessage):
-    """The keys of all sites, in the order of the sites' names, as the server forwards the keys."""
+    """The keys of all sites, in the order of the sites' names; the server sends this message to all sites."""
 
     introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
 
@@ -94,7 +93,7 @@ class Offered(SecAggMessage):
 
 
 class Offer(SecAggMessage):
-    """A site's key for a round, and for each other hospital the encrypted shares of the site's two secrets."""
+    """A site's key for a round, and the encrypted shares of the site's two secrets for each other hospital."""
 
     offered: Offered
     boxes: Annotated[dict[SiteName, Box], BySite]
@@ -111,15 +110,15 @@ class KeyShares(SecAggMessage):
 
 
 class UnmaskingRequest(SecAggMessage):
-    """Asks for the shares that unmask a sum, and names the sites whose uploads are in the sum."""
+    """Asks sites for the shares that unmask a sum, and names the sites whose uploads are in the sum."""
 
     round: RoundNumber
     sites: Names
 
 
 class Reveal(SecAggMessage):
-    """A site's shares of other sites' secrets. For each site in the sum, `added` has a share of the seed of that site's
-    own mask. For each site that dropped out, `dropped` has a share of that site's mask key.
+    """A site's shares of other sites' secrets. `added` has a share of the mask seed of each site in the sum. `dropped`
+    has a share of the mask key of each site that dropped out.
     """
 
     round: RoundNumber

@@ -28,19 +28,18 @@ def context_of(terms: Terms, number: int, offers: tuple[Offered, ...]) -> bytes:
 
 
 def introduced(terms: Terms, site: str, channel: bytes) -> bytes:
-    """Return the statement that a site signs when a study begins."""
+    """Return the bytes that a site signs when a study begins."""
     return statement("medsilo sealing introduction", terms.digest, site, terms.place(site), channel)
 
 
 # ------------------------------------------------------------ key agreement between two sites
 def public_of(private: bytes) -> bytes:
-    """Return the public key of an X25519 private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, site: str, public: bytes) -> bytes:
-    """Return the shared secret of an X25519 key agreement; raise Refused, naming the site, if the site's public key is
-    invalid.
+    """Return the shared secret of an X25519 key agreement; if the other site's public key is invalid, raise Refused
+    with the site's name.
     """
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
@@ -49,21 +48,19 @@ def agree(private: bytes, site: str, public: bytes) -> bytes:
 
 
 def check_public(site: str, public: bytes) -> None:
-    """Raise Refused, naming the site, if the site's public key is unsuitable for key agreement."""
+    """Raise Refused with the site's name if the site's public key is unsuitable for key agreement."""
     agree(bytes(32), site, public)
 
 
 # ------------------------------------------------------------ encrypted shares, from one site to another
 def lock(secret: bytes, own: Offered, reader: str, content: bytes) -> bytes:
-    """Encrypt key shares for one reader. The ciphertext is bound to the sender's key of the round, and so authenticates
-    this key.
-    """
+    """Encrypt key shares for one reader, in a way that also authenticates the sender's key of the round."""
     nonce = token_bytes(NONCE)
     return nonce + _cipher(secret, own.site, reader).encrypt(nonce, content, _about(own))
 
 
 def unlock(secret: bytes, own: Offered, reader: str, box: bytes) -> bytes:
-    """Decrypt key shares; raise Refused, naming the sender, if the shares were changed."""
+    """Decrypt key shares; if the shares were changed, raise Refused with the sender's name."""
     try:
         return _cipher(secret, own.site, reader).decrypt(box[:NONCE], box[NONCE:], _about(own))
     except InvalidTag as error:
@@ -82,12 +79,10 @@ def _about(own: Offered) -> bytes:
 
 # ------------------------------------------------------------ masks
 def pair_mask(secret: bytes, context: bytes, block: str, pair: tuple[int, int], sign: int) -> Stream:
-    """Return the stream of random numbers with which a pair of sites mask their numbers.
+    """Return the stream of random numbers with which two sites mask their numbers.
 
     Args:
-        secret: The secret that the two sites share.
-        context: The digest of the round's context.
-        block: The name of the masked block.
+        block: The name of the block of tensors that is masked.
         pair: The position of the site that uses the mask, and the position of the other site.
         sign: 1 to add the mask, or -1 to remove it.
     """

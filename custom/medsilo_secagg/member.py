@@ -26,8 +26,8 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 SERVER_SAYS = "the server"
 
-# A site's state of secure aggregation in a study. The whole state is secret, and is only written to the site's disk.
-Shares = tuple[OneShare, OneShare]  # shares of a site's seed and of its mask key
+# A site's secret state of secure aggregation in a study. The secret state is only written to the site's own disk.
+Shares = tuple[OneShare, OneShare]  # a pair of shares: of a site's mask seed, and of the site's mask key
 
 
 class _Hidden(SecAggMessage):
@@ -42,24 +42,24 @@ class _Hidden(SecAggMessage):
 
 
 class Turn(_Hidden):
-    """A site's secrets for one round, which are used once."""
+    """A site's secrets for one round, which must be used only once."""
 
     offer: Offered
     mask: Bytes32
     seed: Bytes32
-    # this site's shares of the secrets of all sites in the round, including this site
+    # the shares that this site holds: shares of the secrets of all sites in the round, including its own secrets
     shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]
-    boxes: dict[SiteName, Box]  # encrypted shares for the other sites, as they were sent
-    # keys of the round's sites, set when this site has masked its numbers
+    boxes: dict[SiteName, Box]  # encrypted shares for the other sites, in the form in which they were sent
+    # keys of the sites in the round; set when this site has masked its numbers
     offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()
 
 
 class Secrets(_Hidden):
-    """A site's saved state of secure aggregation. For each round, `opened` names the sites in the sum that this site
+    """A site's saved state of secure aggregation. For each round, `opened` names the sites in the sum that the site
     helped to unmask.
     """
 
-    terms: Bytes32  # digest of the terms
+    terms: Bytes32
     site: SiteName
     channel: Bytes32
     assembly: Roster | None = None
@@ -75,12 +75,10 @@ class Secrets(_Hidden):
             raise MedsiloError(
                 "secure aggregation: this site's secrets are damaged or were changed; "
                 "the study must start again with fresh keys"
-            ) from None  # The validation error could disclose the secrets.
+            ) from None  # the original validation error could disclose the secrets
 
 
 class Member:
-    """A hospital in a study with secure aggregation."""
-
     def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
         if secrets.terms != terms.digest:
             raise MedsiloError(
@@ -97,12 +95,10 @@ class Member:
     def begin(
         cls, terms: Terms, site: str, signer: Signer, opened: Mapping[int, tuple[str, ...]] | None = None
     ) -> Self:
-        """Create a hospital with new keys.
+        """Create the state of a hospital with new keys.
 
         Args:
-            terms: The terms of the study.
-            site: The hospital's name.
-            signer: Signs the hospital's keys, and verifies the keys of others.
+            signer: Signs the hospital's keys, and verifies the keys of other hospitals.
             opened: For each round, the sites in the sum that this hospital already helped to unmask with earlier keys.
         """
         terms.place(site)
@@ -112,11 +108,9 @@ class Member:
 
     @classmethod
     def load(cls, terms: Terms, signer: Signer, saved: bytes) -> Self:
-        """Restore a hospital from the bytes of `saved`."""
         return cls(terms, signer, Secrets.from_bytes(saved))
 
     def saved(self) -> bytes:
-        """Return the state to save. The whole saved state is secret."""
         return self._kept.model_dump_json().encode()
 
     def _keep(self, **changed: object) -> None:
@@ -125,11 +119,9 @@ class Member:
     # ------------------------------------------------------------------ start of a study
     @property
     def opened(self) -> dict[int, tuple[str, ...]]:
-        """For each round, the sites in the sum that this hospital helped to unmask."""
         return dict(self._kept.opened)
 
     def introduction(self) -> letters.Introduction:
-        """Return this site's signed public key for the study."""
         channel = masks.public_of(self._kept.channel)
         return letters.Introduction(
             site=self.site,
@@ -139,7 +131,6 @@ class Member:
         )
 
     def meet(self, assembly: letters.Roster) -> None:
-        """Check and keep the public keys of all sites, which the server forwards."""
         if tuple(own.site for own in assembly.introductions) != self.terms.sites:
             raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
         for own in assembly.introductions:
@@ -152,7 +143,6 @@ class Member:
         self._keep(assembly=assembly)
 
     def _secret(self, other: str) -> bytes:
-        """Return the secret that this site shares with another site for the study."""
         if self._kept.assembly is None:
             raise MedsiloError("secure aggregation: this site has not received the other sites' keys yet")
         return masks.agree(
@@ -161,8 +151,8 @@ class Member:
 
     # ------------------------------------------------------------------ a round
     def offer(self, number: int) -> letters.Offer:
-        """Return this site's new key for a round, and for each other site the encrypted shares of this site's two
-        secrets.
+        """Return this site's new key for a round, and the encrypted shares of this site's two secrets for each other
+        site.
 
         A new offer replaces the earlier offer. If the server repeats the request before this site has masked its
         numbers, the offer stays the same.
@@ -192,8 +182,7 @@ class Member:
         """Mask this site's numbers for a round, and return a tensor of words for each block.
 
         Args:
-            deal: The keys and shares of the round's sites.
-            blocks: The blocks to mask.
+            deal: The keys and shares of the sites in the round.
             groups: The tensors of each block.
             weights: The weight of this site's numbers in each block; 1 by default.
         """
@@ -217,13 +206,12 @@ class Member:
         return sealed
 
     def has_sealed(self, deal: letters.KeyShares) -> bool:
-        """True if this site has already masked its numbers in this round with these keys."""
         turn = self._kept.turn
         return turn is not None and bool(turn.offers) and turn.offers == deal.offers
 
     def _begun(self, deal: letters.KeyShares) -> Turn:
-        """Check the keys and shares that the server sent for a round, and return this site's secrets with the other
-        sites' shares.
+        """Check the server's message with keys and shares for a round, and return this site's secrets together with the
+        shares of other sites' secrets.
         """
         turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
         if turn is None or turn.offers or turn.offer not in deal.offers or turn.offer.round != deal.round:
@@ -246,7 +234,7 @@ class Member:
         return turn.model_copy(update={"shares": shares, "offers": deal.offers})
 
     def unmask(self, request: letters.UnmaskingRequest) -> letters.Reveal:
-        """Return one share for each site of the round: either of the site's seed or of the site's mask key, never of
+        """Return one share for each site of the round: a share of the site's mask seed or of its mask key, but never of
         both.
 
         A site helps to unmask only one sum in each round, because two sums that differ in one site would disclose that

@@ -1,5 +1,5 @@
-"""Register secure aggregation by pairwise masks with the engine: check plans, and create the objects for the server and
-the sites.
+"""Register secure aggregation, which uses pairwise masks, in the engine: check plans, and create the objects for server
+and sites.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from medsilo_secagg.sealed_site import SealedSite
 
 LEAST_SEALED = 3  # minimum number of hospitals in a round
-MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of an aggregator that determine its result
+# methods of an aggregator's class that determine the result of aggregation
+MAKES = {"_take", "_merge", "_fold", "_rule"}
 SUMS = (
     "Secure aggregation (pairwise): a server that follows the protocol learns sums over hospitals, as long as fewer "
     "hospitals than the threshold help it. Against a server that lies only differential privacy protects."
@@ -42,7 +43,9 @@ class Pairwise(SecureAggregation):
     times_as_large: ClassVar = 4
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield the reasons why a plan cannot use secure aggregation, such as updates that the server must read."""
+        """Yield the reasons why a plan cannot use secure aggregation: for example, because the server must read the
+        updates.
+        """
         name = plan.algorithm.name
         yield from _hospitals_that_cannot(plan)
         if plan.aggregation.robust or plan.aggregation.max_weight:
@@ -69,7 +72,7 @@ class Pairwise(SecureAggregation):
     def forms(self, plan: Any, phase: Phase) -> dict[str, Form]:
         """Return the form in which each group of a phase is aggregated.
 
-        The aggregators are created as at the beginning of a study, because a form must not depend on earlier rounds.
+        New aggregators are created, as at the beginning of a study, because a form must not depend on earlier rounds.
         """
         sites = plan.participation.sites
         server = ServerSide(sites, {}, {}, frozenset, plan.task, plan.training, plan.seed, Compute, None, lambda: None)
@@ -93,7 +96,6 @@ class Pairwise(SecureAggregation):
 
 
 def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
-    """Yield the reasons why the plan's hospitals cannot use secure aggregation."""
     participation = plan.participation
     named = len(participation.sites)
     if not named:

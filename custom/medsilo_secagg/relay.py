@@ -18,21 +18,16 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 
 class KeyCollection:
-    """Collects the sites' keys when a study begins."""
-
     def __init__(self, terms: Terms, signer: Signer | None = None) -> None:
-        """Create an empty collection.
+        """Create an empty collection of keys.
 
         Args:
-            terms: The terms of the study.
-            signer: Verifies the signatures, as each hospital does. Without it, only the hospitals notice false
-                signatures.
+            signer: Verifies the sites' signatures. Without a signer, only the hospitals notice false signatures.
         """
         self.terms, self._signer = terms, signer
         self._introductions: dict[str, letters.Introduction] = {}
 
     def add(self, site: str, introduction: letters.Introduction) -> None:
-        """Add a site's signed key; raise Refused if the key is invalid."""
         self.terms.place(site)
         if introduction.site != site:
             raise Refused(f"{site}: its keys are those of another site")
@@ -81,11 +76,11 @@ class MaskedSums:
         self._offers[site] = offer
 
     def deals(self, among: Collection[str] = ()) -> dict[str, letters.KeyShares]:
-        """Begin the round with the sites that have offered keys; return a message with keys and shares for each of
-        these sites.
+        """Begin a round with the sites that have offered keys; return a message with keys and shares for each site in
+        the round.
 
         Args:
-            among: The sites that may take part; all sites if empty.
+            among: The sites that may take part. If `among` is empty, all sites may take part.
         """
         self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
         self._enough(len(self._offers), self.terms.least, "offered keys")
@@ -101,8 +96,8 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ uploads
     def add(self, site: str, sealed: Tensors) -> None:
-        """Add a site's masked numbers; raise Refused if the numbers are invalid or arrive after `survivors` was
-        called.
+        """Add a site's masked numbers; raise Refused if the numbers are invalid, or if they arrive after the call of
+        `survivors`.
         """
         if not self._dealt or site not in self._offers:
             raise Refused(f"{site}: it is not in round {self.number}")
@@ -126,7 +121,6 @@ class MaskedSums:
         return letters.UnmaskingRequest(round=self.number, sites=self._survivors)
 
     def reveal(self, site: str, letter: letters.Reveal) -> None:
-        """Add the shares that a site reveals; raise Refused if the shares are invalid."""
         if site not in self._survivors or letter.round != self.number:
             raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
         if set(letter.added) != set(self._survivors) or set(letter.dropped) != set(self._offers) - set(self._survivors):
@@ -134,7 +128,6 @@ class MaskedSums:
         self._reveals[site] = letter
 
     def open(self) -> dict[str, Words]:
-        """Remove the masks, and return the sum of each block."""
         self._enough(len(self._reveals), self.terms.threshold, "helped to unmask")
         context, place = masks.context_of(self.terms, self.number, self._dealt), self.terms.place
         seeds = {site: self._secret(site, added=True) for site in self._survivors}
@@ -152,8 +145,8 @@ class MaskedSums:
         return sums
 
     def _secret(self, site: str, added: bool) -> bytes:
-        """Combine the shares of a site's secret: of the seed if the site's upload was added, and otherwise of the
-        site's mask key.
+        """Combine the shares of a site's secret. The secret is the mask seed if the site's upload is in the sum, and
+        otherwise the site's mask key.
         """
         told = {
             self.terms.place(helper) + 1: (letter.added if added else letter.dropped)[site]

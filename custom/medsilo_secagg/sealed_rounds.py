@@ -21,17 +21,17 @@ from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
 from medsilo_secagg.letters import Names, SecAggMessage, SiteName
 from medsilo_secagg.terms import LEAST, MOST_SITES, SealedBlock, Terms
 
-WORDS = "@sealed"  # Key of a group's masked numbers in a message; the group's integer tensors have their usual keys
+# a message contains a group's masked numbers under this key, and the group's integer tensors under their usual keys
+WORDS = "@sealed"
 MOST_GROUPS = 16  # maximum number of groups in a phase
 AgreementMark = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class KeyAgreement(SecAggMessage):
-    """A key agreement, with which a study begins or continues secure aggregation.
+    """An agreement of the sites on keys, with which a study begins or continues secure aggregation.
 
     Args:
         mark: A random identifier of the agreement.
-        sites: The sites that take part.
         heaviest: The largest number of training cases of a site.
     """
 
@@ -41,15 +41,17 @@ class KeyAgreement(SecAggMessage):
 
 
 class MaskedMessage(SecAggMessage):
-    """The values that a site needs to move its own tensors towards a mean: the mean's round and number of sites."""
+    """The round of a received mean and its number of sites, which a site needs to move its own tensors towards the
+    mean.
+    """
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]
     sites: Annotated[int, Field(ge=LEAST, le=MOST_SITES)]
 
 
 class ServerMessage(SecAggMessage):
-    """The values for secure aggregation in the server's request to a site. The task of the request determines which
-    fields are set. `current` identifies the key agreement.
+    """The values for secure aggregation in the server's request to a site. The request's task determines which fields
+    are set. `current` identifies the key agreement.
     """
 
     current: AgreementMark | None = None
@@ -61,9 +63,9 @@ class ServerMessage(SecAggMessage):
 
 
 class SiteMessage(SecAggMessage):
-    """The values for secure aggregation in a site's answer. The task of the request determines which fields are set.
+    """The values for secure aggregation in a site's answer. The request's task determines which fields are set.
 
-    If a round is repeated, `opened` names the sites in the sum that this site already helped to unmask.
+    If a round is repeated, `opened` names the sites in the sum of this round that the site already helped to unmask.
     """
 
     introduction: letters.Introduction | None = None
@@ -74,11 +76,13 @@ class SiteMessage(SecAggMessage):
 
 @dataclass(frozen=True)
 class SealedGroup:
-    """A group of tensors in a round, with the form of its aggregation and the block that contains its numbers."""
+    """A group of tensors in a round, the form of the group's aggregation, and the block that contains the group's
+    numbers.
+    """
 
     group: Group
     form: Form
-    like: dict[str, Tensor]  # tensors with the group's shapes and types
+    like: dict[str, Tensor]
     block: SealedBlock
 
     @property
@@ -93,30 +97,18 @@ class SealedGroup:
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
 
     def weight(self, samples: int) -> int:
-        """Return the weight of a site's numbers in the sum.
-
-        Args:
-            samples: The site's number of training cases.
-        """
         return samples if isinstance(self.form, MeanForm) and self.form.weighted else 1
 
     def expected(self) -> dict[str, Tensor]:
-        """Return the layout of the tensors that a site sends."""
         return {**self.beside, WORDS: torch.empty(self.block.flat.words, dtype=CARRIER, device="meta")}
 
 
 class Blocks:
-    """Creates the blocks of masked numbers for a study's rounds."""
-
     def __init__(self, plan: Plan, terms: Terms, heaviest: int) -> None:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
 
     def of(self, phase: Phase, layout: Modules) -> dict[str, SealedGroup]:
-        """Return the groups that sites mask in a phase, by name.
-
-        Args:
-            layout: The networks, whose tensors need no values.
-        """
+        """Return the groups that sites mask in a phase, by name; the tensors in `layout` may have no values."""
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name])
@@ -131,8 +123,8 @@ class Blocks:
         return SealedGroup(group, form, dict(tensors), SealedBlock(group.name, flat, fixed))
 
     def _bound(self, group: Group, layout: Modules) -> float:
-        """Return the bound on the absolute values of a group: the plan's bound, or a larger range that the group
-        declares.
+        """Return the bound on the absolute values of a group's numbers: the plan's bound, or a larger range that the
+        group declares.
         """
         ranges = group.ranges(layout, self.plan.task) if group.unclipped else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
@@ -140,8 +132,8 @@ class Blocks:
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
-    """Return the terms for these sites; raise Refused if the plan does not name these sites or requires more sites. The
-    threshold depends on the number of all hospitals in the plan.
+    """Return the terms of a study with these sites; raise Refused if the plan does not name all of the sites or
+    requires more sites. The threshold depends on the number of hospitals in the plan.
     """
     named, required = plan.participation.sites, plan.participation.required
     if not set(sites) <= set(named):
@@ -152,5 +144,4 @@ def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
 
 
 def threshold_of(settings: SecureAggregationSettings, hospitals: int) -> int:
-    """Return the number of hospitals that must help to unmask a sum."""
     return settings.threshold or 2 * hospitals // 3 + 1

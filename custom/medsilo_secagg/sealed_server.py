@@ -33,18 +33,18 @@ from medsilo_server.requests import Exchange, RequestScheduler
 from medsilo_server.server_state import RoundAggregation, ServerState, Store
 
 Take = Callable[[str, SiteMessage], None]
-PREFIX = "@sealed"  # prefix of keys in a checkpoint; no group has this name
+PREFIX = "@sealed"  # prefix of keys in a checkpoint; no name of a group begins with this prefix
 
 
 class SealedServer(RoundAggregation):
-    """Replaces the aggregation of readable answers: the server only gets sums that no party can unmask alone."""
+    """Replaces the aggregation of readable answers: the server only receives masked numbers, and the sum of a round is
+    unmasked with the sites' help.
+    """
 
     def __init__(self, asker: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
-        """Create the server's side for a study.
+        """Create the server's side of secure aggregation for a study.
 
         Args:
-            asker: Sends requests to the sites.
-            state: The server's state.
             signer: Detects false signatures before the server forwards keys; None to leave this to the hospitals.
         """
         super().__init__(state)
@@ -52,17 +52,17 @@ class SealedServer(RoundAggregation):
         self.asker, self.plan = asker, state.plan
         state.store = self.store = SealedStore()
         self.layout, self.mixers = state.layout, state.mixers
-        self.terms: Terms  # the terms of the study; absent until the sites have agreed on keys
+        self.terms: Terms  # the terms of the study, which do not exist before the sites have agreed on keys
         self.blocks: Blocks
-        self._told = ServerMessage()  # the fields of the server's message that are the same for all sites
+        self._told = ServerMessage()
         self._deals: dict[str, KeyShares] = {}
         self._round: MaskedSums | None = None
         self._begin({})
 
     # ------------------------------------------------------------------ start of the study
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Let the sites agree on new keys. If sites drop out meanwhile, the remaining sites agree on keys again, if the
-        plan allows this number of sites.
+        """Make the sites agree on new keys. If sites drop out meanwhile, the remaining sites agree on keys again,
+        provided the plan allows this number of sites.
         """
         super().agree(joined)
         here = [site for site in self.state.sites if site in joined]
@@ -84,7 +84,7 @@ class SealedServer(RoundAggregation):
     def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
         """Collect the sites' keys, and then send all keys to each site.
 
-        Return the sites that answered, and the keys of all sites; None in place of the keys if a site failed.
+        Return the sites that answered, and the keys of all sites, or None instead of the keys if a site failed.
         """
         gathering = KeyCollection(self.terms, self.signer)
 
@@ -99,7 +99,6 @@ class SealedServer(RoundAggregation):
         return here, assembly if here == list(self.terms.sites) else None
 
     def _agreed(self, told: ServerMessage, take: Take) -> list[str]:
-        """Send the same message to all sites; return the sites that answered."""
         exchange = self._ask("agree", 0, self.terms.sites, told, take)
         self.asker.check(exchange, "keys of the study")
         return sorted(exchange.replies)
@@ -124,7 +123,6 @@ class SealedServer(RoundAggregation):
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
         self.groups = dict(groups)
-        # integer tensors by group and site
         self._beside: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}
         self._samples: dict[str, int] = {}
         self._deals, self._round = {}, None
@@ -153,8 +151,8 @@ class SealedServer(RoundAggregation):
     def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Return the sites of the sum that was unmasked before the server stopped, or all sites if no sum was unmasked.
 
-        Raises ParticipationError if sites of the unmasked sum are missing. A second sum over other sites would disclose
-        the models of the sites that are in only one sum.
+        Raise ParticipationError if sites of the unmasked sum are missing. A second sum over other sites would disclose
+        the models of sites that are in only one of the two sums.
 
         Args:
             opened: For each answer of a site, the sites in the sum of this round that the site helped to unmask.
@@ -190,8 +188,8 @@ class SealedServer(RoundAggregation):
 
     # ------------------------------------------------------------------ end of a round
     def finish(self, number: int) -> None:
-        """Let the sites unmask the sums. Pass the sums to the aggregators, or store the means for sites that move their
-        tensors towards a mean.
+        """Make the sites unmask the sums. Pass each sum to its aggregator, or store the mean if sites move their
+        tensors towards the mean.
         """
         if self._round is None:
             return
@@ -199,14 +197,14 @@ class SealedServer(RoundAggregation):
         for name, own in self.groups.items():
             if isinstance(own.form, MeanForm):
                 self._hand_over(own, own.block.read(sums[name], sum(self._weights(own, sites).values())), sites)
-            else:  # All sites receive this mean, including those that missed the round.
+            else:  # all sites receive this mean, including sites that missed the round
                 mean = own.block.read(sums[name], len(sites), len(sites))
                 self.store.keep(name, mean, MaskedMessage(round=number, sites=len(sites)))
 
     def _open_sums(self, sums: MaskedSums, number: int) -> tuple[tuple[str, ...], dict[str, Words]]:
         """Unmask the sums with the sites' shares; return the sites whose numbers are in the sums, and the sums.
 
-        Raises ParticipationError, with the sites' reasons, if too few sites help.
+        If too few sites help, raise ParticipationError with the sites' reasons.
         """
         request, missing = sums.survivors(), dict[str, Missing]()
 
@@ -238,32 +236,30 @@ class SealedServer(RoundAggregation):
 
 
 class SealedStore(Store):
-    """Stores the latest mean of each group for which sites receive the mean, and move their own tensors towards it."""
+    """Stores the latest mean of each group whose mean is sent to the sites, which then move their own tensors towards
+    the mean.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensors, MaskedMessage]] = {}
 
     def keep(self, group: str, mean: Tensors, held: MaskedMessage) -> None:
-        """Store a group's latest mean in place of the earlier mean."""
         self._kept[group] = mean, held
 
     def find(self, group: str) -> Tensors | None:
-        """Return a group's mean, or None before the end of the group's first round."""
         return self._kept[group][0] if group in self._kept else None
 
     def disclosed(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
-        """Return, for each mean in a message to a site, the mean's round and number of sites."""
+        """Return, for each mean in a message to a site, the round of the mean and the number of sites in the mean."""
         return {group: self._kept[group][1] for group in groups if group in self._kept}
 
     # ------------------------------------------------------------------ checkpoints
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the other values of the stored means, for a checkpoint."""
         tensors = {f"{PREFIX}/{g}/{name}": own for g, (mean, _) in self._kept.items() for name, own in mean.items()}
         facts = {group: held.facts() for group, (_, held) in self._kept.items()}
         return tensors, {"sealed": facts} if facts else {}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore the means from a checkpoint."""
         self._kept = {}
         for group, told in facts.get("sealed", {}).items():
             prefix = f"{PREFIX}/{group}/"

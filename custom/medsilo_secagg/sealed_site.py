@@ -36,7 +36,7 @@ from medsilo_secagg.terms import SealedBlock
 
 @dataclass
 class _Seat:
-    """A site's keys, and the blocks that the site masks, under one key agreement."""
+    """A site's keys under one key agreement, and the blocks that the site masks."""
 
     agreement: KeyAgreement
     member: Member
@@ -46,7 +46,7 @@ class _Seat:
 class SealedSite(UpdateCodec):
     """A site in a study with secure aggregation.
 
-    The site's state is on the disk before an answer that depends on this state leaves the site.
+    An answer leaves the site only after the state on which it depends was written to the disk.
     """
 
     keeps_at_home = True
@@ -54,7 +54,8 @@ class SealedSite(UpdateCodec):
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._sitting: _Seat | None = None
-        self._arrived: Groups = {}  # received groups of tensors; the site may send its difference from them
+        # received groups of tensors, because the site may send only the difference from a received group
+        self._arrived: Groups = {}
         self._layout = plan.layout()
         self._ranges = {
             group.name: group.ranges(self._layout, plan.task) for phase in plan.course.phases for group in phase.sent
@@ -62,7 +63,6 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ messages
     def letter(self, asked: Request) -> dict[str, Any]:
-        """Answer a request of secure aggregation."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         if asked.task == "agree":
             seat = self._agreeing(needed(SERVER_SAYS, told.agreement), asked.study)
@@ -82,7 +82,7 @@ class SealedSite(UpdateCodec):
         return answer.facts()
 
     def _agreeing(self, agreement: KeyAgreement, study: str) -> _Seat:
-        """Return this site's keys for a key agreement; a new agreement gets new keys."""
+        """Return this site's keys for a key agreement, which are new keys if the agreement is new."""
         seat = self._seat()
         if seat and seat.agreement == agreement:
             return seat
@@ -92,7 +92,7 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused, before any state is saved, if the numbers to send are out of range."""
+        """Raise Refused if the numbers to send are out of range. The numbers are checked before any state is saved."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
         seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
@@ -101,7 +101,7 @@ class SealedSite(UpdateCodec):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Mask the groups to send. Groups that secure aggregation does not cover are returned unchanged."""
+        """Mask the groups of tensors to send, except for groups without secure aggregation."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)
@@ -119,9 +119,9 @@ class SealedSite(UpdateCodec):
     def _sealed_once(
         self, seat: _Seat, deal: KeyShares, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
     ) -> Tensors:
-        """Mask this site's numbers in a round, or return the saved message if the same round was already masked.
+        """Mask this site's numbers in a round. If the numbers were already masked, return the saved message.
 
-        Two messages with the same masks would disclose the difference between their numbers.
+        Two messages with the same masks would disclose the difference between the numbers in the messages.
         """
         path = self.folder / paths.SEALED
         if seat.member.has_sealed(deal) and path.exists():
@@ -140,9 +140,7 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ received groups
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
-        """Replace each mean in the received groups by this site's own tensors, after these tensors are moved towards
-        the mean.
-        """
+        """Replace each received mean of a group by this site's own tensors, which are first moved towards the mean."""
         means = ServerMessage.read(SERVER_SAYS, asked.secagg).means
         if not means.keys() <= groups.keys() or any(own.round > asked.round for own in means.values()):
             raise Refused("the server: it names means that it does not send, or that belong to a later round")
@@ -188,7 +186,7 @@ class SealedSite(UpdateCodec):
         return self._sitting
 
     def _keep(self, seat: _Seat) -> None:
-        """Save the site's secret state before an answer that depends on this state leaves the site."""
+        """Save the site's secret state, before an answer that depends on this state leaves the site."""
         self._sitting, member = seat, seat.member
         kept = {
             "agreement": seat.agreement.facts(),

@@ -1,12 +1,12 @@
 """Split 32-byte secrets into shares by Shamir's scheme: any `threshold` shares give the secret, and fewer shares
-disclose nothing about it.
+disclose nothing about the secret.
 
 PyCryptodome, the only maintained library, handles 16 bytes at a time, and takes seconds if many hospitals drop out
 together. For 64 hospitals and a threshold of 43, PyCryptodome took 25 ms to split 16 bytes into shares, and 52 ms to
 combine the shares. This module takes 0.4 ms to split 32 bytes into shares, and at most 0.6 ms to combine the shares.
-Both implementations use Python's integers, whose computing time depends on the values. A computing time that depends on
-secrets is safe here, because no attacker can measure how long a hospital splits a secret. Combined secrets need no
-protection.
+PyCryptodome and this module both use Python's integers, whose computing time depends on the values. A computing time
+that depends on secrets is safe for splitting, because no attacker can measure how long a hospital splits a secret. For
+combining, a computing time that depends on secrets is also safe, because combined secrets need no protection.
 """
 
 import secrets
@@ -35,8 +35,8 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 
 @lru_cache(maxsize=64)
 def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's coefficients: the polynomial's values at these points, multiplied by the coefficients, add up
-    to the polynomial's value at 0.
+    """Return Lagrange's coefficients for these points. The polynomial's value at 0 is the sum of its values at the
+    points, each multiplied by the point's coefficient.
     """
     factors = []
     for own in places:
@@ -50,9 +50,7 @@ def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes | None:
-    """Combine the first `threshold` shares to the secret; return None if the shares do not belong to the same
-    secret.
-    """
+    """Combine the first `threshold` shares into the secret; return None if the shares belong to different secrets."""
     places = tuple(sorted(shares)[:threshold])
     if len(places) < threshold:
         raise ValueError("fewer shares than the threshold")

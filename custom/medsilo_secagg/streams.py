@@ -15,17 +15,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[Any]  # 64-bit integers in little-endian order
-Stream = tuple[bytes, int]  # a key, and 1 to add its stream or -1 to subtract it
+Stream = tuple[bytes, int]  # a key, and 1 to add the stream of the key or -1 to subtract the stream
 
 LABEL = "medsilo sealing 1"
-KEY = 32  # bytes of a key
-CHUNK = 1 << 16  # bytes of a stream that are computed at a time, so that they stay in the processor's cache
-LONGEST = 1 << 38  # maximum bytes of a stream, after which ChaCha20's block counter repeats
+KEY = 32
+# bytes of a stream that are computed at a time; the number is small, so that the bytes stay in the processor's cache
+CHUNK = 1 << 16
+LONGEST = 1 << 38  # maximum bytes of a stream, because ChaCha20's block counter repeats afterwards
 ZEROS = bytes(CHUNK)
 
 
 def statement(*parts: str | int | bytes) -> bytes:
-    """Encode a sequence of values as bytes, so that no two sequences give the same bytes."""
+    """Encode a sequence of values as bytes, so that different sequences always have different bytes."""
     written = bytearray()
     for part in parts:
         kind = {str: b"s", int: b"i", bytes: b"b"}[type(part)]
@@ -35,20 +36,21 @@ def statement(*parts: str | int | bytes) -> bytes:
 
 
 def digest(*parts: str | int | bytes) -> bytes:
-    """Return the SHA-256 digest (32 bytes) of a sequence of values."""
     return sha256(statement(LABEL, *parts)).digest()
 
 
 def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
-    """Derive the key for one purpose by HKDF-SHA256. Keys for different purposes disclose nothing about each other."""
+    """Derive the key for one purpose by HKDF-SHA256. A key for one purpose discloses nothing about the keys for other
+    purposes.
+    """
     return HKDF(SHA256(), KEY, None, statement(LABEL, *purpose)).derive(secret)
 
 
 def add_streams(words: Words, streams: Iterable[Stream]) -> None:
     """Add streams to words, in place and modulo 2^64.
 
-    A key must be used for only one sequence of words, because two sequences with the same mask disclose their
-    difference. All streams are added to one chunk of words before the next chunk, so that the chunk stays in the
+    A key must mask only one sequence of words, because two sequences with the same mask disclose the difference between
+    the sequences. All streams are added to one chunk of words before the next chunk, so that the chunk stays in the
     processor's cache. With this order of additions, a stream of 8 MB took 1.7 ms instead of 3.6 ms, of which ChaCha20
     takes 1.4 ms.
     """

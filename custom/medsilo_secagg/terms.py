@@ -16,11 +16,9 @@ class Terms:
     """The terms of a study, which are the same at the server and at every site.
 
     Args:
-        study: The name of the study.
-        plan: The hash of its plan.
-        sites: The hospitals in sorted order. A hospital keeps its position in every round.
+        plan: The hash of the study's plan.
+        sites: The hospitals in sorted order. A hospital has the same position in every round.
         threshold: The number of hospitals that must help to unmask a sum.
-        required: The number of hospitals that the plan requires.
     """
 
     study: str
@@ -50,7 +48,6 @@ class Terms:
 
     @property
     def least(self) -> int:
-        """The minimum number of hospitals in a sum."""
         return max(self.threshold, self.required, LEAST)
 
     def place(self, site: str) -> int:
@@ -62,7 +59,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class SealedBlock:
-    """Tensors that are masked and added together. The block's name is unique in a round."""
+    """A block of tensors that are masked and added together, with a name that is unique in a round."""
 
     name: str
     flat: Flat
@@ -72,8 +69,6 @@ class SealedBlock:
         """Decode an unmasked sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
 
         Args:
-            words: The unmasked sum.
-            divisor: The number by which the sum is divided.
-            weight: The sum of the addends' weights, or None for the largest possible sum.
+            weight: The sum of the weights of all sites in the sum, or None for the largest possible sum.
         """
         return self.flat.decode(words, self.fixed, weight or self.fixed.weights, divisor)

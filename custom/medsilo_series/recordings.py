@@ -1,5 +1,5 @@
-"""Read a hospital's recordings (CSV, Parquet, WFDB, EDF) as arrays. The module limits the sizes of all files and checks
-all contents.
+"""Read a hospital's recordings (CSV, Parquet, WFDB, EDF) as arrays. Because files may be damaged or hostile, their
+sizes are limited and their contents are checked.
 """
 
 import math
@@ -18,7 +18,7 @@ from medsilo_series import waves
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # maximum number of different labels or patients in a file
 # Limits on the time between two consecutive rows, as multiples of the usual time between rows. If the time between two
-# rows is outside these limits, there is a gap between the rows.
+# rows is outside the limits, the recording has a gap.
 FEWEST = 0.5, 1.5
 UNITS = (1.0, 1e-3, 1e-6)
 NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -51,19 +51,17 @@ class Coded:
 
 @dataclass(frozen=True)
 class Recording:
-    """The rows of a recording in the order of the file."""
-
     values: np.ndarray  # [rows, signals], float32; missing values are NaN
     begins: np.ndarray  # [rows]; True if a row does not directly follow the previous row
     seconds: np.ndarray | None = None  # [rows]; seconds since the first row, if the recording has times
     labels: Coded | None = None
     patients: Coded | None = None
-    rate: float | None = None  # sampling rate in Hz, computed from the time column
-    gaps: np.ndarray | None = None  # [rows]; True if there is a gap in time before a row
+    rate: float | None = None  # sampling rate in Hz, which is computed from the time column
+    gaps: np.ndarray | None = None  # [rows]; True if there is a gap in time before the row
 
     def by_patient(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the name of each patient, with a mask of the rows that belong to the patient. If the recording names no
-        patient, yield an empty name with a mask of all rows.
+        """Yield the name of each patient, with a mask of the patient's rows. If the recording names no patient, yield
+        an empty name with a mask of all rows.
         """
         if self.patients is None:
             yield "", np.ones(len(self.begins), bool)
@@ -73,17 +71,13 @@ class Recording:
 
 
 class Reader:
-    """Reads the recordings of a site, and caches the last file that it read."""
-
     def __init__(
         self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
     ) -> None:
-        """Prepare the reader for the recordings of a site.
+        """Create a reader for the recordings of a site.
 
         Args:
             limits: The smallest and largest plausible value of each signal in the plan.
-            source: The site's settings for its data.
-            rate: The plan's sampling rate in Hz.
             label: True to read labels, too.
         """
         self.limits, self.source, self.rate = limits, source, source.rate or rate
@@ -95,16 +89,12 @@ class Reader:
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
-        """Return the rows of a file as a recording."""
         if self.last is None or self.last[0] != path:
-            self.last = None  # Only one recording is cached, because two recordings might not fit into memory.
+            self.last = None  # only one recording is cached, because two large recordings might not fit into memory
             self.last = path, self._read(path)
         return self.last[1]
 
     def whose(self, path: Path) -> dict[str, Counter[str]]:
-        """Return the number of rows with each label, for each patient in a file. If the recording has no labels, the
-        counts are empty.
-        """
         found = self._read(path, signals=False)
         labels = found.labels
         return {patient: labels.counts(own) if labels else Counter() for patient, own in found.by_patient()}
@@ -166,15 +156,17 @@ class Reader:
 
 @dataclass
 class _Rows(TableReader):
-    """The rows of a CSV file, which are collected in compact arrays of numbers."""
+    """The rows of a CSV file, which are collected in NumPy arrays, because lists of Python numbers would need far more
+    memory.
+    """
 
     source: DataSource = field(kw_only=True)
     numbers: tuple[str, ...] = field(kw_only=True)
     texts: tuple[str, ...] = field(kw_only=True)
     time: str | None = field(kw_only=True)
     count: int = 0
-    dated: bool = False  # True if the time column contains dates
-    wrong: list[str] = field(default_factory=list)  # rows in which a cell that should be a number is not a number
+    dated: bool = False
+    wrong: list[str] = field(default_factory=list)  # rows in which the cell of a signal is not a number
     values: array = field(default_factory=lambda: array("f"))
     times: array = field(default_factory=lambda: array("d"))
 
@@ -204,12 +196,12 @@ class _Rows(TableReader):
         text = cell.strip()
         if text in self.missing:
             return math.nan
-        if "_" in text:  # Python's float() would also accept underscores in numbers.
+        if "_" in text:  # Python's float() would also accept numbers with underscores, such as 1_000
             raise ValueError(text)
         return float(text if self.source.decimal == "." else text.replace(",", "."))
 
     def _time(self, cell: str) -> float:
-        """Parse a time, which is a number in the unit of the column, or a date."""
+        """Parse the cell of the time column, which is a date, or a number in the unit of the column."""
         try:
             return self._number(cell)
         except ValueError:
@@ -218,8 +210,8 @@ class _Rows(TableReader):
 
 
 def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
-    """Add times to a recording, in the unit that agrees best with the sampling rate, and mark each row that follows a
-    gap.
+    """Add times to a recording, and mark each row that follows a gap. Of the possible units of time, the unit is chosen
+    that agrees best with the sampling rate.
     """
     if not np.isfinite(times).all():
         raise DataError("recordings have rows without a time; fill it in")

@@ -33,7 +33,7 @@ from medsilo_series.windows import Cutting, Missing, Windows, cut
 NEAR = 0.01
 MOST_TERM = 1000  # maximum numerator and maximum denominator of the resampling factor
 MOST_SIGNALS = 5000
-AT_ONCE = 256  # number of windows that are processed at once
+AT_ONCE = 256
 Scales = tuple[Tensor, Tensor]  # offset and divisor with which each signal is standardised
 # class number in the plan for each label, or None if rows with this label are not learned
 Known = dict[str, int | None]
@@ -42,7 +42,7 @@ LOST = "recordings have gaps or missing values; no window holds one, task.missin
 
 @cache
 def goal_of(labels: tuple[str, ...]) -> Classification:
-    """Return the classification objective for these labels; the same labels always give the same object."""
+    """Return the classification objective for labels; the result is cached, so that equal labels share one object."""
     return Classification(labels)
 
 
@@ -50,9 +50,9 @@ class SeriesFolder(OwnFolder, Standardised):
     """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, read from the folder that the site's settings
     describe.
 
-    A window consists of `window` steps of all signals, [signals, steps]; the next window starts `step` steps after its
-    start. No window contains a gap, a missing value, or rows with different labels or patients. All windows have the
-    same length.
+    A window consists of `window` steps of all signals, [signals, steps]; each window starts `step` steps after the
+    start of the previous window. No window contains a gap, a missing value, or rows with different labels or patients.
+    All windows have the same length.
     """
 
     title: ClassVar[str] = "A hospital's own time series: classification by windows"
@@ -111,13 +111,12 @@ class SeriesFolder(OwnFolder, Standardised):
 
     @property
     def channels(self) -> int:
-        """The number of signals, which is the number of channels of a window."""
         return len(self.signals)
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
-        """The smallest and the largest possible value of each signal, by the signal's name and in the order of the
-        plan.
+        """The smallest and the largest possible value of each signal. The keys are the signals' names in the order of
+        the plan.
         """
         return {one.name: (one.low, one.high) for one in self.signals}
 
@@ -130,7 +129,9 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ answers
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
-        """Return the prediction for a recording, computed from the mean probability of each class over its windows."""
+        """Return the prediction for a recording, computed from each class's mean probability over the windows of the
+        recording.
+        """
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
         return self.goal.in_words(shares.mean(0).tolist())
 
@@ -139,7 +140,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ standardisation
     def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
-        """Return the offset and the divisor with which each signal is standardised, given batches of windows."""
+        """Return the offset and the divisor of each signal that standardise the given batches of windows."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
             means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
@@ -149,7 +150,6 @@ class SeriesFolder(OwnFolder, Standardised):
         return means, deviations
 
     def finished(self, windows: Tensor, scales: Scales) -> Tensor:
-        """Convert windows [..., signals, steps] to the standardised input of the network."""
         if self.standardise == "none":
             return windows
         return self.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
@@ -166,8 +166,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ files
     def known_labels(self, source: DataSource) -> Known:
-        """Return a dictionary from a site's names of labels, as `TableReader.level` writes them, to the plan's class
-        numbers. Names that stand for rows without a label are mapped to None.
+        """Return a dictionary from a site's names of labels, in the spelling of `TableReader.level`, to the plan's
+        class numbers. Names that stand for rows without a label are mapped to None.
         """
         said = source.label_map
         known = self.class_numbers(self.labels, {own: plans for own, plans in said.items() if plans != ""})
@@ -206,7 +206,6 @@ class SeriesFolder(OwnFolder, Standardised):
         return partial(self._made, reader=Reader(self.limits, source, self.rate), known=self.known_labels(source))
 
     def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
-        """Return the windows of one patient in a recording."""
         recording = reader.read(files[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
@@ -228,13 +227,12 @@ class SeriesFolder(OwnFolder, Standardised):
         return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=found.gaps)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
-        """Yield each patient of a file, together with the recording and the patient's windows; labels are ignored."""
         recording = reader.read(path)
         for patient, own in recording.by_patient():
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), own)
 
     def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
-        """Return the offsets and divisors that follow from the statistics of all recordings of a hospital."""
+        """Return the offset and the divisor of each signal that standardise all recordings of a hospital."""
         reader = Reader(self.limits, source, self.rate, label=False)
         found = CaseIndex.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
@@ -242,8 +240,8 @@ class SeriesFolder(OwnFolder, Standardised):
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
 
     def cutting(self, recording: Recording, source: DataSource) -> Cutting:
-        """Return the length of windows, the distance between windows, and the resampling factor; raise DataError if
-        sampling rates disagree.
+        """Return the length of windows, the distance between windows, and the resampling factor. Raise DataError if the
+        sampling rates of the recording and of the settings disagree.
         """
         own, told = source.rate or self.rate, recording.rate
         if told and abs(told / own - 1) > NEAR:
@@ -266,8 +264,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Replace the recordings in a listing by an entry for each patient, and return the number of rows with each label
-    in each entry.
+    """Split each recording in a listing into one entry per patient, and return the number of rows with each label in
+    each entry.
     """
     entries, shown, wrong = [], {}, defaultdict(list)
     for entry in listing.entries:
@@ -293,8 +291,6 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
 
 
 class _Finished(Dataset):
-    """Windows after standardisation, in the form that the network reads."""
-
     def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
         self.patients, self.labels = data.patients, data.labels  # type: ignore[attr-defined]
@@ -309,7 +305,6 @@ class _Finished(Dataset):
 
 
 def _blocks(data: Dataset) -> Iterator[Tensor]:
-    """Yield the windows of a data set in batches."""
     count = len(data)  # type: ignore[arg-type]
     for first in range(0, count, AT_ONCE):
         yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])

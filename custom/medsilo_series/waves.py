@@ -1,5 +1,5 @@
-"""Read device recordings in the formats WFDB (a header `.hea` with signal files), EDF and BDF. The module limits the
-sizes of all files.
+"""Read device recordings in the formats WFDB (a header `.hea` with signal files), EDF and BDF. Because files may be
+damaged or hostile, their sizes are limited.
 """
 
 import math
@@ -13,35 +13,32 @@ from medsilo.extend import DataError, MedsiloError, TableReader
 
 WFDB, EDF = ".hea", (".edf", ".bdf")
 ENDINGS = (WFDB, *EDF)
-WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # number of bytes of a sample in each WFDB format
+WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # number of bytes of one sample in each WFDB format
 LONGEST_HEADER = 1 << 20
-GAIN = 200.0  # WFDB's default gain, for headers that contain no gain
+GAIN = 200.0  # WFDB's default gain, which is used if a header contains no gain
 DAMAGED = "a recording's header can't be read; export it again"
 
 
 @dataclass(frozen=True)
 class Wave:
-    """The facts in the header of a recording: names of the signals in their order, sampling rate and number of rows."""
+    """The contents of a recording's header: names of the signals in their order, sampling rate and number of rows."""
 
     names: tuple[str, ...]
-    rate: float  # sampling rate in Hz
+    rate: float
     rows: int
 
 
 @dataclass(frozen=True)
 class _Line:
-    """The line of a WFDB header that describes a signal."""
-
     file: str
     form: str
     gain: float
     baseline: float
     name: str
-    skipped: int  # number of bytes before the first sample
+    skipped: int  # number of bytes in a signal file before the first sample
 
 
 def wave_of(path: Path) -> Wave:
-    """Read the header of a recording; raise DataError if the header is missing or damaged."""
     return _wfdb(path)[0] if path.suffix.lower() == WFDB else _edf(path, None)[0]
 
 
@@ -125,8 +122,8 @@ def _beside(header: Path, name: str) -> Path:
 
 
 def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
-    """Return the samples of a signal file as integers. In each time step, the file contains one sample of each signal
-    in turn.
+    """Return the samples of a WFDB signal file as integers. For each time step, the file contains one sample of each
+    signal in turn.
     """
     size = math.ceil(count * WIDTHS[line.form])
     with path.open("rb") as file:
@@ -148,9 +145,9 @@ def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
 
 # ---------------------------------------------------------------------------------------------------- EDF
 def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
-    """Return the header of a recording, and the values of signals if their names are given.
+    """Return the header of an EDF recording, and also its values if the names of signals are given.
 
-    The library pyedflib compares the size of the file with the header.
+    The library pyedflib compares the size of the file with the header, so this function need not.
     """
     with MedsiloError.needing("EDF needs another package; install medsilo[edf]"):
         from pyedflib import EdfReader

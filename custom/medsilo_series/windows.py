@@ -15,12 +15,12 @@ Missing = Literal["leave-out", "split"]
 
 @dataclass(frozen=True)
 class Cutting:
-    """The parameters with which recordings are cut into windows. Recordings are first resampled by the factor up /
-    down.
+    """The parameters with which recordings are cut into windows. Before cutting, recordings are resampled by the factor
+    up / down.
     """
 
-    window: int  # number of steps in a window
-    step: int  # number of steps between the starts of two windows
+    window: int
+    step: int
     missing: Missing = "leave-out"
     up: int = 1
     down: int = 1
@@ -28,11 +28,9 @@ class Cutting:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows in the order of their first rows."""
-
     inputs: np.ndarray  # [windows, signals, steps]
     labels: np.ndarray  # [windows]; index of the window's label, or 0 if the recording has no labels
-    rows: np.ndarray  # [windows]; number of each window's first row
+    rows: np.ndarray  # [windows]; row number of each window's first step
     gaps: int  # number of gaps in time plus number of rows that have missing values
 
 
@@ -40,12 +38,10 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
     """Cut the selected rows of a recording into windows.
 
     Args:
-        recording: The recording.
-        cutting: The length and distance of the windows.
         own: A mask of the rows to use, such as those of a patient.
-        usable: For each label, whether its rows are used; None ignores labels.
+        usable: For each label, True if rows with this label are used. None ignores labels.
 
-    If fewer rows than a window remain at the end of a run of rows, they are not used.
+    At the end of a run of rows, a remainder that is shorter than a window is not used.
     """
     values, labels = recording.values, recording.labels if usable is not None else None
     known = ~np.isnan(values).any(1)
@@ -73,7 +69,7 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 def _of_stretch(
     steps: np.ndarray, rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None, cutting: Cutting
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the windows, their labels and their first rows, for each run of rows with a single label."""
+    """For each run of rows with a single label, yield the windows, their labels and the numbers of their first rows."""
     codes = np.zeros(len(steps), np.int64) if labels is None else labels.rows[rows].astype(np.int64)
     changes = np.flatnonzero(np.diff(codes)) + 1
     for first, last in zip([0, *changes.tolist()], [*changes.tolist(), len(steps)], strict=True):
@@ -85,7 +81,7 @@ def _of_stretch(
 
 
 def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the first row, and the row after the last, of each run of consecutive rows that may be used."""
+    """Yield the limits [start, end) of each run of consecutive rows that may be used."""
     changed = begins.copy()
     changed[1:] |= used[1:] != used[:-1]
     edges = [*np.flatnonzero(changed).tolist(), len(used)]
@@ -97,7 +93,6 @@ def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]
 
 
 def resampled(values: np.ndarray, cutting: Cutting) -> np.ndarray:
-    """Resample the rows of a recording to the plan's sampling rate."""
     if cutting.up == cutting.down:
         return values
     from scipy.signal import resample_poly

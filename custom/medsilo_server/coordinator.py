@@ -30,15 +30,14 @@ from medsilo_server.server_stack import aggregation_of, asking
 from medsilo_server.server_state import ServerState
 from medsilo_server.summary import StudyUsage, summarise
 
-if TYPE_CHECKING:  # The module `exclusions` is only needed when sites diverge and a round is repeated.
+# the module exclusions is imported later, because it is only needed when sites diverge and a round is repeated
+if TYPE_CHECKING:
     from medsilo_server.exclusions import Exclusions
 
-OVERWEIGHT = 0.9  # a site that states a larger fraction of all training cases causes a warning
+OVERWEIGHT = 0.9  # maximum fraction of all training cases that a site may state without a warning
 
 
 class Coordinator:
-    """Leads one study from the first message to the summary."""
-
     def __init__(
         self,
         plan: Plan,
@@ -53,22 +52,12 @@ class Coordinator:
         """Prepare a study.
 
         Args:
-            plan: The plan of the study.
-            sites: The connected sites. They all train unless the plan names the sites.
-            channel: Carries messages to the sites.
-            record: Reads and writes the study's run folder.
-            engine: The engine's name, which the summary contains.
-            on_round: Called with the record of each round.
-            settings: The server's settings.
-            kit: The files of the server's startup kit.
+            sites: The connected sites. All of them train, unless the plan names the training sites.
         """
         self.plan, self.record, self.engine, self.on_round = plan, record, engine, on_round
         self.study = record.folder.name
-        # the sites that train
         self.sites = sorted(plan.participation.sites or sites)
-        self.everyone = sorted(
-            {*self.sites, *plan.participation.evaluation_sites}
-        )  # the sites that train, and the sites that only evaluate the final model
+        self.everyone = sorted({*self.sites, *plan.participation.evaluation_sites})
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}
@@ -92,7 +81,7 @@ class Coordinator:
         layers = asking(channel, plan, self.sites, record.tell_now, self.state.mark_lost, heads)
         self.asker = RequestScheduler(acceptance, *layers)
         self.aggregation = aggregation_of(self.asker, self.state, kit)
-        self.blame: Exclusions | None = None  # set after the first round that could not be completed
+        self.blame: Exclusions | None = None  # created after the first round that could not be completed
         if cautions := plan.warnings(self.sites):
             self.state.details["warnings"] = cautions
 
@@ -108,8 +97,8 @@ class Coordinator:
     def stated(self) -> dict[str, int]:
         """The number of training cases that each site has stated, for a study with training scripts.
 
-        The number is the site's weight in means. Only a script can state any number, so the mapping is empty for other
-        tasks.
+        The number is the site's weight in means. For tasks without a script, the mapping is empty, because such a task
+        counts its cases itself.
         """
         stated = self.asker.acceptance.stated if self.plan.task.scripted else {}
         return {site: stated[site].cases.train for site in self.sites if site in stated}
@@ -119,9 +108,6 @@ class Coordinator:
         """Lead the study to its end, write the study's summary, and return the summary.
 
         The summary is written even if the study fails.
-
-        Args:
-            resume: True to continue from the newest checkpoint.
         """
         started, clock = now(), time.monotonic()
         if resume:
@@ -137,8 +123,8 @@ class Coordinator:
             if not resume:
                 self.state.open(1)
                 self.state.save()
-                self.state.written()  # If the disk is full or read-only, the study fails here, before any site trains.
-            self._end("join", 0)  # The study ends here with ParticipationError if too few sites joined.
+                self.state.written()  # if the disk is full or read-only, the study fails here, before any site trains
+            self._end("join", 0)  # if too few sites joined, the study ends here with ParticipationError
             if told := overweight(self.stated):
                 self.state.details["warnings"] = [*self.state.details.get("warnings", []), told]
             self.aggregation.agree(self.asker.joined)
@@ -170,16 +156,14 @@ class Coordinator:
     def _round(self, number: int) -> None:
         started, phase = time.monotonic(), self.plan.course.phase_of(number)
 
-        # 1. Prepare the aggregators for the round's updates.
         self.state.open(number)
         away = {**self.aggregation.begin(number, phase), **(self.blame.away(number) if self.blame else {})}
 
-        # 2. Send each site the aggregated tensors, and receive the site's update.
         exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
 
-        # 3. End the round. The sites' validation scores belong to the model that they received. After the scores are
-        # compared, the updates are aggregated.
+        # The sites' validation scores belong to the model that the sites received, so the scores are compared before
+        # the updates are aggregated.
         breach = self._breach(exchange, number)
         if breach is None:
             self._consider_best(exchange, number - 1)
@@ -187,7 +171,6 @@ class Coordinator:
         elif self._takes_back(number, exchange):
             return
 
-        # 4. Record the round.
         line = self._line(number, phase, exchange, time.monotonic() - started, mixed=breach is None)
         self.rounds.append(line)
         self.record.add_round(line)
@@ -197,7 +180,9 @@ class Coordinator:
         self.state.save()
 
     def _takes_back(self, number: int, exchange: Exchange) -> bool:
-        """Undo the previous round if one site's update made other sites diverge. Return True if a round was undone."""
+        """Undo the previous round if the update of one site made other sites diverge. Return True if a round was
+        undone.
+        """
         from medsilo_server.exclusions import Exclusions
 
         self.blame = self.blame or Exclusions(self.plan.participation.when_missing)
@@ -207,15 +192,6 @@ class Coordinator:
         return True
 
     def _line(self, number: int, phase: Phase, exchange: Exchange, seconds: float, mixed: bool) -> Round:
-        """Return the record of a round.
-
-        Args:
-            number: The number of the round.
-            phase: The phase that contains the round.
-            exchange: The sites' answers.
-            seconds: The duration of the round.
-            mixed: True if the updates were aggregated.
-        """
         updates, shares = self.state.directions.updates(), self.state.shares(phase) if mixed else {}
         return Round(
             round=number,
@@ -234,7 +210,7 @@ class Coordinator:
         )
 
     def _breach(self, exchange: Exchange, number: int) -> ParticipationError | None:
-        """Complete the aggregation of a round. If this is impossible, return the error."""
+        """Complete the aggregation of a round, or return the error that prevents this."""
         try:
             self.asker.check(exchange, f"round {number}")
             self.aggregation.finish(number)
@@ -243,7 +219,9 @@ class Coordinator:
         return None
 
     def _finish(self) -> None:
-        """Deliver the final tensors to the sites, choose the best model, and let the sites test the chosen model."""
+        """Deliver the final tensors to the sites, choose the best model, and request the sites to test the chosen
+        model.
+        """
         number, end = self.plan.rounds, self._server_end()
         if self.plan.course.delivery is not self.plan.course.last:
             self.state.enter(self.plan.course.delivery)
@@ -264,19 +242,16 @@ class Coordinator:
         self.state.details = self.plan.algorithm.outcome.finalize(self.state.details, self._outcomes(tested))
 
     def _outcomes(self, exchange: Exchange) -> dict[str, Any]:
-        """Return the facts that each site's answer contains about the method's outcome."""
         read, replies = self.asker.acceptance.outcome_of, exchange.replies.items()
         return {site: read(answer) for site, answer in replies if isinstance(answer, Delivered | Tested)}
 
     # ------------------------------------------------------------------ requests
     def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
-        """Send one of the requests outside rounds, `join`, `deliver` or `test`, and check that enough sites answer.
+        """Send a request outside rounds (`join`, `deliver` or `test`), and check that enough sites answer.
 
         Args:
-            task: The task of the request.
-            number: The number of the last completed round.
             selected: The round whose model the sites test.
-            empty: True to send no tensors, because the sites already have them.
+            empty: True to send no tensors, because the sites already have all tensors.
         """
         exchange = self.ends[task] = self._exchange(task, number, self.plan.course.delivery, selected, empty)
         if task == "join":
@@ -285,9 +260,10 @@ class Coordinator:
         return exchange
 
     def _refuse_too_large(self, exchange: Exchange) -> None:
-        """Reject each site that states more than the allowed fraction of all training cases, the largest site first.
+        """Reject each site that states more than the allowed fraction of all training cases, beginning with the site
+        that has the most cases.
 
-        Call this once, after all sites have joined.
+        This method is called once, after all sites have joined.
         """
         joined, acceptance = self.asker.joined, self.asker.acceptance
         for site in sorted(joined, key=lambda site: (-acceptance.weight_of(joined[site]), site)):
@@ -304,16 +280,6 @@ class Coordinator:
         empty: bool = False,
         away: Mapping[str, Missing] = MappingProxyType({}),
     ) -> Exchange:
-        """Send a request to the sites, and process their answers.
-
-        Args:
-            task: The task of the request.
-            number: The number of the round.
-            phase: The phase whose tensors the sites receive.
-            selected: The round whose model the sites test.
-            empty: True to send no tensors.
-            away: The sites that get no request, each with the reason.
-        """
         expected = self.aggregation.expected(phase) if task == "round" else {}
         smallest = self._smallest() if self.plan.training.truncate else None
 
@@ -342,7 +308,6 @@ class Coordinator:
         return exchange
 
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
-        """Return the method's facts about the outcome that a site receives with a request."""
         if task == "deliver":
             return self.plan.algorithm.outcome.delivery_facts(self._server_end(), site)
         return self.outcome_told if task == "test" else {}
@@ -355,7 +320,6 @@ class Coordinator:
         return update_weight(self.plan.weighting, answer.samples, answer.cases.train, answer.patients.train)
 
     def _smallest(self) -> int | None:
-        """Return the smallest number of training cases among the sites that train."""
         joined = self.asker.joined
         known = (joined[site].cases.train for site in self.sites if site in joined)
         return min((cases for cases in known if cases), default=None)
@@ -363,10 +327,9 @@ class Coordinator:
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
         """Compare a model's validation scores with the scores of the best model so far, and keep the better model.
 
-        Scores that a site suppresses are not compared.
+        Suppressed scores are not compared.
 
         Args:
-            exchange: The sites' answers, which contain the scores.
             rounds: The number of rounds that the model was trained for.
         """
         if (
@@ -401,7 +364,6 @@ def overweight(cases: Mapping[str, int]) -> str:
 def _part(
     exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None, joined: Joined | None
 ) -> SiteRound:
-    """Return one site's entry in the record of a round."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
     return SiteRound(

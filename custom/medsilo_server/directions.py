@@ -1,9 +1,9 @@
 """Record the norm and the direction of each site's update in a round. No update is kept in memory.
 
 The norm is exact. The direction is a count sketch of the update (Charikar et al. 2002; Weinberger et al. 2009). A count
-sketch multiplies each value by a random sign, which depends on the value's position, and adds it to one of WIDTH
-buckets. On average, the cosine of two sketches equals the cosine of the two updates. The standard deviation is at most
-about 1 / √WIDTH, or 1.6 %.
+sketch multiplies each value by a random sign, which depends on the value's position, and adds the product to one of
+WIDTH buckets. On average, the cosine of two sketches equals the cosine of the two updates. The standard deviation is at
+most about 1 / √WIDTH, or 1.6 %.
 
 For a large model, only about SAMPLED values of an update enter the sketch. The sampled values come from random slices,
 which change in every round.
@@ -23,11 +23,12 @@ from medsilo.mixing.mixers import Aggregator
 from medsilo.runs.fields import LARGEST
 from medsilo.runs.rounds import Round, SentUpdate
 
-WIDTH = 4093  # number of buckets; a prime, so that values at the same place in a matrix's rows get different buckets
+WIDTH = 4093  # number of buckets; the number is prime, so that the values of one matrix column get different buckets
 ROWS = 16
 SAMPLED = ROWS * WIDTH
-PIECE = 1 << 18  # how many values of a tensor are processed at once
-SERIAL = 16 << 10  # PyTorch sums this many values in one thread, so the norm does not depend on the number of threads.
+PIECE = 1 << 18
+# PyTorch sums this number of values in one thread, so a norm does not depend on the number of threads
+SERIAL = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -39,28 +40,22 @@ class Direction:
 
     norm: float
     sketch: Tensor | None
-    start: float = 0.0  # norm of the weights before the update, if this norm limits the update; otherwise 0
+    start: float = 0.0  # norm of the weights before the update if this norm limits the update, otherwise 0
 
 
 class Sketcher:
-    """Computes the norms and the sketches of updates. All updates have tensors of the same names and shapes.
+    """Computes the norms and the sketches of updates. The tensors of all updates have the same names and shapes.
 
     All updates in a round are multiplied by the same random signs, so that their sketches are comparable.
     """
 
     def __init__(self, like: Tensors, seed: int = 0) -> None:
-        """Draw the random signs and the random slices.
-
-        Args:
-            like: Tensors that have the names and shapes of an update's tensors.
-            seed: The seed of the random numbers.
-        """
         draw = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(0, 2, (SAMPLED,), generator=draw, dtype=torch.int8).float().mul_(2).sub_(1)
         sizes = {name: tensor.numel() for name, tensor in like.items()}
         self.pieces = [(name, first) for name, size in sizes.items() for first in range(0, size, PIECE)]
         share = min(1.0, max(SAMPLED - len(self.pieces), 0) / max(sum(sizes.values()), 1))
-        self.stretches: list[slice] = []  # for each piece of a tensor, the slice that enters the sketch
+        self.stretches: list[slice] = []
         for name, first in self.pieces:
             size = min(PIECE, sizes[name] - first)
             length = math.ceil(share * size)
@@ -75,7 +70,8 @@ class Sketcher:
             given: The tensors that the site had received.
         """
         direction = self._measure(sent, given, torch.float32)
-        # The squares of finite values may overflow in single precision.
+        # the squares of finite values may overflow in single precision, so the norm is computed again in double
+        # precision
         return direction if math.isfinite(direction.norm) else self._measure(sent, given, torch.float64)
 
     def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype) -> Direction:
@@ -107,7 +103,7 @@ def standings(directions: Mapping[str, Direction]) -> dict[str, SentUpdate]:
     total, others = torch.stack(list(known.values())).sum(0), len(known) - 1
     for site, sketch in known.items():
         rest = total - sketch
-        # the number of other sites, plus the sum of the cosines between all ordered pairs of other sites
+        # `squared` is the number of other sites, plus the sum of the cosines between all ordered pairs of other sites
         squared = float(rest.square().sum())
         cosine = _cosine(float(rest @ sketch) / math.sqrt(squared)) if squared > 0 else None
         agreement = _cosine((squared - others) / (others * (others - 1))) if others > 1 else None
@@ -119,14 +115,15 @@ def _cosine(value: float) -> float:
     return rounded(max(-1.0, min(1.0, value)))
 
 
-DIGITS = 4  # number of significant digits in a recorded norm or cosine
-# An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes
-# such an update.
+DIGITS = 4
+# An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes an
+# update of such a norm.
 FAR = 1e6
-# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. This second limit
-# applies only to an update whose values have a root mean square above LARGE.
+# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. The limit LONG applies
+# only to an update whose values have a root mean square above LARGE.
 LONG, LARGE = 1e3, 1.0
-# If all sites diverge after a round, an update causes this if its norm exceeds the other sites' median by this factor.
+# An update is held responsible for the divergence of all sites if its norm exceeds the median of the other sites' norms
+# by this factor.
 STANDS_OUT = 10.0
 START = 20.0  # maximum norm of a training script's first update, as a multiple of the norm of the initial weights
 FARTHEST = 1e4  # maximum root mean square change of the weights in a round, even in the first round
@@ -135,7 +132,7 @@ FARTHEST = 1e4  # maximum root mean square change of the weights in a round, eve
 class RoundDirections:
     """Records the directions of all updates of trained weights in a round, by group and site.
 
-    A direction takes 16 kB of memory, and the updates themselves are not kept.
+    A direction takes 16 kB of memory, and updates are not kept in memory.
     """
 
     def __init__(
@@ -150,15 +147,13 @@ class RoundDirections:
 
         Args:
             groups: Tensors with the names and shapes of the tensors that sites both receive and send, by group.
-            trained: The names of the trained weights.
             seed: The seed of the sketches' random signs.
-            before: The directions of the previous round.
-            from_start: True if the norm of the received weights limits the norm of an update.
+            from_start: True if the norm of an update is limited by the norm of the received weights.
         """
         chosen = {group: {n: t for n, t in own.items() if n in trained} for group, own in groups.items()}
         self._sketchers = {group: Sketcher(own, seed) for group, own in chosen.items() if own}
         self.names = {group: frozenset(own) for group, own in chosen.items()}
-        self._noted: dict[str, dict[str, Direction]] = {}  # directions by group and site
+        self._noted: dict[str, dict[str, Direction]] = {}
         self._limits: dict[str, float] = {}
         self._from_start: set[str] = set()
         for group, own in chosen.items():
@@ -173,8 +168,8 @@ class RoundDirections:
     def usual(self, group: str) -> float:
         """Return the median norm of all updates of a group, or 0 if there are no updates.
 
-        For an even number of updates, this is the larger of the two middle values. Otherwise, one tiny update could
-        make another update an outlier.
+        For an even number of updates, the median is the larger of the two middle values. With the mean of the two
+        middle values, one tiny update could make another update an outlier.
         """
         return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 
@@ -184,7 +179,6 @@ class RoundDirections:
         A group's norm is finite if and only if all trained weights of the group are finite.
 
         Args:
-            groups: The tensors that the site sent.
             given: Returns the tensors of a group that the site had received.
         """
         found = {group: own.measure(groups[group], given(group)) for group, own in self._sketchers.items()}
@@ -193,7 +187,7 @@ class RoundDirections:
         return found
 
     def check(self, directions: Mapping[str, Direction]) -> None:
-        """Raise Refused if the norm of an update exceeds the limit.
+        """Raise Refused if the norm of an update exceeds its limit.
 
         The limit does not depend on the answers of other sites in this round.
         """
@@ -206,14 +200,13 @@ class RoundDirections:
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:
-        """Record the directions of a site's update after the server has accepted the site's answer."""
         for group, direction in directions.items():
             self._noted.setdefault(group, {})[site] = direction
 
     def farthest(self) -> tuple[str, float] | None:
         """Return the site whose update is the largest outlier, and the size of this outlier.
 
-        The size is the norm of the update, divided by the median norm of the other sites' updates. Returns None if no
+        The size is the norm of the update, divided by the median norm of the other sites' updates. Return None if no
         update is an outlier, or if there are fewer than three sites.
         """
         found: list[tuple[float, str]] = []
@@ -235,7 +228,6 @@ class RoundDirections:
 
 
 def length_of(tensors: Tensors, names: Collection[str]) -> float:
-    """Return the norm of those tensors that have these names, taken together as one vector."""
     squares = [
         torch.linalg.vector_norm(own.float()).double().square() for name, own in tensors.items() if name in names
     ]
@@ -243,14 +235,13 @@ def length_of(tensors: Tensors, names: Collection[str]) -> float:
 
 
 def rounded(value: float) -> float:
-    """Round a number to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
     """Return the matrix of the weights that each site's model has in each site's mix.
 
-    Returns None if no aggregator has such a matrix, or if the matrix equals the last recorded matrix.
+    Return None if no aggregator has such a matrix, or if the matrix has not changed since it was last recorded.
     """
     found = (mixer.matrix for mixer in mixers if mixer)
     weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)

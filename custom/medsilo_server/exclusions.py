@@ -1,8 +1,9 @@
 """Undo a round after which all honest sites diverge, and repeat the round without the site whose update caused this.
 
-An update within the limits of directions.py may still be so long that no site can train from the mean of the updates.
-The repeated round excludes the site that sent this update. If this happens twice, all later rounds exclude the site. So
-a study undoes at most two rounds because of one site. A study ends if too few sites remain.
+An update within the limits of directions.py may still be so long that no site can train from the new mean. The repeated
+round excludes the site that sent this update. If two rounds are undone because of the same site, all later rounds
+exclude this site. A study therefore undoes at most two rounds because of one site. A study ends if too few sites
+remain.
 """
 
 from collections import Counter
@@ -13,27 +14,27 @@ from medsilo_server.directions import LONG
 from medsilo_server.requests import Exchange
 from medsilo_server.server_state import ServerState
 
-# Minimum number of diverged sites that exclude another site. Otherwise, one malicious site could exclude honest sites.
+# Minimum number of diverged sites that exclude another site. With a smaller number, one malicious site could exclude
+# honest sites.
 VOICES = 2
-MOST = 2  # If two rounds were undone because of a site, this site gets no more requests.
+MOST = 2  # maximum number of undone rounds because of one site; afterwards, the site gets no more requests
 
 
 class Exclusions:
-    """Records which sites are excluded from which rounds, and why."""
-
     def __init__(self, when_missing: str) -> None:
-        self.stops = when_missing == "stop"  # If the plan stops when a site is missing, no site may be excluded.
+        # no site may be excluded if the plan stops the study when a site is missing
+        self.stops = when_missing == "stop"
         self._left_out: dict[int, dict[str, Missing]] = {}
         self._times: Counter[str] = Counter()
 
     def away(self, number: int) -> dict[str, Missing]:
-        """Return the sites that are excluded from a round, each with the reason."""
         always = "two rounds were taken back, since others diverged after this site's update; it is asked no more"
         gone = {site: Missing("refused", always) for site, times in self._times.items() if times >= MOST}
         return {**gone, **self._left_out.get(number, {})}
 
     def takes_back(self, number: int, exchange: Exchange, state: ServerState) -> bool:
-        """Undo the previous round if one site's update made other sites diverge. Return True if a round was undone.
+        """Undo the previous round if the update of one site made other sites diverge. Return True if a round was
+        undone.
 
         The suspect is the site whose update is the largest outlier. The round is undone if at least VOICES other sites
         diverged and no other site can still train. If the outlier's norm exceeds the median by the factor LONG, the
@@ -41,8 +42,6 @@ class Exclusions:
 
         Args:
             number: The number of the present round, in which sites reported that they diverged.
-            exchange: The sites' answers in the present round.
-            state: The server's state.
         """
         diverged = {site for site, gone in exchange.missing.items() if DIVERGED in gone.reason}
         others = {site for site in exchange.asked if site not in diverged and site not in exchange.by_kind("lost")}

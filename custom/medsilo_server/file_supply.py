@@ -11,7 +11,9 @@ from medsilo.runs.messages import FILES, PIECE, StudyMessage
 
 
 class FileSupply:
-    """A channel that sends the network's files of initial weights to each site that lacks them, at most once."""
+    """A channel that sends the network's files of initial weights to each site that lacks them, at most once to the
+    same site.
+    """
 
     def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
         self.inner, self.files = inner, files
@@ -24,7 +26,7 @@ class FileSupply:
             return missing
         self.sent |= set(lacking)
         kept = {file: (str(weight_cache.find(file, size)), size) for file, size in self.files.items()}
-        files = {  # With memory mapping, the files are read from the disk only when they are sent.
+        files = {  # with memory mapping, the files are read from the disk only when they are sent
             f"{file}.{number}": piece
             for file, (path, size) in kept.items()
             for number, piece in enumerate(torch.from_file(path, False, size, dtype=torch.uint8).split(PIECE))

@@ -1,4 +1,4 @@
-"""Detect at the server that an old copy has replaced a hospital's privacy ledger."""
+"""Detect at the server that a hospital's privacy ledger was replaced by an older copy."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,16 @@ from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, SiteWar
 class LedgerWatch:
     """A channel that stores the last entry of each hospital's privacy ledger, and adds this entry to each request.
 
-    The entries are stored across studies. If a hospital's ledger is an older copy, the hospital rejects the request. If
-    the hospital answers despite this, the server adds a warning to the answer.
+    The entries are stored across studies. A hospital rejects the request if its ledger is older than the entry in the
+    request. If a hospital with an older ledger answers nevertheless, the server adds a warning to the answer.
     """
 
     def __init__(self, inner: Channel, file: Path) -> None:
         """Wrap another channel.
 
         Args:
-            inner: The channel that carries the messages.
             file: The file that contains the last ledger entries for all studies. If two studies write this file at the
-                same time, an entry may be missing until the hospital's next answer.
+                same time, the file may lack an entry until the hospital's next answer.
         """
         self.inner, self.file = inner, file
 

@@ -34,7 +34,7 @@ from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.runs.schema import Summary
 
-if TYPE_CHECKING:  # These imports load PyTorch, without which the server's parent process starts in half the time.
+if TYPE_CHECKING:  # these modules import PyTorch, without which the server's parent process starts in half the time
     from torch import Tensor
 
     from medsilo.plan import Plan
@@ -65,21 +65,19 @@ def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
         held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
     except Timeout as error:
         raise MedsiloError(told, str(path)) from error
-    except OSError:  # The file system does not support locks.
+    except OSError:
         held = nullcontext()
     with held:
         yield
 
 
 class Best(BaseModel):
-    """The best round so far, as a checkpoint stores it."""
-
     round: int = Field(ge=0)
     scores: dict[str, float]
 
 
 class CheckpointFacts(BaseModel):
-    """The values in a checkpoint that are not tensors. The aggregators validate the values under `mixers`."""
+    """The values in a checkpoint that are not tensors. The values under `mixers` are validated by the aggregators."""
 
     plan: str
     sites: list[str]
@@ -91,7 +89,7 @@ class CheckpointFacts(BaseModel):
 
 
 class Record:
-    """Reads and writes a run folder: plan, provenance, rounds, checkpoints and summary."""
+    """Reads and writes the files of a run folder: plan, provenance, rounds, checkpoints and summary."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +98,7 @@ class Record:
     def begin(self, plan: "Plan") -> None:
         """Write the files that must exist before the first round.
 
-        Raises MedsiloError if the folder contains a run that has begun to train.
+        Raise MedsiloError if the folder contains a run that has begun to train.
         """
         if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
@@ -140,11 +138,10 @@ class Record:
     def claim(self, lead: str | None, resume: bool) -> None:
         """Record which user owns the study.
 
-        Raises MedsiloError if the study belongs to another user, or if the job continues a finished study.
+        Raise MedsiloError if the study belongs to another user, or if the job continues a finished study.
 
         Args:
             lead: The name of the user who submitted the job, or None in a simulation.
-            resume: True if the job continues the study.
         """
         path = self.folder / paths.LEAD
         if resume or path.exists():
@@ -155,7 +152,6 @@ class Record:
             write_text(path, lead)
 
     def check_owner(self, lead: str | None) -> None:
-        """Raise MedsiloError if the study exists and does not belong to the user `lead`."""
         path = self.folder / paths.LEAD
         if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
             raise MedsiloError(f"study {self.folder.name} belongs to another lead; choose another name")
@@ -164,12 +160,6 @@ class Record:
 
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":
-        """Return the record of the study that an NVFlare job led, or None.
-
-        Args:
-            studies: The folder that contains all studies.
-            job: The job's identifier.
-        """
         found = (path.parent for path in studies.glob(f"*/{paths.JOBS}") if job in path.read_text().split())
         return next((Record(folder) for folder in found), None)
 
@@ -179,10 +169,8 @@ class Record:
         return read_rounds(self.folder, growing=True)
 
     def tell_now(self, turns: Turns | None) -> None:
-        """Write the state of the current request to a file, which status displays on this machine read.
-
-        Args:
-            turns: The state. None: the study has ended, and the file is deleted.
+        """Write the state of the current request into a file for status displays on this machine. If there is no state,
+        the study has ended, and the file is deleted.
         """
         if turns is None:
             with suppress(OSError):
@@ -191,13 +179,12 @@ class Record:
             write_passing(self.folder / paths.NOW, turns.as_json())
 
     def add_round(self, line: Round) -> None:
-        """Append a round to rounds.jsonl."""
         append_line(self.folder / paths.ROUNDS, _line(line).removesuffix("\n"))
 
     def forget_after(self, round_number: int) -> list[Round]:
         """Delete the records of all rounds after a given round, because these rounds are repeated.
 
-        Returns the remaining records.
+        Return the remaining records.
         """
         kept = [line for line in self.rounds() if line.round <= round_number]
         write_text(self.folder / paths.ROUNDS, "".join(map(_line, kept)))
@@ -217,9 +204,6 @@ class Record:
         """Save the server's state after a round.
 
         Args:
-            round_number: The number of the round.
-            tensors: The tensors of the state.
-            facts: The values of the state that are not tensors.
             before: An earlier round whose checkpoint is kept. All other old checkpoints are deleted as soon as the new
                 checkpoint is complete.
         """
@@ -233,15 +217,11 @@ class Record:
                 path.unlink()
 
     def sweep(self) -> None:
-        """Delete the incomplete files that a killed server left. Incomplete files in sites' folders are kept."""
+        """Delete the incomplete files that a killed server left, except those in sites' folders."""
         sweep(self.folder, *(self.folder / name for name in (paths.CHECKPOINTS, *paths.SHARED_FOLDERS)))
 
     def load_checkpoint(self, round_number: int | None = None) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-        """Return the tensors and the other values of a checkpoint.
-
-        Args:
-            round_number: The checkpoint's round; by default the newest checkpoint.
-        """
+        """Return the tensors and the other values of a round's checkpoint, by default of the newest checkpoint."""
         with reading(f"the checkpoint of run {self.folder.name}"):
             path = max(self.checkpoints.glob(paths.ROUND_FILES), key=self._round_of, default=None)
             path = path if round_number is None else self._checkpoint(round_number)
@@ -257,17 +237,17 @@ class Record:
         return int(checkpoint.stem.removeprefix("round-"))
 
     def keep_as_best(self, round_number: int) -> None:
-        """Keep the checkpoint of a round under a second name, as the best round so far.
+        """Keep the checkpoint of the best round so far under a second name.
 
         The second name is a hard link if the file system supports hard links, and otherwise a copy.
         """
-        if self._best(round_number).exists():  # A resumed study has repeated the round.
+        if self._best(round_number).exists():  # a resumed study may repeat a round that was already kept
             return
         temporary = self.checkpoints / ".best.part"
         temporary.unlink(missing_ok=True)
         try:
             os.link(self._checkpoint(round_number), temporary)
-        except OSError:  # The file system does not support hard links.
+        except OSError:
             write_bytes(temporary, self._checkpoint(round_number).read_bytes())
         temporary.replace(self._best(round_number))
         sync_names(self.checkpoints)
@@ -276,20 +256,17 @@ class Record:
         return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))
 
     def load_best(self, round_number: int) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-        """Return the checkpoint of a round that `keep_as_best` kept."""
         return load_tensors(self._best(round_number))
 
     def check_unfinished(self) -> None:
-        """Raise MedsiloError if the study is finished."""
         if self.finished():
             raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
 
     def can_go_on(self) -> bool:
-        """True if the study is unfinished and has a checkpoint."""
         return not self.finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
 
     def finished(self) -> Summary | None:
-        """Return the study's summary if the study is finished; None if it failed or is not over."""
+        """Return the study's summary if the study is finished, or None if the study failed or has not ended."""
         summary = self.summary()
         return summary if summary and summary.finished else None
 
@@ -306,16 +283,15 @@ class Record:
         write_json(self.folder / paths.SUMMARY, summary.as_json())
 
     def summary(self) -> Summary | None:
-        """Return the summary of the run, or None if the run has not ended."""
         return read_summary(self.folder) if (self.folder / paths.SUMMARY).exists() else None
 
 
 def new_rounds(rounds: Sequence[Round], after: int, size: int) -> list[Round]:
-    """Return the rounds after a given round.
+    """Return the rounds after the round `after`.
 
     Args:
-        after: The number of the given round.
-        size: The maximum bytes of all returned rounds. A first round with more bytes is returned alone.
+        size: The maximum bytes of all returned rounds. If the first round alone has more bytes, only this round is
+            returned.
     """
     told: list[Round] = []
     for line in rounds[bisect_right(rounds, after, key=lambda line: line.round) :]:

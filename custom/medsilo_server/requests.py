@@ -18,21 +18,19 @@ from medsilo.runs.rounds import SiteTurn, Turns
 from medsilo.schedule.participation import Participation
 
 Notify = Callable[[Turns | None], None]
-RETRY_PAUSE = 5.0  # seconds before a request is repeated
+RETRY_PAUSE = 5.0
 
 
 @dataclass
 class Exchange:
-    """A request to several sites, and their answers."""
-
     asked: list[str] = field(default_factory=list)
-    replies: dict[str, SiteAnswer] = field(default_factory=dict)  # answers without their tensors
+    replies: dict[str, SiteAnswer] = field(default_factory=dict)
     missing: Mapping[str, Missing] = field(default_factory=dict)
     bytes_up: Mapping[str, int] = field(default_factory=dict)
     bytes_down: Mapping[str, int] = field(default_factory=dict)
 
     def by_kind(self, kind: str) -> dict[str, str]:
-        """Return the missing sites of one kind, each with the reason.
+        """Return the missing sites of one kind, each with the reason why the site is missing.
 
         Args:
             kind: "refused" or "lost".
@@ -40,12 +38,11 @@ class Exchange:
         return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
 
     def warnings(self) -> dict[str, list[str]]:
-        """Return the notes in each site's answer. Sites without notes are omitted."""
         return {site: reply.notes for site, reply in sorted(self.replies.items()) if reply.notes}
 
 
 class Retry:
-    """A channel that repeats requests as often as the plan allows, and reports if too few sites answered."""
+    """A channel that repeats requests as often as the plan allows, and reports when too few sites have answered."""
 
     def __init__(
         self,
@@ -58,14 +55,10 @@ class Retry:
         """Wrap another channel.
 
         Args:
-            inner: The channel that carries the requests.
-            rules: The plan's participation section.
-            sites: The sites that train.
-            pause: Waits for the given seconds.
-            lost: Called with each site that did not answer, because the site may not have received the request.
+            lost: Called with each site that did not answer, because such a site may not have received the request.
         """
         self.inner, self.rules, self.sites, self.pause, self.lost = inner, rules, sites, pause, lost
-        # the sites to which the request is sent again after a rejection, each with the reason of the rejection
+        # the sites that rejected the request and will get it again, each with the reason of the rejection
         self.again: Mapping[str, str] = {}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
@@ -101,12 +94,12 @@ class Retry:
     def _worth_asking(self, missing: Mapping[str, Missing], attempt: int, waited: float) -> list[str]:
         """Return the sites to which the request is sent again.
 
-        With `when_missing: wait`, these are lost sites and sites with a temporary problem, such as a training process
-        that died. With `when_missing: stop`, sites with a temporary problem get the request again once.
+        With `when_missing: wait`, lost sites and sites with a temporary problem get the request again. A temporary
+        problem is, for example, a training process that died. With `when_missing: stop`, sites with a temporary problem
+        get the request again once.
 
         Args:
-            missing: The sites that did not answer, each with the reason.
-            attempt: How often the request has been sent.
+            attempt: The number of times that the request was sent.
             waited: The seconds since the request was first sent.
         """
         if waited + RETRY_PAUSE > self.rules.retry_timeout:
@@ -118,12 +111,6 @@ class Retry:
         )
 
     def breach(self, exchange: Exchange, where: str) -> str | None:
-        """Return a message if too few sites answered, and None otherwise.
-
-        Args:
-            exchange: The request and its answers.
-            where: The request's name in the message.
-        """
         needed, required = self.sites, self.rules.required
         if self.rules.when_missing == "stop":
             needed, required = exchange.asked, len(exchange.asked)
@@ -138,7 +125,7 @@ class Retry:
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
 
-PAUSE = 0.001  # Two status updates are at least so many seconds apart, multiplied by the number of sites.
+PAUSE = 0.001  # Minimum seconds between two status updates, to be multiplied by the number of sites.
 
 
 class ByteCounter:
@@ -151,7 +138,7 @@ class ByteCounter:
         self, inner: Channel, tell: Notify = lambda turns: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.inner, self._tell, self._clock = inner, tell, clock
-        self.bytes_down: dict[str, int] = {}  # for each site, the bytes of the tensors in the current request
+        self.bytes_down: dict[str, int] = {}
         self.bytes_up: dict[str, int] = {}
         self._changing = threading.Lock()
         self._what = ("", 0)
@@ -167,7 +154,7 @@ class ByteCounter:
             return parcel
 
         def coming(site: str, reply: StudyMessage) -> None:
-            # If `receive` rejects the answer, it raises an error, and the answer's bytes are not counted.
+            # `receive` raises an error to reject an answer, and the bytes of a rejected answer are not counted
             receive(site, reply)
             self.bytes_up[site] = reply.size()
             self.answered(site)
@@ -175,33 +162,28 @@ class ByteCounter:
         return self.inner.ask(sites, going, coming, timeout)
 
     def begin(self, task: str, number: int, sites: Sequence[str]) -> None:
-        """Begin the record of a request to these sites."""
         with self._changing:
             self._what, self._asked, self._answered = (task, number), dict.fromkeys(sites), {}
             self.bytes_down, self.bytes_up = {}, {}
             self._say(now=True)
 
     def asked(self, site: str) -> None:
-        """Record that the request was sent to a site."""
         with self._changing:
             self._asked[site] = self._clock()
             self._answered.pop(site, None)
             self._say()
 
     def answered(self, site: str) -> None:
-        """Record that a site has answered."""
         with self._changing:
             self._answered[site] = self._clock() - (self._asked.get(site) or self._clock())
             self._say()
 
     def end(self) -> None:
-        """Record that no request is in progress."""
         with self._changing:
             self._what, self._asked, self._answered = ("", 0), {}, {}
             self._tell(None)
 
     def now(self) -> Turns | None:
-        """Return the state of the current request, or None between requests."""
         with self._changing:
             return self._turns() if self._what[0] else None
 
@@ -220,12 +202,14 @@ class ByteCounter:
 
 
 class RequestScheduler:
-    """Sends requests to the sites of a study. An answer is used only after all checks have accepted it."""
+    """Sends requests to the sites of a study. An answer is used only if it passes all checks."""
 
     def __init__(self, acceptance: Acceptance, channel: Retry, turns: ByteCounter) -> None:
         self.plan, self.study, self.acceptance = acceptance.plan, acceptance.study, acceptance
         self.channel, self.turns = channel, turns
-        self.joined = acceptance.joined  # each site's answer to "join"; this is the dictionary of `acceptance`, no copy
+        # the answer of each site to "join"; this attribute is the dictionary in `acceptance` and no copy, because the
+        # dictionary changes later
+        self.joined = acceptance.joined
 
     def ask(
         self,
@@ -235,15 +219,12 @@ class RequestScheduler:
         words: Callable[[str], tuple[Groups, dict[str, Any]]],
         take: Callable[[str, SiteAnswer, Groups], None],
     ) -> Exchange:
-        """Send a request to sites, and repeat it as often as the plan allows.
+        """Send a request to sites, and repeat the request as often as the plan allows.
 
         Args:
-            task: The task of the request.
-            number: The number of the round.
-            sites: The sites that get the request.
             words: Returns the tensors and the other values of a site's request.
-            take: Called with a site's name, its checked answer and its tensors. It may raise Refused to reject the
-                answer.
+            take: Called with the site's name, the checked answer and the tensors. To reject the answer, `take` may
+                raise Refused.
         """
         exchange, timeout = Exchange(list(sites)), self.plan.participation.timeout
 
@@ -275,12 +256,7 @@ class RequestScheduler:
         return exchange
 
     def check(self, exchange: Exchange, what: str) -> None:
-        """Raise ParticipationError if too few sites have answered.
-
-        Args:
-            exchange: The request and its answers.
-            what: The request's name in the error.
-        """
+        """Raise ParticipationError if too few sites have answered."""
         if breach := self.channel.breach(exchange, what):
             errors = (gone.error for _, gone in sorted(exchange.missing.items()) if gone.error)
             raise ParticipationError(breach) from next(errors, None)

@@ -29,12 +29,9 @@ def asking(
     """Return the outermost layer of the server's channel, and the layer that records requests and answers.
 
     Args:
-        channel: Carries the messages.
-        plan: The plan of the study.
-        sites: The sites that train.
         tell: Called when the status of the current request changes.
         lost: Called with each site that did not answer.
-        heads: The file that contains the last entry of each hospital's privacy ledger.
+        heads: The file with the last entry of each hospital's privacy ledger.
     """
     turns = ByteCounter(channel, tell)
     inner: Channel = turns
@@ -52,12 +49,6 @@ def asking(
 
 
 def aggregation_of(asker: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
-    """Return the object that aggregates the answers in each round. The plan may choose secure aggregation.
-
-    Args:
-        asker: Sends requests to the sites.
-        state: The server's state.
-        kit: The files of the server's startup kit.
-    """
+    """Return the object that aggregates the answers in each round, with or without secure aggregation."""
     secure = state.plan.secure_aggregation.implementation
     return secure.server(asker, state, kit) if secure else RoundAggregation(state)

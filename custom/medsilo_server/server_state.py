@@ -22,13 +22,15 @@ from medsilo_server.record import Record
 
 
 class Store:
-    """The state that secure aggregation adds to the server's state. In this base class, the added state is empty."""
+    """The state that secure aggregation adds to the server's state. This base class has no state."""
 
     def find(self, group: str) -> Tensors | None:
-        """Return the tensors of a group that each site receives. None: the sites receive the aggregator's tensors."""
+        """Return the tensors of a group that all sites receive, or None if the sites receive the aggregator's
+        tensors.
+        """
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the other values that a checkpoint stores for this state."""
+        """Return the tensors and the other values of this state, which a checkpoint stores."""
         return {}, {}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -45,27 +47,28 @@ class ServerState:
         """Create the state of a study.
 
         Args:
-            plan: The plan of the study.
-            record: Reads and writes the run folder.
-            server: The server's data that methods may use.
+            server: The server's data, which methods may use.
             mixers: The dictionary of aggregators, which `server` also contains.
         """
         self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
         self.sites = server.sites
-        self.layout = plan.layout()  # the networks on PyTorch's meta device, because only aggregators need values
+        self.layout = plan.layout()  # networks on PyTorch's meta device, because only the aggregators need values
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
         self.shield = plan.aggregation.shield(buffers - self.trained)
-        self.place: int | None = None  # index of the phase to which the aggregators belong
-        self.once: set[str] = set()  # groups that sites receive only once in the current phase
-        self.settled: dict[str, list[str]] = {}  # for each site, those groups of `once` that the site has received
+        self.place: int | None = None
+        self.once: set[str] = set()  # groups that each site receives only once in the current phase
+        # for each site, the groups in `once` that the site has already received
+        self.settled: dict[str, list[str]] = {}
         self.details: dict[str, Any] = {}
         self.store = Store()
-        self.best: dict[str, Any] | None = None  # the round and the validation scores of the best model
+        self.best: dict[str, Any] | None = None
         self.done = 0
         self.directions = RoundDirections({}, (), 0)
-        self.suspect: tuple[str, float] | None = None  # site and size of the largest outlier in the last round
-        self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites train the next round
+        # the site with the largest outlier in the last round, and the size of the outlier
+        self.suspect: tuple[str, float] | None = None
+        # this thread writes the checkpoint of a round while the sites train the next round
+        self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] | None = None
 
     # ------------------------------------------------------------------ a round
@@ -81,7 +84,6 @@ class ServerState:
         }
 
     def open(self, number: int) -> None:
-        """Prepare the aggregators for a round."""
         place = self.course.place_of(number)
         phase = self.course.phases[place]
         if place != self.place:
@@ -104,11 +106,10 @@ class ServerState:
     def enter(self, phase: Phase, fresh: bool = True) -> None:
         """Create the aggregators of a phase, in the order of the phase's groups.
 
-        The order matters, because an aggregator may depend on the aggregators of earlier groups. A group that did not
-        exist in an earlier phase starts with its initial values. All other groups keep their values.
+        The order matters, because an aggregator may depend on the aggregators of earlier groups. A new group starts
+        with its initial values. Groups of earlier phases keep their values.
 
         Args:
-            phase: The phase that begins.
             fresh: False if a resumed study has already called the phase's function `before`.
         """
         travelling = views(phase.groups, self.layout).keys()
@@ -121,7 +122,7 @@ class ServerState:
         for group in phase.groups:
             if group.name in travelling:
                 self._make(group, initial.get(group.name))
-        for name in self.once - travelling:  # No later phase needs these groups.
+        for name in self.once - travelling:
             self.mixers.pop(name, None)
         self.once = {group.name for group in phase.once if group.name in travelling}
 
@@ -136,7 +137,9 @@ class ServerState:
         self.mixers[group.name] = mixer
 
     def payload(self, site: str, phase: Phase) -> Groups:
-        """Return the tensors that a site needs in a phase and has not received yet."""
+        """Return the tensors that a site needs in a phase, except for the tensors that the site has already
+        received.
+        """
         travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
         stays = {group.name for group in phase.given if group.apply_locally and self.plan.sealed}
         given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
@@ -145,7 +148,7 @@ class ServerState:
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
         """Return the tensors of a group that a site receives.
 
-        If the group is personal, an evaluation site receives the group's `fallback_group`, if there is one.
+        For a personal group, an evaluation site receives the group's `fallback_group` instead, if there is one.
         """
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)
@@ -154,13 +157,11 @@ class ServerState:
         return self.mixers[group.name].current(site if group.personal else self.sites[0])
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
-        """Add a site's tensors to the aggregators. Raises Refused for impossible values.
+        """Add a site's tensors to the aggregators, or raise Refused if a value is impossible.
 
         Args:
-            site: The site.
             groups: The site's tensors, whose names, shapes and types were checked before.
             samples: The weight of the site's update.
-            phase: The current phase.
         """
         personal = {group.name: group.personal for group in phase.sent}
 
@@ -171,26 +172,27 @@ class ServerState:
         finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
         check_numbers(groups, phase.sent, self.ranges, finite)
         self.directions.check(directions)
-        for group in phase.sent:  # Groups are added in the order in which the method declares them.
+        for group in phase.sent:  # groups are added in the order in which the method declares the groups
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
         self.directions.note(site, directions)
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
-        """Return the normalised weight of each site in the mean of the last round, for the first group with a mean."""
+        """Return the normalised weight of each site in the last round's mean of the first group that has a mean."""
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
         return next((shares for shares in found if shares), {})
 
     def mark_synced(self, site: str) -> None:
-        """Record that a site has received those groups that sites receive only once."""
         self.settled[site] = sorted(self.once)
 
     def mark_lost(self, site: str) -> None:
-        """Record that a site may lack the groups that sites receive only once. The site will get these groups again."""
+        """Record that a site may lack the groups that each site receives only once, so that the site gets these groups
+        again.
+        """
         self.settled.pop(site, None)
 
     def finish(self, number: int) -> None:
-        """Aggregate the round's groups in the order in which the method declares them."""
+        """Aggregate the groups of a round in the order in which the method declares the groups."""
         expected = self.expected(self.course.phase_of(number))
         for group in expected:
             self.mixers[group].finish()
@@ -198,16 +200,17 @@ class ServerState:
 
     # ------------------------------------------------------------------ the best model
     def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
-        """Keep a model as the best model if its mean validation score is higher than the best model's.
+        """Keep a model as the best model if its mean validation score is higher than the score of the best model so
+        far.
 
-        The mean is over the sites that scored both models, so that the absence of a site favours neither model. In the
-        mean, all structures have the same weight. If the means are equal and hospitals round their scores, the later
-        model is kept, because the earlier model may not have learned yet. If a site could not compute its score, the
-        model is not kept.
+        The mean is over the sites that scored both models, so that the absence of a site favours neither model. All
+        structures have the same weight in the mean. If hospitals round their scores, the later of two models with equal
+        means is kept, because the earlier model may not have learned yet. A model is not kept if a site could not
+        compute the model's score.
 
         Args:
-            scores: The model's validation score at each site; None if it could not be computed.
-            rounds: The number of rounds that the model was trained for.
+            scores: The model's validation score at each site, or None if the site could not compute the score.
+            rounds: The number of rounds for which the model was trained.
         """
         known = {site: score for site, score in scores.items() if score is not None}
         if not known or len(known) < len(scores) or not self.course.used_as_scored(rounds):
@@ -226,16 +229,10 @@ class ServerState:
         self.best = {"round": rounds, "scores": known}
 
     def go_back_to(self, rounds: int) -> None:
-        """Load the model of a round that was kept as the best round."""
         self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
 
     def save_common(self, file: str, rounds: int) -> None:
-        """Save the global model for the lead.
-
-        Args:
-            file: The name of the file.
-            rounds: The number of rounds that the model was trained for.
-        """
+        """Save the global model, which the lead may download."""
         networks, last = self.plan.build_networks(), self.course.last
         given = views(last.given, networks)
         for group, tensors in given.items():
@@ -250,7 +247,7 @@ class ServerState:
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
     def summary_details(self) -> dict[str, Any]:
-        """Return the summary's details, including the details about sites that the groups add."""
+        """Return the details in the summary, to which a group of tensors may add details about sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:
@@ -261,7 +258,7 @@ class ServerState:
     def save(self) -> None:
         """Start to write a checkpoint in another thread. The next round may begin before the checkpoint is complete.
 
-        Call `written` before any step that depends on the checkpoint.
+        Any step that depends on the checkpoint must call `written` first.
         """
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {
@@ -277,22 +274,22 @@ class ServerState:
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
         hidden, told = self.store.state()
         tensors, facts = {**tensors, **hidden}, {**facts, **told}
-        before = self.done - 1 if self.suspect else None  # The last round may be undone later.
+        # the checkpoint before the last round is kept, because the last round may be undone later
+        before = self.done - 1 if self.suspect else None
         self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts, before)
 
     def written(self) -> None:
-        """Wait until the checkpoint is written. If writing failed, raise the error."""
+        """Wait until the checkpoint is written; raise the error if writing failed."""
         writing, self.writing = self.writing, None
         if writing:
             writing.result()
 
     def restore(self) -> None:
-        """Load the newest checkpoint."""
         self.record.sweep()
         self._restore(*self.record.load_checkpoint())
 
     def take_back(self) -> bool:
-        """Undo the last round if an update in it is an outlier. Return True if the round was undone.
+        """Undo the last round if an update in this round is an outlier. Return True if the round was undone.
 
         With secure aggregation, no round is undone, because a round cannot be repeated with fewer sites.
         """
@@ -300,7 +297,8 @@ class ServerState:
         if suspect is None or self.plan.sealed:
             return False
         self.written()
-        best = self.best  # The best model is from an earlier round, because the undone round's model has no score.
+        # the best model is always from an earlier round, because the model of the undone round has no score
+        best = self.best
         self.mixers.clear()
         self.place, self.directions = None, RoundDirections({}, (), 0)
         self._restore(*self.record.load_checkpoint(self.done - 1))
@@ -316,25 +314,19 @@ class ServerState:
             raise MedsiloError(
                 "the checkpoint belongs to a round that the plan does not have, so it is damaged; start again"
             )
-        for number in range(1, max(facts["round"], 1) + 1):  # Create the aggregators of each phase so far, in order.
+        for number in range(1, max(facts["round"], 1) + 1):
             place = self.course.place_of(number)
             if place != self.place:
                 self.enter(self.course.phases[place], fresh=False)
                 self.place = place
-                # The values are loaded here, because the aggregators of the next phase may depend on the values.
+                # the values are loaded before the next phase, because the aggregators of the next phase may depend on
+                # the values
                 self._take_over(tensors, facts, facts["mixers"])
         self.store.load(tensors, facts)
         self.details, self.settled = facts["details"], facts["settled"]
         self.done, self.best = facts["round"], facts["best"]
 
     def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
-        """Load values from a checkpoint into the aggregators.
-
-        Args:
-            tensors: The checkpoint's tensors.
-            facts: The checkpoint's other values.
-            groups: The groups whose values are loaded.
-        """
         for group in self.mixers.keys() & set(groups):
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -342,21 +334,18 @@ class ServerState:
 
 
 class RoundAggregation:
-    """Aggregates the sites' answers in a round without secure aggregation: each answer is added when it arrives.
+    """Aggregates the sites' answers in a round without secure aggregation, by adding each answer when it arrives.
 
-    Secure aggregation derives from this class, and unmasks the sum over sites before the aggregators end the round.
+    A subclass for secure aggregation unmasks the sum over sites before the aggregators end the round.
     """
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
 
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Raise ParticipationError if there is a label of the plan that no training site has annotated.
+        """Raise ParticipationError if no training site has annotated a label of the plan.
 
-        Secure aggregation overrides this method: the sites then also agree on keys.
-
-        Args:
-            joined: Each site's answer to "join".
+        With secure aggregation, the sites also agree on keys.
         """
         held = [
             {*answer.absent}
@@ -367,23 +356,22 @@ class RoundAggregation:
             raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; remove it from the plan")
 
     def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
-        """Begin a round. Return the sites that can't take part, each with the reason."""
         return {}
 
     def expected(self, phase: Phase) -> Groups:
-        """Return tensors that have the names, shapes and types of the tensors that sites send in a phase."""
         return self.state.expected(phase)
 
     def letters(self, site: str, groups: Groups) -> dict[str, Any]:
-        """Return the values that secure aggregation adds to a site's request; here, there are none."""
+        """Return the values that secure aggregation adds to a site's request. Without secure aggregation, there are no
+        such values.
+        """
         return {}
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
-        """Add a site's tensors to the aggregators, as `ServerState.take` does."""
         self.state.take(site, groups, samples, phase)
 
     def finish(self, number: int) -> None:
         """With secure aggregation, unmask the sums, and pass the sums to the aggregators.
 
-        Raises ParticipationError if too few sites help to unmask the sums.
+        Raise ParticipationError if too few sites help to unmask the sums.
         """

@@ -30,38 +30,26 @@ from medsilo_server.server_state import ServerState
 
 @dataclass(frozen=True)
 class StudyUsage:
-    """The data from which a study's summary is made."""
-
-    acceptance: Acceptance  # contains the plan, and the names of the training sites and the evaluation sites
+    acceptance: Acceptance  # the plan, and the names of the training sites and of the evaluation sites
     state: ServerState
     engine: str
     rounds: Sequence[Round]
-    ends: Mapping[str, Exchange]  # those of the requests `join`, `deliver` and `test` that were sent, and their answers
+    ends: Mapping[str, Exchange]
 
     def reply(self, end: str, site: str) -> SiteAnswer | None:
-        """Return a site's answer to a request outside rounds, or None.
-
-        Args:
-            end: The request: `join`, `deliver` or `test`.
-            site: The site.
-        """
+        """Return a site's answer to a request outside rounds (`join`, `deliver` or `test`), or None."""
         return self.ends[end].replies.get(site) if end in self.ends else None
 
     def tested(self, site: str) -> Tested | None:
-        """Return a site's test result, or None."""
         answer = self.reply("test", site)
         return answer if isinstance(answer, Tested) else None
 
 
 def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, seconds: float) -> Summary:
-    """Return the summary of a study, which may have failed.
+    """Return the summary of a finished or failed study.
 
     Args:
-        led: The data of the study.
-        reason: The reason why the study failed, or None.
         passing: True if the cause of the failure is temporary.
-        started: The time of the study's start.
-        seconds: The duration of the study.
     """
     asked, state = led.acceptance, led.state
     plan, rules = asked.plan, asked.plan.participation
@@ -110,9 +98,9 @@ def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, 
 def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None]:
     """Return two mean test scores: `mean_test` over sites, and `pooled_test` over the sites' test cases.
 
-    Only sites that disclose their score count. If sites annotated different structures, each structure's score is
-    averaged over the sites that annotated it, and then the mean over structures is taken. The means that the sites
-    compute themselves would not be comparable.
+    Sites that do not disclose their score are left out. If sites annotated different structures, each structure's score
+    is averaged over the sites that annotated the structure, and then the mean over structures is taken. The sites' own
+    means over structures would not be comparable.
     """
     goal = task.goal
     judged = judged_by(goal, {site: own.absent for site, own in sites.items()})
@@ -127,7 +115,6 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
 
 
 def _scored(told: Iterable[tuple[SiteResult, float | None]]) -> list[tuple[float, float]]:
-    """Return the score and the number of test cases for each site that discloses its score."""
     return [(score, own.test["cases"] or 0) for own, score in told if own.test and score is not None]
 
 
@@ -137,7 +124,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _site_result(led: StudyUsage, site: str) -> SiteResult:
     task, lines = led.acceptance.plan.task, [line.sites.get(site) for line in led.rounds]
-    unstated = None if task.scripted else 0  # A training script states no numbers of cases.
+    unstated = None if task.scripted else 0  # a training script does not state its number of cases
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]
@@ -171,9 +158,8 @@ def _tested(task: Task, tested: Tested, cases: int | None, step: float) -> dict[
 
 
 def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readiness | None:
-    """Return the readiness report that a site sent when it joined.
-
-    If the connection's speed was measured again when the final model was delivered, the report has the newer speed.
+    """Return the readiness report that a site sent when it joined. If the speed of the connection was measured again
+    when the final model was delivered, the report has the newer speed.
     """
     found = joined.readiness if joined else None
     measured = delivered.readiness if delivered else None
@@ -188,15 +174,11 @@ def tested_as(
     step: float = 0.0,
     counted: int | None = None,
 ) -> dict[str, Any]:
-    """Return a site's test result in the form in which the summary contains it.
+    """Return a site's test result in the form of the summary.
 
-    The result's key `suppressed` names the metrics that the site does not disclose because it has too few cases.
+    The key `suppressed` names the metrics that the site does not disclose because it has too few cases.
 
     Args:
-        task: The task of the study.
-        told: The test result that the site sent.
-        cases: The number of the site's test cases.
-        threshold: The decision threshold.
         step: The site's rounding step for its score, or 0 if the site does not round.
         counted: The number of patients if the site rounds its score, and otherwise the number of cases.
     """
@@ -215,7 +197,7 @@ def tested_as(
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield the smallest and the largest possible exact value of each rounded mean.
 
-    A mean over a subset of the cases has a larger rounding step, because one patient has a larger weight in the subset.
+    A mean over some of the cases has a larger rounding step, because each patient has a larger weight in this mean.
     """
     for name, length in task.goal.layout.items():
         if length != 2 or name not in counts or not counts[name][1]:
@@ -228,13 +210,12 @@ def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[t
 
 
 def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
-    """Return a site's counts. For a classification, counts that follow from these counts are added."""
+    """Return the counts that a site sent, and for a classification also the counts that follow from the sent counts."""
     of_classes = task.goal.classifies
     return of_classes.with_derived(counts, threshold) if of_classes else counts
 
 
 def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:
-    """Return the notes in a site's answers. The keys are round numbers, or the names of requests outside rounds."""
     told = {str(line.round): line.warnings.get(site, []) for line in led.rounds}
     told |= {end: reply.notes for end in led.ends if (reply := led.reply(end, site))}
     return {when: lines for when, lines in told.items() if lines}

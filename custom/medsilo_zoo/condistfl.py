@@ -10,7 +10,7 @@ from medsilo.extend import Task
 from medsilo.extend.methods import FedAvg, PlanError, TrainContext, absent_in, labels_in, marks_in
 
 SMALL = 1e-5
-PLACES = 3  # minimum number of dimensions of a network's output in a segmentation
+PLACES = 3  # minimum number of dimensions of a segmentation network's output
 
 
 class ConDistFL(FedAvg):
@@ -49,7 +49,7 @@ class ConDistFL(FedAvg):
             if largest.ndim < PLACES or not any(marks_in(targets)):
                 return loss
             with no_grad():
-                # In evaluation mode, the received model returns only its output at the highest resolution.
+                # in evaluation mode, the received model returns only its output at the highest resolution
                 taught = arrived(inputs)
             return loss + self.weight * distilled(largest, taught, targets, self.temperature)
 

@@ -13,8 +13,8 @@ from medsilo.extend.methods import BY_ITSELF, PlanError, ServerReadable, Trainin
 
 
 class OnlyAnswer(UniformMean):
-    """Aggregates rounds in which a single hospital trains, by taking the hospital's model as the new shared model.
-    If the hospital does not answer, the shared model stays the same.
+    """Aggregates rounds in which a single hospital trains: the model of this hospital becomes the new shared model. If
+    the hospital does not answer, the shared model stays the same.
     """
 
     @property
@@ -51,7 +51,6 @@ class Cyclic(Algorithm):
         return [Phase("train", rounds, (model,), self.train_round, turn=self.turn, disclosure_notes=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
-        """Return the site that trains in this round."""
         cycle, place = divmod(number - 1, len(sites))
         if self.order == "drawn":
             place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])

@@ -21,14 +21,15 @@ from medsilo.extend.methods import (
     names_of_last_layers,
 )
 
-JUDGED = 10  # number of the latest losses whose spread decides whether W has converged
-# The epoch number from which the sample of cases for learning W is drawn. Epochs of training are numbered from 0.
+JUDGED = 10  # W has converged when the spread of this number of latest losses is small
+# Number of the epoch that selects the sample of cases for learning W. The epochs of training are numbered from 0, so -1
+# selects another sample.
 SAMPLE = -1
 
 
 class Aggregation(nn.Module):
-    """The state of a site: the element-wise weights W, whether W was learned before, and whether a received mean still
-    has to be combined.
+    """The state of a site. Besides the element-wise weights W, two flags store whether W was learned before, and
+    whether the received mean must still be combined with the model.
     """
 
     learnt: Tensor
@@ -74,8 +75,8 @@ class FedALA(MeanOfOwn):
         cast(Aggregation, modules["aggregation"]).waits.fill_(came)
 
     def personalise(self, bench: TrainContext) -> None:
-        """Combine the received mean with the site's model only once in a round, so that training starts from the model
-        that was validated.
+        """Combine the received mean with the site's model, but only once in a round, so that training starts from the
+        model that was validated.
         """
         own, mean = bench.modules["model"], bench.modules["global"]
         aggregation = cast(Aggregation, bench.modules["aggregation"])
@@ -83,7 +84,7 @@ class FedALA(MeanOfOwn):
             return
         aggregation.waits.fill_(False)
         if all(map(torch.equal, own.parameters(), mean.parameters())):
-            return  # At the beginning, the site's model equals the received mean.
+            return  # in the first round, the site's model equals the received mean
         mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
         lesson, losses = mixture.lesson(bench, self.step), list[float]()
         for _ in range(1 if aggregation.learnt else self.passes):
@@ -95,7 +96,7 @@ class FedALA(MeanOfOwn):
         own.load_state_dict(mixture(), strict=False)
 
     def learn(self, bench: TrainContext) -> float:
-        # In rounds without validation, the received mean has not been combined with the site's model yet.
+        # in rounds without validation, the received mean has not been combined with the site's model yet
         self.personalise(bench)
         return bench.train()
 

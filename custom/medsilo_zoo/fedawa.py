@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medsilo.extend.methods import ServerSide, Shares, StalenessWeightedMean, WeighingMethod, uncompiled
 
-BETAS = (0.5, 0.999)  # β of Adam
+BETAS = (0.5, 0.999)  # Adam's β1 and β2
 
 
 class FedAWA(WeighingMethod):
@@ -28,8 +28,8 @@ class FedAWA(WeighingMethod):
     server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in each round")
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Optimise the entries of T that belong to the sites which answered. The entries of T for all other sites stay
-        the same.
+        """Optimise the entries of T that belong to the sites which answered. The entries of T that belong to all other
+        sites stay the same.
         """
         total = sum(mean.samples.values())
         before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]

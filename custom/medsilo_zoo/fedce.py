@@ -22,7 +22,7 @@ from medsilo.extend.methods import (
     copy_into,
 )
 
-LEAST = 1e-6  # minimum value to which contributions are raised before they are normalised
+LEAST = 1e-6  # smaller contributions are raised to this value before contributions are normalised
 
 
 class FedCE(WeighingMethod):
@@ -43,7 +43,8 @@ class FedCE(WeighingMethod):
         """Build the networks and the values that a site keeps. A site sends `missed`, which is 1 minus the mean score
         of the models without this site, and receives its weight a_k as `share`.
 
-        A site keeps the sum and the number of these scores; the first round counts as a score of 0.
+        To average `missed` over the rounds, a site keeps the sum and the number of its values; the first round counts
+        as a value of 0.
         """
         model = build()
         contribution = Numbers(missed=1.0, share=0.0, scores=0.0, rounds=1.0)
@@ -64,7 +65,6 @@ class FedCE(WeighingMethod):
         return *super().groups(), contribution
 
     def train_round(self, bench: TrainContext) -> float:
-        """Compute the score of the mean model without this site, then train."""
         numbers = dict(bench.modules["contribution"].named_buffers())
         share = float(numbers["share"])
         if 0 < share < 1:
@@ -110,8 +110,8 @@ def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
 
 
 def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
-    """Return cos(g_k, Σ_{j≠k} a_j g_j) for every site, given the inner products of all g. If one of two vectors has
-    length 0, their cosine is 0.
+    """Return cos(g_k, Σ_{j≠k} a_j g_j) for every site k, given the inner products of all g. The cosine with a vector of
+    length 0 is 0.
     """
     found = []
     for place in range(len(g)):
@@ -123,6 +123,5 @@ def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
 
 
 def normalised(values: Sequence[float]) -> list[float]:
-    """Raise values below LEAST to LEAST, and divide all values by their sum."""
     cut = [max(value, LEAST) for value in values]
     return [value / math.fsum(cut) for value in cut]

@@ -60,7 +60,9 @@ class FedDGGA(WeighingMethod):
         return gap, *super().groups()
 
     def train_round(self, bench: TrainContext) -> float:
-        """Compute the gap of the received model, train, and compute the loss that the next gap needs."""
+        """Compute the generalisation gap of the received model, train, and compute the loss of the trained model for
+        the next round's gap.
+        """
         model, gap = bench.modules["model"], bench.modules["gap"]
         value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
         shared = bench.cases.told_loss(model)
@@ -81,15 +83,15 @@ class FedDGGA(WeighingMethod):
         a = {site: mean.memory.get(site, before)["a"] for site in sites}
         number = mean.memory.get(sites[0], before)["rounds"]
         gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
-        # In the first round, all gaps are 0.
+        # in the first round, all gaps are 0
         a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
         mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}
 
 
 def moved(a: dict[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
-    """Return the weights after a step, which increases the weights of sites with a large gap. `step` is the largest
-    possible sum of the weights' changes.
+    """Return the sites' weights after a step that increases the weights of sites with a large gap. `step` is the
+    largest possible sum of the weights' changes.
     """
     largest = max(map(abs, gaps.values()))
     if not largest:

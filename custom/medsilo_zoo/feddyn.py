@@ -50,7 +50,7 @@ class FedDyn(ServerStep):
         return DynamicStep(self.alpha)
 
     def train_round(self, bench: TrainContext) -> float:
-        """Train with a pull towards w + g_k/α: the term − g_k + α (w_k − w) is added to the gradient."""
+        """Train with a pull of the weights towards w + g_k/α, by adding − g_k + α (w_k − w) to the gradient."""
         weights = learning_weights(bench.modules["model"])
         gradients: list[Tensor] = list(bench.modules["gradient"].parameters())
         arrived = [weight.detach().clone() for weight in weights]

@@ -38,17 +38,15 @@ class FedLWS(ServerStep):
         return StalenessWeightedMean(self.shares, self.shrunk)
 
     def shares(self, mean: StalenessWeightedMean) -> Shares:
-        """Return the weight p_k of each site in the mean."""
         return dict.fromkeys(mean.samples, 1.0) if self.weighting == "uniform" else mean.samples
 
     def shrunk(self, mean: StalenessWeightedMean) -> Shares:
-        """Return the factor γ of every tensor, which is the factor of the tensor's layer."""
+        """Return the factor γ of every tensor; all tensors of a layer have the same factor."""
         weights = torch.tensor(list(self.shares(mean).values()), dtype=torch.float64)
         gammas = {layer: self.gamma(own, weights) for layer, own in mean.products(layer_of).items()}
         return {name: gammas[layer_of(name)] for name in mean.averaged}
 
     def gamma(self, products: Tensor, weights: Tensor) -> float:
-        """Return γ^l, given the inner products of w^l and all g_k^l."""
         p, g = weights / weights.sum(), products[1:, 1:]
         norm, way = math.sqrt(products[0, 0]), math.sqrt(max(0.0, float(p @ g @ p)))
         apart = (g.diagonal() - 2 * g.mean(1) + g.mean()).clamp(min=0).sqrt().mean()
@@ -57,5 +55,5 @@ class FedLWS(ServerStep):
 
 
 def layer_of(name: str) -> str:
-    """Return the name of a tensor's layer, which the weight and the bias of a layer share."""
+    """Return the name of a tensor's layer. The weight and the bias of a layer have the same layer name."""
     return name.rpartition(".")[0]

@@ -35,8 +35,8 @@ from medsilo.extend.methods import (
     network,
 )
 
-WIDEST = 100.0  # maximum absolute value of a contribution's logarithm; larger values are clipped
-LARGEST = 1 << 30  # maximum size in bytes of the prior, which every hospital receives in every round
+WIDEST = 100.0  # larger absolute values of the logarithm of a contribution are clipped to this value
+LARGEST = 1 << 30  # maximum size of the prior in bytes, because every hospital receives the prior in every round
 
 
 class Convex(nn.Module):
@@ -69,7 +69,6 @@ class Prior(nn.Module):
 
         Args:
             sizes: The number of elements of each tensor, by the tensor's name in the network.
-            hidden: The widths of the hidden layers of f_ψ.
             alpha: The strength of the pull of θ to μ.
             epsilon: The strength of the pull of θ and μ to zero.
         """
@@ -92,8 +91,8 @@ class Prior(nn.Module):
 
 
 class ServersOwn(Aggregator):
-    """The tensors of the prior, which only the server changes. All sites receive these tensors, and no site
-    sends them.
+    """The tensors of the prior, which only the server changes. All sites receive these tensors, and no site sends
+    tensors of the prior.
     """
 
     def __init__(self) -> None:
@@ -101,7 +100,6 @@ class ServersOwn(Aggregator):
         self._own: dict[str, Tensor] = {}
 
     def put(self, tensors: Tensors) -> None:
-        """Store the tensors that all sites will receive from now on."""
         self._own = {name: tensor.to(self._own[name].dtype) for name, tensor in tensors.items()}
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
@@ -145,8 +143,8 @@ class FedMAP(WeighingMethod):
     )
 
     def networks(self, build: ModelFactory) -> Modules:
-        """Build the networks: "model" is θ_k, "global" holds μ when it arrives and θ_k when it leaves, and "prior" is
-        the received R.
+        """Build the networks of a site: "model" is θ_k, and "prior" is the received R. The network "global" holds μ
+        when the site receives it, and θ_k when the site sends it.
         """
         model = build()
         sizes = {name: own.numel() for name, own in learning(model).items()}
@@ -218,7 +216,7 @@ class FedMAP(WeighingMethod):
         return shares
 
     def _prior_of(self, sizes: Mapping[str, int], given: Tensors) -> Prior:
-        with torch.device("meta"):  # On the meta device, the values of the weights are not drawn.
+        with torch.device("meta"):  # on the meta device, no memory is allocated and no random weights are drawn
             prior = Prior(sizes, self.hidden, self.alpha, self.epsilon)
         own = {name: tensor.to(torch.float32, copy=True) for name, tensor in given.items()}
         prior.load_state_dict(own, assign=True)
@@ -226,17 +224,16 @@ class FedMAP(WeighingMethod):
 
 
 def key(name: str) -> str:
-    """Return a tensor's name with its dots replaced, because names of modules cannot contain dots."""
+    """Replace the dots in a tensor's name, because names of modules cannot contain dots."""
     return name.replace(".", "__")
 
 
 def first_of(name: str) -> str:
-    """Return the prior's name for the weights of the first layer of f_ψ that belongs to this tensor."""
+    """Return, for a tensor θ_i, the name under which the prior stores the first-layer weights of f_ψi."""
     return f"of.{key(name)}.layers.0.weight"
 
 
 def learning(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable weights of the model by name."""
     return {name: own for name, own in model.named_parameters() if own.requires_grad}
 
 

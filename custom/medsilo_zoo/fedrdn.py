@@ -26,14 +26,13 @@ from medsilo.extend.methods import (
     site_mean,
 )
 
-# Minimum standard deviation by which the values of an image are divided. A smaller deviation means a nearly constant
-# channel, which has no contrast to enhance.
+# Minimum divisor in the normalisation of an image. A smaller standard deviation means a nearly constant channel, which
+# has no contrast to enhance.
 FLATTEST = 0.01
-ROUNDED = 1e-4  # smaller values in the tables count as 0, because secure aggregation rounds sums
+ROUNDED = 1e-4  # in the tables of statistics, smaller values count as 0, because secure aggregation rounds sums
 
 
 def digest_of(image: Tensor) -> str:
-    """Return the SHA-256 hash of an image's values."""
     return hashlib.sha256(image.contiguous().cpu().numpy().tobytes()).hexdigest()
 
 
@@ -45,7 +44,7 @@ class ChannelNorm(nn.Module):
     tables that a hospital sends, all rows except the hospital's row are zero, so that the server can add the tables.
     """
 
-    mean: Tensor  # [C], the hospital's own mean
+    mean: Tensor  # [C]; means of the hospital's images
     deviation: Tensor
     measured: Tensor
     present: Tensor
@@ -61,14 +60,14 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
-        # rows of the hospitals whose statistics are known; the tensor stays on the CPU
+        # numbers of the table rows that contain statistics; this tensor stays on the CPU
         self._known = torch.zeros(0, dtype=torch.int64)
-        # seed that, together with the content of an image, determines the hospital that is drawn
+        # a seed; together with the content of an image, the seed determines the hospital that is chosen for the image
         self._number: int | None = None
 
     def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
-        """Move all tensors to a device, except for a flag that is read in every batch. The flag stays on the CPU, where
-        it can be read without synchronisation with the GPU.
+        """Move all tensors to a device except `_known`, which is read in every batch. On the CPU, `_known` can be read
+        without synchronisation with the GPU.
         """
         super()._apply(*given, **named)
         if self.mean.device.type == "cuda":
@@ -77,7 +76,6 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images [B, C, ...] without changing their shape and type."""
         if not self.measured:
             return images
         mean, deviation = self.mean, self.deviation
@@ -88,7 +86,7 @@ class ChannelNorm(nn.Module):
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
     def _draw_hospitals(self, images: Tensor, hospitals: int) -> Tensor:
-        """Return the row in the tables of a random hospital, for each image."""
+        """Choose a random hospital for each image, and return the number of the hospital's row in the tables."""
         if self._number is None:
             return torch.randint(hospitals, (len(images),), generator=self._draws)
         return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
@@ -99,8 +97,8 @@ class ChannelNorm(nn.Module):
 
         Args:
             random: The random generator that chooses the hospitals.
-            by_image: True if the choice for an image depends only on the image and a seed, so that no image affects
-                another.
+            by_image: True if the hospital for an image depends only on the image and a seed, and not on other images in
+                the batch.
         """
         self._draws, self._known = random, self.present.cpu().nonzero().flatten()
         self._number = int(torch.randint(2**62, (), generator=random)) if by_image else None
@@ -145,7 +143,7 @@ class ChannelNorm(nn.Module):
 
 
 INPUT, CHANNELS = "input", "channels"
-BRIGHTER = 10  # factor by which statistics may exceed the largest input value of the task
+BRIGHTER = 10  # statistics may be larger than the task's largest input value by at most this factor
 
 
 class FedRDN(Averaging):
@@ -233,14 +231,13 @@ class FedRDN(Averaging):
 
 
 def tables(modules: Modules) -> Tensors:
-    """Return the tables with the statistics of all hospitals, which are the tensors that a site sends and receives."""
     norm = cast(ChannelNorm, modules[INPUT])
     return {"present": norm.present, "means": norm.means, "deviations": norm.deviations}
 
 
 def table_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the allowed ranges of the values in the tables; zero is allowed, because the rows of other hospitals are
-    zero.
+    """Return the allowed ranges of the values in the tables. Zero is allowed, because a hospital sends rows of zeros
+    for all other hospitals.
     """
     largest = BRIGHTER * task.largest_input
     return {"present": (0.0, 1.0), "means": (-largest, largest), "deviations": (0.0, largest)}

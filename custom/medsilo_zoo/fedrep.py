@@ -29,7 +29,8 @@ class FedRep(FedPer):
         body = {name for name, _ in model.named_parameters()} - head
         with learning_only(model, head), keeping_statistics(model):
             for number in range(self.head_epochs):
-                # Epoch numbers below 0 give the head other orders of cases than the epochs 0, 1, ... of the body.
+                # Negative epoch numbers give the head other orders of cases than the body, whose epochs are numbered
+                # from 0.
                 bench.cases.epoch([bench.lesson()], -1 - number)
         with learning_only(model, body):
             return bench.train()

@@ -62,8 +62,8 @@ class FedRoD(SharedAndOwn):
 
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        """Yield the training steps of both heads. In each batch, h_k is trained first, so that both steps use φ and g
-        as they were before this batch.
+        """Yield the training steps of both heads. In each batch, h_k is trained first, so that both steps use the
+        values of φ and g before this batch.
         """
         shared = bench.modules["global"]
 

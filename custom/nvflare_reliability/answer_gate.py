@@ -1,8 +1,8 @@
 """Read sites' answers before NVFlare does, so that no answer can end the server's job process.
 
 NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if it can't decode an answer.
-Here, the gate decodes each answer first. If an answer is too large or unreadable, the gate rejects the answer, and the
-job continues.
+The gate of this module decodes each answer before NVFlare does. If an answer is too large or unreadable, the gate
+rejects the answer, and the job continues.
 """
 
 import json
@@ -34,23 +34,22 @@ from nvflare_reliability.chunking import site_of
 from nvflare_reliability.errors import Rejected, TryAgain, one_line
 from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
-DEEPEST = 100  # maximum levels of nesting in a message body; FOBS adds two levels around each object
-DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # kinds of sections that refer to tensors
+# maximum levels of nesting in a message body, where NVFlare's encoding (FOBS) adds two levels around each object
+DEEPEST = 100
+DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)
 CUT = "its answer can't be read: it was cut short"
-LONGEST_REFERENCE = 10_000  # maximum bytes of a section that refers to tensors
-LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes for lists and maps
+LONGEST_REFERENCE = 10_000
+LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}
 
 
 def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
-    """Raise Rejected if a message is incomplete, has a section that is not allowed, or exceeds its limits.
+    """Raise Rejected if a message is incomplete, has a forbidden section, or exceeds its limits.
 
     A FOBS message consists of a body in msgpack, and of sections that contain large texts or refer to tensors. A body
-    can need a hundred times its size in memory, so the function counts the body's values before they are decoded.
+    can need a hundred times its size in memory, so this function counts the body's values before the body is decoded.
 
     Args:
-        blob: The message's bytes.
-        most: The message's limits.
-        origin: The sender's cell. The message may refer only to tensors of this cell and of its child cells.
+        origin: The sender's cell. The message may refer only to tensors of the sender's cell and of its child cells.
     """
     buffers, place = BufferList(list(blob)), 0
     end = buffers.get_size()
@@ -83,10 +82,7 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
     A message may have at most one section of each kind.
 
     Args:
-        dot: The section's kind.
-        content: The section's bytes.
-        origin: The sender's cell.
-        seen: The kinds of the message's earlier sections, to which the function adds this kind.
+        seen: The kinds of the message's earlier sections. The function adds the kind of this section.
     """
     if dot not in DOWNLOADS or dot in seen:
         raise Rejected("its answer refers to data in a way that is not allowed")
@@ -95,21 +91,18 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
         place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
     except (ValueError, RecursionError):
         place = None
-    # The cell of a training script is a child of its site's cell.
+    # the cell of a training script is a child of its site's cell
     if not isinstance(place, dict) or not f"{place.get('fqcn')}.".startswith(f"{origin}."):
         raise Rejected("its answer refers to data that are not its own")
 
 
 def check_body(body: bytes, most: int) -> None:
-    """Raise Rejected if a message's body is not exactly one msgpack value, or is nested more than DEEPEST levels deep.
-
-    Args:
-        body: The body's bytes.
-        most: The maximum number of values in the body.
+    """Raise Rejected if a message's body is not exactly one msgpack value, or is nested more than DEEPEST
+    levels deep.
     """
     reader = Unpacker(max_buffer_size=0)
     reader.feed(body)
-    left = [1]  # for each open list or map, the number of values still to be read
+    left = [1]  # the number of values that must still be read in each open list or map
     seen = 0
     while left:
         if not left[-1]:
@@ -118,7 +111,7 @@ def check_body(body: bytes, most: int) -> None:
         left[-1] -= 1
         parts = _parts(reader, body)
         seen += 1
-        # The announced length of a list is counted, because msgpack allocates memory for this length.
+        # the announced length of a list counts, because msgpack allocates memory for this length
         if seen + parts > most:
             raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
@@ -129,7 +122,7 @@ def check_body(body: bytes, most: int) -> None:
 
 
 def _parts(reader: Unpacker, body: bytes) -> int:
-    """Read the header of a list or a map, and return its number of values. Skip any other value, and return 0."""
+    """Read the header of a list or a map and return its number of values, or skip any other value and return 0."""
     try:
         code = body[reader.tell()]
         if code in LISTS:
@@ -147,18 +140,18 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. Some other return codes would make NVFlare end the job.
+# The return codes that a site's answer may have. With some other return codes, an answer would make NVFlare end the
+# job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
-READERS = 256  # number of threads that read answers; a thread mostly waits for data
-# An answer is rejected if the tensors of so many consecutive answers of a site could not be fetched. A restart of the
-# site causes one such answer.
+READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
+# After this many consecutive answers of a site whose tensors could not be fetched, the answer is rejected. A restart of
+# the site causes only one such answer.
 MOST_FAILED = 5
-# The only commands that a site may send to the server's job process.
+# a site may send only these commands to the server's job process
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
 
 
 def mark_rejected(answer: Shareable, reason: str) -> None:
-    """Mark an answer as rejected, and add the reason to the answer."""
     answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     answer.set_header("reliability.rejected", reason)
 
@@ -170,8 +163,7 @@ class AnswerGate(Gate):
         """Create a gate for the server's job process.
 
         Args:
-            cell: The cell of the server's job process.
-            most: The limits of each message, until a call of `allow` changes the limits.
+            most: The limits of each message; `allow` can change the limits later.
             task: The name of the tasks that sites answer.
             reject: A function that marks an answer as rejected, and adds the reason to the answer.
         """
@@ -179,31 +171,31 @@ class AnswerGate(Gate):
         self.task, self.reject = task, reject
         self.answers: patches.AnswerReader | None = None
         self.readers = ThreadPoolExecutor(READERS, "answers")
-        self.open: Counter[str] = Counter()  # for each sender, the number of answers that are queued or being read
-        # For each sender, the number of consecutive answers whose tensors could not be fetched.
+        self.open: Counter[str] = Counter()  # number of each sender's answers that are queued or being read
+        # for each sender, the number of consecutive answers whose tensors could not be fetched
         self.failed: Counter[str] = Counter()
-        self.reading: set[str] = set()  # senders of whom an answer is being read
-        self.expelled: set[str] = set()  # cells of excluded hospitals, whose messages are rejected
-        self.last_heard: dict[str, float] = {}  # for each monitored sender, the time when its last message arrived
+        self.reading: set[str] = set()
+        self.expelled: set[str] = set()
+        self.last_heard: dict[str, float] = {}  # time of the last message from each monitored sender
 
     @property
     def _readers(self) -> list[BlobHandler]:
         return [self.answers.handler] if self.answers else []
 
     def guard_server(self) -> None:
-        """Begin to check the sites' messages, and to read the sites' answers before NVFlare does."""
+        """Start to check the sites' messages, and to read the sites' answers before NVFlare reads them."""
         self.answers = patches.AnswerReader(self.cell, self._answered)
         patches.look_at_messages(self.cell, self._inspect)
         self.watch_fetching()
 
     def end_readers(self) -> None:
-        """End the threads that read answers, because NVFlare warns about threads that still run when a job ends."""
+        """Stop the threads that read answers, because NVFlare warns about threads that still run when a job ends."""
         with self.lock:
             self.readers.shutdown(wait=False)
             self.readers = ThreadPoolExecutor(READERS, "answers")
 
     def _inspect(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes it. If this method returns a message, it is sent as the reply.
+        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
 
         A site may only request tasks and submit answers. NVFlare would also accept commands that end the job. NVFlare
         would also end the process if a site reported that a message of the server was too large.
@@ -227,18 +219,19 @@ class AnswerGate(Gate):
         return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
 
     def _sender(self, origin: str) -> str:
-        """Return the name of the site that owns a cell of this job. Return an empty text for a cell of another job."""
+        """Return the name of the site that owns a cell of this job, or an empty text for a cell of another job."""
         hospital, is_of_job = self._of_job(origin)
         return hospital if is_of_job else ""
 
     def _answered(self, future: StreamFuture, stream: Stream) -> None:
-        """Start to read an answer in a thread of this gate. NVFlare calls this when the answer's first byte arrives.
+        """Start to read an answer in a thread of this gate. NVFlare calls this method when the first byte of an answer
+        arrives.
 
-        NVFlare has 64 threads that call this method, and needs threads of the same pool to fetch tensors. If these
-        threads read answers, 64 simultaneous answers would block each other forever.
+        NVFlare has a pool of 64 threads that call this method and that also fetch tensors. If threads of the pool read
+        answers, 64 simultaneous answers would block each other forever.
 
-        The number of open answers per sender is limited. Otherwise, a sender of endless answers could occupy all
-        threads.
+        The number of open answers per sender is limited. Without this limit, a sender of endless answers could occupy
+        all threads.
         """
         origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
         with self.lock:
@@ -257,7 +250,7 @@ class AnswerGate(Gate):
                 answer = self._unread(str(error), origin)
             assert self.answers
             self.answers.pass_on(future.headers, answer)
-        # The cause may be a broken connection. The site receives the error, and sends its answer again.
+        # The cause of the error may be a broken connection, so the site receives the error and sends its answer again.
         except Exception as error:
             LOG.warning("an answer of %s was not taken", one_line(origin), exc_info=True)
             if not future.error:
@@ -267,9 +260,9 @@ class AnswerGate(Gate):
                 self.open -= Counter([origin])
 
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
-        """Return a site's answer. Raises Rejected if the answer is too large or unreadable.
+        """Return a site's answer. Raise Rejected if the answer is too large or unreadable.
 
-        If the method raises another error, the site sends its answer again.
+        After any other error, the site sends its answer again.
         """
         headers = future.headers
         try:
@@ -319,9 +312,9 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Check an answer, and return it. An answer is marked as rejected if its return code would end the job.
+        """Check an answer and return it, marked as rejected if its return code would end the job.
 
-        Raises Rejected if NVFlare can't handle the answer.
+        Raise Rejected if NVFlare can't handle the answer.
         """
         headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
         if not isinstance(answer, Shareable) or not isinstance(headers, dict):
@@ -334,10 +327,9 @@ class AnswerGate(Gate):
         return answer
 
     def _unread(self, reason: str, origin: str) -> Shareable:
-        """Make a rejected answer that replaces an unreadable answer.
+        """Create a rejected answer that replaces an unreadable answer.
 
         Args:
-            reason: The reason of the rejection.
             origin: The sender's cell.
         """
         site, job = site_of(origin), origin.rpartition(".")[2]
@@ -353,5 +345,4 @@ class AnswerGate(Gate):
 
 
 def is_unread(answer: Shareable) -> bool:
-    """True if an answer replaces an unreadable answer."""
     return answer.get_header(UNREAD) is True

@@ -58,9 +58,10 @@ from nvflare_reliability.patches import (
 )
 from nvflare_reliability.timeouts import Timeouts
 
-# PyTorch warns that the buffer of a received tensor is read-only, but no code writes to this buffer.
+# PyTorch warns that the buffer of a received tensor is read-only; this is no problem, because no code writes to the
+# buffer
 warnings.filterwarnings("ignore", "The given buffer is not writable")
-FEW = 1 << 16  # A piece that has fewer bytes is copied into the message's body.
+FEW = 1 << 16  # pieces with fewer bytes are copied into the body of the message
 KINDS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -75,28 +76,28 @@ KINDS = {
 }
 TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
-LEAST = 1 << 20  # A whole tensor that has fewer bytes stays in memory even if a file stores tensors.
-MOST_AXES = 64  # maximum number of dimensions of a tensor
+LEAST = 1 << 20  # unsplit tensors with fewer bytes stay in memory even if a file stores the other tensors
+MOST_AXES = 64
 MARK = "|"  # separates three texts in a piece's name: the tensor's name, the piece's number and the tensor's shape
 
 
 class Store(Protocol):
-    """A file that stores received tensors."""
-
-    end: int  # length of the file in bytes
+    end: int
 
     def append(self, tensor: Tensor) -> int:
-        """Append a tensor's bytes to the file, and return their offset. Raises Rejected if this fails."""
+        """Append a tensor's bytes to the file, and return the offset of these bytes in the file. Raise Rejected if
+        writing fails.
+        """
 
     def align(self) -> None:
-        """Pad the file, so that the next tensor's offset is aligned for any type of tensor."""
+        """Pad the file, so that the offset of the next tensor is aligned for any type of tensor."""
 
     def mapped(self) -> Tensor:
         """Return the whole file as a memory-mapped tensor of bytes."""
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return a tensor's memory as bytes, without a copy.
+    """Return the memory of a tensor as bytes without copying it.
 
     The tensor is first viewed as uint8, because NumPy has no type for bfloat16.
     """
@@ -106,12 +107,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def in_pieces(tensors: Tensors, most: int) -> Tensors:
     """Split tensors into pieces of at most `most` bytes. A piece is a view of its tensor.
 
-    A small tensor is not split, and keeps its name. If the name contains MARK, the tensor becomes one piece.
+    A small tensor is not split, and keeps its name. A tensor whose name contains MARK becomes one piece.
     """
     pieces: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.nbytes <= most and MARK not in name:
-            pieces[name] = tensor.contiguous()  # NVFlare can't send a tensor that is not contiguous.
+            pieces[name] = tensor.contiguous()  # NVFlare can't send a tensor that is not contiguous in memory
             continue
         shape = ",".join(map(str, tensor.shape))
         parts = tensor.reshape(-1).split(max(1, most // tensor.element_size()))
@@ -120,12 +121,7 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
 
 
 def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Tensors:
-    """Join the pieces of tensors. Raises Rejected if the pieces do not fit together.
-
-    Args:
-        pieces: Whole tensors and pieces of tensors, by name.
-        join: A function that joins the flat pieces of one tensor.
-    """
+    """Join the pieces of tensors. Raise Rejected if the pieces do not fit together."""
     tensors: Tensors = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, piece in pieces.items():
@@ -157,12 +153,12 @@ def packed(name: str, piece: Tensor) -> list[Any]:
 
 
 def unpacked(piece: Any) -> Tensors:
-    """Decode a received piece of a tensor, and return the piece by its name."""
+    """Decode a received piece of a tensor, and return a dictionary from the name of the piece to the piece."""
     name, kind, shape, sent = piece
     content = sent.value if isinstance(sent, Datum) else sent
     if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
         raise ValueError(kind)
-    # If the piece belongs to a larger tensor, it is copied later, when the tensor's pieces are joined.
+    # a piece of a larger tensor need not be copied here, because joining the pieces copies it
     own = content if MARK in name else bytearray(content)
     tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
     return {name: tensor.reshape(shape)}
@@ -171,7 +167,7 @@ def unpacked(piece: Any) -> Tensors:
 def arrays_of(content: bytes) -> dict[str, np.ndarray]:
     """Return the arrays in an .npz file.
 
-    Raises ValueError if the arrays have more bytes than the file, because a compressed file could expand without limit.
+    Raise ValueError if the arrays have more bytes than the file, because a compressed file could expand without limit.
     """
     with ZipFile(BytesIO(content)) as file:
         if sum(part.file_size for part in file.infolist()) > len(content):
@@ -180,7 +176,7 @@ def arrays_of(content: bytes) -> dict[str, np.ndarray]:
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
-    """Join the flat pieces of a tensor. If the pieces are adjacent in memory, no data are copied."""
+    """Join the flat pieces of a tensor, without copying pieces that are adjacent in memory."""
     first, size, end = pieces[0], 0, pieces[0].data_ptr()
     for piece in pieces:
         if piece.dtype != first.dtype or piece.data_ptr() != end or not piece.is_contiguous():
@@ -192,22 +188,22 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
 class ArrivingTensors(ItemConsumer):
     """Collects tensors that arrive piece by piece. A file can store the large tensors.
 
-    The file is memory-mapped, so the system can drop its pages from memory and read them again. So the server can
-    receive the answers of many sites at once.
+    The file is memory-mapped, so the operating system can remove parts of the file from memory and read them again
+    later. Memory mapping lets the server receive the answers of many sites at once.
     """
 
     def __init__(self, store: "Callable[[], Store] | None", read: Callable[[Any], Mapping] = unpacked) -> None:
         """Create an empty collection of tensors.
 
         Args:
-            store: A function that creates a file for large tensors. None: all tensors stay in memory.
-            read: A function that decodes a received value, and returns tensors by name.
+            store: Creates a file for large tensors. With None, all tensors stay in memory.
+            read: Decodes a received value, and returns tensors by name.
         """
         super().__init__()
         self._new_store, self._read = store, read
-        self.problem: Rejected | None = None  # the error by which a received value was rejected
+        self.problem: Rejected | None = None
         self._store: Store | None = None
-        # for each piece in the file: its offset, its number of bytes, its number type and its shape
+        # offset, number of bytes, number type and shape of each piece in the file
         self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
         self._held: Tensors = {}
 
@@ -215,13 +211,13 @@ class ArrivingTensors(ItemConsumer):
         try:
             for item in items:
                 self.take(self._read(item))
-        except Exception as error:  # Otherwise, NVFlare would request the same values again and again.
+        # all errors are caught, because NVFlare would otherwise request the same values again and again
+        except Exception as error:
             self.problem = error if isinstance(error, Rejected) else Rejected("a piece of a tensor is not what it says")
             raise self.problem from error
         return {}
 
     def take(self, pieces: Mapping[str, Any]) -> None:
-        """Store received pieces of tensors."""
         for key, piece in pieces.items():
             _, *mark = key.rsplit(MARK, 2)
             if not self._new_store or (not mark and piece.nbytes < LEAST):
@@ -233,7 +229,9 @@ class ArrivingTensors(ItemConsumer):
             self._places[key] = self._store.append(piece), piece.nbytes, piece.dtype, tuple(piece.shape)
 
     def whole(self) -> Tensors:
-        """Join the pieces of all received tensors, and return the tensors. Raises Rejected if pieces do not fit."""
+        """Join the pieces of all received tensors, and return the tensors. Raise Rejected if pieces do not fit
+        together.
+        """
         content = self._store.mapped() if self._store and self._store.end else torch.empty(0, dtype=torch.uint8)
         filed = {
             key: content[begin : begin + size].view(dtype).reshape(shape)
@@ -243,16 +241,16 @@ class ArrivingTensors(ItemConsumer):
 
 
 class Fetching:
-    """Records when another process last requested tensors of this process, and whether it has received all tensors."""
+    """Records when another process last requested tensors of this process, and whether the other process has received
+    all tensors.
+    """
 
     def __init__(self) -> None:
         self.last, self.all = -math.inf, True
 
     def saw(self, ended: bool) -> None:
-        """Record a request for a piece of a tensor.
-
-        Args:
-            ended: True if the other process already has all pieces, and requests the end of the transfer.
+        """Record another process's request for a piece of a tensor. `ended` is true if the other process already has
+        all pieces.
         """
         self.last, self.all = monotonic(), ended
 
@@ -261,22 +259,24 @@ class Fetching:
         return monotonic() - self.last
 
 
-FETCHING = Fetching()  # One object is enough, because each process runs one job.
+FETCHING = Fetching()  # one object is enough, because each process runs one job
 
 
 def site_of(process: str) -> str:
-    """Return the name of a site, given the cell name of the site's job process. A cell name may begin with relays."""
+    """Return the name of a site from the cell name of the site's job process. A cell name may begin with the names of
+    relays.
+    """
     return process.rpartition(".")[0].rpartition(".")[2]
 
 
 class _Chunks(TensorDownloadable):
-    """Divides tensors into numbered chunks. Small tensors share a chunk, and a large tensor is split into pieces."""
+    """Divides tensors into numbered chunks: small tensors share a chunk, and a large tensor is split into pieces."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         parts = in_pieces(tensors, most)
         super().__init__(parts, most)
         self.tensors: Tensors | None = parts
-        self.pieces: list[list[str]] = []  # for each chunk, the names of its tensors and pieces of tensors
+        self.pieces: list[list[str]] = []  # names of the tensors, and of the pieces of tensors, in each chunk
         room = 0
         for name, part in parts.items():
             room -= part.nbytes
@@ -301,39 +301,33 @@ class _Chunks(TensorDownloadable):
 
     def release(self) -> None:
         self.tensors = None
-        FETCHING.all = True  # NVFlare releases the tensors when the transfer has ended.
+        FETCHING.all = True  # NVFlare releases the tensors when the transfer has ended
         super().release()
 
 
-AHEAD = 1.0  # As many pieces are requested in advance as arrive in so many seconds at the measured speed.
+AHEAD = 1.0  # Pieces that will arrive within this many seconds at the measured speed are requested in advance.
 MOST_AHEAD = 32  # maximum number of pieces that are requested in advance
-MOST_TOGETHER = 8  # maximum number of pieces in one reply
+MOST_TOGETHER = 8
 
 
 @dataclass
 class _OnTheirWay:
-    """A transfer of tensors whose next pieces are requested in advance."""
-
-    # The expected replies, by the number of a reply's first piece. Each reply has its number of pieces.
+    # The expected replies by the number of the reply's first piece. With each reply, its number of pieces is stored.
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
-    next: int = 1  # the number of the first piece that was not requested yet
+    next: int = 1
     came: int = 0
-    there: int | None = None  # the total number of pieces, set when all pieces have arrived
+    there: int | None = None
     since: float = field(default_factory=monotonic)
     ended: bool = False
 
     def room(self) -> int:
-        """Return the number of pieces that may be requested in advance, given the connection's speed so far."""
+        """Return the number of pieces that may be requested in advance at the measured speed of the connection."""
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield the next requests. A request is the number of its first piece and the number of pieces.
+        """Yield the next requests. Each request consists of the number of the first piece and the number of pieces.
 
         On a fast connection, one reply has several pieces, because each reply costs both processes time.
-
-        Args:
-            after: The number of the first piece that has not arrived.
-            there: The total number of pieces.
         """
         self.next = max(self.next, after)
         while self.next < min(there, after + self.room()):
@@ -342,13 +336,13 @@ class _OnTheirWay:
             self.next += together
 
 
-ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # running transfers, by NVFlare's reference ID for the tensors
+ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # running transfers by NVFlare's reference ID of the tensors
 
 
 class ChunkedTensors(TensorDecomposer):
     """Sends tensors through NVFlare's download service, in pieces of limited size."""
 
-    # Creates a file for large tensors that arrive in this process. None: the tensors stay in memory.
+    # creates a file for large tensors that arrive in this process; with None, these tensors stay in memory
     store: "ClassVar[Callable[[], Store] | None]" = None
 
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
@@ -364,10 +358,9 @@ class ChunkedTensors(TensorDecomposer):
 
 
 def fetched(arriving: ArrivingTensors, **kwargs: Any) -> tuple[str, dict]:
-    """Fetch tensors from another process. Raises Rejected if the tensors are unreadable.
+    """Fetch tensors from another process. Raise Rejected if the tensors are unreadable.
 
     Args:
-        arriving: The collection that receives the tensors.
         **kwargs: Arguments of NVFlare's `download_object`.
 
     Returns:
@@ -398,7 +391,7 @@ class PlainArrays(NumpyArrayDecomposer):
 
 # errors after which a repeated request may succeed, because the connection may be restored
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
-PAUSE = 1.0  # minimum seconds between two attempts to send a request
+PAUSE = 1.0
 SOONEST = 2.0  # minimum seconds after which a piece counts as late, even on a fast connection
 UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's speed is still unknown
 
@@ -406,31 +399,26 @@ UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's
 class Pace:
     """Estimates how long the transfer of a piece takes on a connection. The estimate is smoothed as in TCP (RFC 6298).
 
-    Replies arrive roughly in the order of their requests. So a reply counts as lost when a much later request was
-    answered. If no reply arrives at all, one thread sends pings until the connection is restored.
+    Replies arrive roughly in the order of their requests. A reply therefore counts as lost when the reply to a much
+    later request has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
     """
 
     def __init__(self) -> None:
-        # the smoothed transfer time and the transfer time's smoothed deviation, in seconds; 0 before the first piece
+        # smoothed transfer time of a piece, and smoothed deviation of the transfer time, in seconds; 0 before the first
+        # piece
         self.smooth, self.varies = 0.0, 0.0
-        self.due: list[_Wanted] = []  # the expected replies, in the order of their first requests
-        self.last = -math.inf  # the time when the last reply arrived
-        self.came = -math.inf  # the time when the latest of all answered requests was sent
+        self.due: list[_Wanted] = []  # the expected replies, in the order in which they were first requested
+        self.last = -math.inf
+        self.came = -math.inf
 
     def late(self) -> float:
-        """Return the seconds after its request at which a piece counts as late."""
+        """Return the number of seconds between a request and the time when the requested piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
     def on_reply(self, asked: float) -> None:
-        """Record that a reply has arrived.
-
-        Args:
-            asked: The time when the reply's request was sent.
-        """
         self.came, self.last = max(self.came, asked), monotonic()
 
     def took(self, seconds: float) -> None:
-        """Update the estimate by the measured transfer time of a piece."""
         self.smooth, self.varies = self.smooth or seconds, self.varies or seconds / 2
         self.varies += (abs(seconds - self.smooth) - self.varies) / 4
         self.smooth += (seconds - self.smooth) / 8
@@ -438,7 +426,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A reply that contains pieces of a tensor. One thread waits for the reply."""
+    """A reply with pieces of a tensor, for which a separate thread waits."""
 
     transfer: _OnTheirWay
     line: Pace
@@ -451,7 +439,7 @@ class _Wanted:
     asked: float = 0.0
 
     def come(self) -> Message:
-        """Repeat the request for the pieces until the reply arrives or the transfer is over. Return the reply."""
+        """Repeat the request for the pieces until the reply arrives or the transfer has ended; return the reply."""
         again = False
         while True:
             self.asked = monotonic()
@@ -461,12 +449,13 @@ class _Wanted:
             if code not in PASSING:
                 self.line.on_reply(self.asked)
                 self.transfer.came += self.pieces
-                # The time is measured only for a request that was not repeated, because a reply names no request.
+                # the time of a repeated request is not measured, because a reply does not name the request that it
+                # answers
                 if not again:
                     self.line.took(monotonic() - self.asked)
                 return reply
             end_reply(self.request["request"])
-            # After a failed request, the measurement of the connection's speed begins again.
+            # after a failed request, the measurement of the connection's speed starts again
             self.transfer.came, self.transfer.since = 0, monotonic()
             if self._is_over():
                 return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
@@ -483,7 +472,7 @@ class _Wanted:
         if self._is_silent():
             while self._is_silent() and not self._is_over():
                 self._look()
-            sleep(PAUSE)  # The reply may arrive shortly after the connection is restored.
+            sleep(PAUSE)  # the reply may arrive shortly after the connection is restored
         lost = self.line.came > self.asked + AHEAD and self._received() == before
         return not lost and not self._is_over()
 
@@ -494,7 +483,7 @@ class _Wanted:
         return monotonic() - max(self.line.last, self.asked) > self.line.late()
 
     def _look(self) -> None:
-        """Send a ping if this reply is the first expected reply on the connection. Otherwise, wait a moment."""
+        """Send a ping if this reply is the first expected reply on the connection; otherwise wait for a moment."""
         asked = monotonic()
         if self.line.due[0] is self:
             reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
@@ -504,12 +493,10 @@ class _Wanted:
 
 
 class RetryingRequests:
-    """Sends the requests of a job's process, and repeats lost requests as long as the time limits allow.
+    """Sends the requests of a job's process, and repeats lost requests until the time limits are over.
 
     Args:
-        cell: The cell of the process.
-        patience: The time limits.
-        sees_fetching: True if `FETCHING` records when another process requests this process's tensors. Otherwise,
+        sees_fetching: True if `FETCHING` records when another process requests tensors of this process. If it is false,
             NVFlare's own time limit applies to an answer.
     """
 
@@ -518,18 +505,18 @@ class RetryingRequests:
         self.sees_fetching, self.waits = sees_fetching, LostWaits(cell)
         reply_once(cell, (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC))
         self.fetchers = ThreadPoolExecutor(256, "pieces")
-        # the speed of each connection, by the process that sends the tensors
+        # speed of each connection, by the name of the process that sends the tensors
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)
-        # The processes that are being informed in another thread that all pieces have arrived.
+        # the processes to which a thread is reporting that all pieces have arrived
         self.informed = set[str]()
 
     def end_fetchers(self) -> None:
-        """End the threads that fetch tensors, because NVFlare warns about threads that still run when a job ends."""
+        """Stop the threads that fetch tensors, because NVFlare warns about threads that still run when a job ends."""
         ended, self.fetchers = self.fetchers, ThreadPoolExecutor(256, "pieces")
         ended.shutdown(wait=False)
 
     def request(self, *given: Any, **asked: Any) -> Message:
-        """Send a request, and return its reply. This method replaces the cell's `send_request`."""
+        """Send a request, and return the reply; this method replaces the method `send_request` of the cell."""
         if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
             return self._fetch(**asked)
         if asked.get("topic") == ServerCommandNames.GET_TASK:
@@ -544,10 +531,10 @@ class RetryingRequests:
         return self.send(*given, **asked)
 
     def _fetch(self, request: Message, **asked: Any) -> Message:
-        """Return the reply to a request for a piece of a tensor, and request the next pieces in advance."""
+        """Return the reply to a request for a piece of a tensor, and request the following pieces in advance."""
         piece = AskedPiece(request)
         own = ON_THEIR_WAY.get(piece.tensors)
-        if own is None:  # The tensors were not split into pieces by this module.
+        if own is None:  # the other process does not split tensors into pieces with this module
             return self._patiently(_OnTheirWay(), request=request, **asked)
         coming, together = own.coming.pop(piece.number, (None, 1))
         source = str(asked["target"])
@@ -564,9 +551,9 @@ class RetryingRequests:
         return reply
 
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
-        """Inform the sender of a transfer that all pieces have arrived. This method runs in a separate thread.
+        """Report to the sender of the tensors that all pieces have arrived. This method runs in a separate thread.
 
-        The sender keeps the tensors until it has this information, because it may have to send a piece again.
+        The sender keeps the tensors until it receives this report, because it may have to send a piece again.
         """
         try:
             with suppress(RuntimeError):
@@ -575,15 +562,7 @@ class RetryingRequests:
             self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
-        """Request the next pieces in advance: the faster the connection, the more pieces.
-
-        Args:
-            own: The transfer.
-            piece: A request of the transfer.
-            after: The number of the first piece that has not arrived.
-            there: The total number of pieces.
-            asked: The arguments of the request.
-        """
+        """Request the next pieces in advance, and more pieces on a faster connection."""
         for number, together in own.next_ones(after, there):
             asking = {**asked, "request": piece.other(number, together)}
             own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together
@@ -599,5 +578,5 @@ class RetryingRequests:
             line.due.remove(wanted)
 
     def _is_being_fetched(self) -> bool:
-        """True if the server may still be fetching the tensors of this site's answer."""
+        """Return True if the server may still be fetching the tensors of this site's answer."""
         return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)

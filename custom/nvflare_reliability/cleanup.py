@@ -16,11 +16,11 @@ from nvflare.fuel.f3.message import Message
 
 from nvflare_reliability import kit_patches, patches
 
-# Maximum bytes of a message to the server's parent process. A job's files are no such message, because NVFlare streams
-# them to the disk.
+# Maximum bytes of a message to the server's parent process. A job's files may be larger, because NVFlare streams them
+# to the disk.
 MOST = 8 << 20
-ADMIN = "admin"  # the topic of admin requests to a hospital
-WAITING = 8 * MOST  # maximum bytes that one sender has sent and that wait to be read
+ADMIN = "admin"
+WAITING = 8 * MOST  # maximum bytes of a sender's messages that have arrived but have not been read yet
 
 
 class ForgottenJobs(FLComponent):
@@ -41,33 +41,32 @@ class ForgottenJobs(FLComponent):
 class BoundedStreams(FLComponent):
     """Limits the messages that each hospital or user sends to the server's parent process.
 
-    The component also limits the duration of TLS handshakes. In a job's process, `nvflare_reliability.answer_gate`
-    limits messages to the sizes that the plan needs. The parent process has no plan, so its limits are constants.
+    The component also limits the duration of TLS handshakes. The limits are constants, because the parent process has
+    no plan. In a job's process, `nvflare_reliability.answer_gate` limits messages to the sizes that the plan needs.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        kit_patches.shake_hands_apart()  # The patch must be in place before anybody can connect.
+        kit_patches.shake_hands_apart()  # the patch must be in place before the first connection
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             self.bound(fl_ctx.get_engine().get_cell())
 
     def bound(self, cell: Cell) -> None:
-        """Limit the messages that a cell will receive."""
         patches.hold_less(cell)
         self.cell, self.streams = cell, patches.StreamLimits(cell)
         patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes it. If this method returns a message, it is sent as the reply.
+        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
 
-        Most messages are addressed to a job's process, and this process only forwards them. NVFlare has already
-        verified the sender of the message by the sender's token.
+        Most messages are addressed to a job's process, and the parent process only forwards these messages. NVFlare has
+        already verified the sender of a message by the sender's token.
         """
         if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not patches.is_piece(message):
             return None
-        # The limit is set again for each message, because NVFlare registers further handlers after its start.
+        # the limit is set again for each message, because NVFlare registers further handlers after its start
         patches.limit_blobs(self.cell, MOST)
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)

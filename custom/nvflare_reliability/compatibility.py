@@ -1,4 +1,5 @@
-"""Record the NVFlare functions on which each patch depends, and log a warning if the code of such a function differs.
+"""Record the NVFlare functions on which each patch depends. If the code of a recorded function differs from the tested
+NVFlare versions, log a warning.
 
 In a clone of the repository, `python -m tests.nvflare_names --known` adds the installed NVFlare to the tested versions.
 """
@@ -17,11 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-UPSTREAM = Path(__file__).parent / "upstream"  # folder that documents each patch
+UPSTREAM = Path(__file__).parent / "upstream"
 KNOWN = UPSTREAM / "known.json"  # hashes of each function's code in the tested NVFlare versions
 LOG = logging.getLogger(__name__)
-PLACES: dict[str, tuple[str, ...]] = {}  # for each patch, the NVFlare functions on which it depends
-# For each patch that NVFlare may have merged, a function that tests whether the installed NVFlare has merged it.
+PLACES: dict[str, tuple[str, ...]] = {}
+# For each patch that NVFlare may have adopted, a function that tests whether the installed NVFlare contains the patch.
 TRIED: dict[str, Callable[[], bool]] = {}
 PARSING = threading.Lock()  # In Python 3.11, two threads that parse code at the same time can cause a SystemError.
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -32,14 +33,14 @@ def made_for(
 ) -> Callable[[Part], Part]:
     """Record the NVFlare functions on which a patch depends.
 
-    When the patch is first used, one log line names those functions whose code differs from the tested versions.
+    When the patch is first used, one log line names the functions whose code differs from the tested versions.
 
     Args:
         *places: The NVFlare functions, each as "module:Class.function".
-        begins: If the patch is a class, the method that is called first.
-        merged: Returns True if the installed NVFlare has merged the patch. It is called once per process, and an error
-            counts as False. A merged patch does nothing except to log this once, and returns None.
-        whole: False if the patch must do something even if it was merged. The patch then calls `is_merged` itself.
+        begins: The method that is called first, if the patch is a class.
+        merged: Returns True if the installed NVFlare has merged the patch. The function is called once per process, and
+            an error counts as False. A merged patch only logs once that it was merged, and returns None.
+        whole: False if a merged patch still has something to do. Such a patch calls `is_merged` itself.
     """
 
     def marked(part: Part) -> Part:
@@ -76,10 +77,10 @@ def _unless(part: str, function: Part) -> Part:
 
 @cache
 def is_merged(part: str) -> bool:
-    """True if the installed NVFlare has merged a patch. Each merged patch is logged once per process."""
+    """Return True if the installed NVFlare has merged a patch. Each merged patch is logged once per process."""
     try:
         merged = TRIED[part]()
-    except Exception:  # the test does not work with this NVFlare version
+    except Exception:  # the test may not work with the installed version of NVFlare
         LOG.debug("%s can't be tried with NVFlare %s", part, version("nvflare"), exc_info=True)
         return False
     if merged:
@@ -96,13 +97,13 @@ def say_if_changed(part: str) -> None:
 
 
 def changed(part: str) -> list[str]:
-    """Return those functions on which a patch depends whose code differs from each tested NVFlare version."""
+    """Return the functions on which a patch depends and whose code differs from all tested NVFlare versions."""
     known = json.loads(KNOWN.read_text("utf-8"))
     return [place for place in PLACES[part] if hash_of(place) not in known.get(place, {}).values()]
 
 
 def hash_of(place: str) -> str:
-    """Return a hash of a function's code without its comments, or an empty text if the function does not exist."""
+    """Return a hash of a function's code without comments, or an empty text if the function does not exist."""
     module, _, names = place.partition(":")
     try:
         found: Any = import_module(module)

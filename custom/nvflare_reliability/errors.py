@@ -1,12 +1,12 @@
 """Define the errors of this package, and make texts from other parties safe for logs."""
 
-LONGEST = 2000  # maximum number of characters in a text
+LONGEST = 2000  # default maximum number of characters of a text in one line
 
 
 class Rejected(Exception):
     """Raised to reject data from another party.
 
-    The error's message may be sent to anybody, but the text `private` must not be sent.
+    The error's message may be sent to anybody, but the text in `private` must not be sent.
     """
 
     def __init__(self, message: str, private: str = "") -> None:
@@ -15,15 +15,13 @@ class Rejected(Exception):
 
 
 class TryAgain(Exception):
-    """Raised if the action may succeed when it is repeated."""
+    """Raised by an action that may succeed when it is repeated."""
 
 
 def one_line(text: object, most: int = LONGEST) -> str:
-    """Return a text as one line of at most `most` printable characters."""
     letters = (letter if letter.isprintable() else " " for letter in str(text)[:most])
     return " ".join("".join(letters).split())
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes as text in MB or GB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

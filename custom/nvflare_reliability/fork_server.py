@@ -38,13 +38,13 @@ class ForkedSite:
     At most AT_ONCE processes start at the same time.
     """
 
-    context: Any  # the fork server's context in the module multiprocessing
+    context: Any
     lasting = False  # True if a site keeps its process for the whole job, so that an early end is a failure
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()
         self.begun, self.given_up, self._looking = False, False, threading.Lock()
-        # A pipe shows that the process was killed, which an Event would not show.
+        # a pipe shows that the process was killed, but an Event would not show this
         self._told, tells = self.context.Pipe(duplex=False)
         self._process = self.context.Process(target=_be_site, args=([*command[1:]], dict(env), str(Path.cwd()), tells))
         self._process.start()
@@ -56,18 +56,17 @@ class ForkedSite:
     def _let_others_start(self) -> None:
         while not self._told.poll(POLL) and self.poll() is None:
             pass
-        with suppress(EOFError):  # The site's process died before it sent the message that it has started.
+        with suppress(EOFError):  # the process may die before it sends the message that it has started
             self.begun = self._told.poll() and bool(self._told.recv_bytes())
         _starting.release()
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs. Several threads may call this method."""
+        """Return the process's exit code, or None while the process runs. Several threads may call this method."""
         with self._looking:
             return self._process.exitcode
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or None while the process runs."""
         return self.poll()
 
     @property
@@ -76,7 +75,6 @@ class ForkedSite:
         return self.lasting and (self.given_up or (self.begun and bool(self.poll())))
 
     def wait(self, timeout: float) -> None:
-        """Wait until the process has ended, but at most `timeout` seconds."""
         until = time.monotonic() + timeout
         while self.poll() is None and time.monotonic() < until:
             time.sleep(POLL)
@@ -86,7 +84,6 @@ def begin(modules: Sequence[str], lasting: bool) -> None:
     """Start the fork server, which imports modules while NVFlare starts.
 
     Args:
-        modules: The modules to import, in addition to SHARED.
         lasting: True if each site keeps its process for the whole job.
     """
     from multiprocessing.forkserver import ensure_running
@@ -102,6 +99,6 @@ def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: s
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.modules.pop(SITE_PROCESS, None)  # The module will run as the main program.
+    sys.modules.pop(SITE_PROCESS, None)  # the module will run again as the main program of a fork
     _, module, *sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nvflare_reliability.fork_server import ForkedSite
 
-SITES: dict[str, "ForkedSite"] = {}  # for each site, its latest process
-begun: Connection | None = None  # in a fork, the connection on which the fork reports that it has started
+SITES: dict[str, "ForkedSite"] = {}
+begun: Connection | None = None  # in a fork, the connection through which the fork reports that it has started
 
 
 def died() -> dict[str, str]:
-    """Return the simulated sites whose process has died, each with the reason.
+    """Return the simulated sites whose process has died, each with the reason of the death.
 
-    Outside the simulator, the result is empty, because NVFlare reports dead processes.
+    Outside of the simulator, the result is empty, because NVFlare itself reports dead processes.
     """
     return {name: "its process died" for name, own in [*SITES.items()] if own.has_died}
 

@@ -1,7 +1,7 @@
 """Patch NVFlare in all processes that are not a job's processes.
 
-These are the parent processes of the server and of hospitals, the simulator, users' commands and training scripts. The
-module patches.py contains the rules for all patches, and the patches for a job's processes.
+The patched processes are the parent processes of the server and of hospitals, the simulator, users' commands and
+training scripts. The module patches.py contains the rules for all patches, and the patches for a job's processes.
 """
 
 import asyncio.constants
@@ -67,21 +67,22 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 BACKLOG = 512  # maximum number of connections that wait to be accepted
-# The number of connections is limited, because NVFlare uses `select`, which only handles file descriptors up to 1023.
+# the number of connections is limited, because NVFlare uses `select`, which only handles file descriptors up to 1023
 MOST_OF_ONE, MOST = 64, 256  # maximum numbers of simultaneous handshakes: from one address, and from all addresses
-SAID_AGAIN = 3600.0  # seconds until another failed handshake of the same address is logged
+SAID_AGAIN = 3600.0  # seconds in which only the first failed handshake of an address is logged
 AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log, and maximum number of older audit logs that are kept
-SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
-DEATHS = (  # the exit codes of a job process that was killed or that crashed
+SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"
+DEATHS = (  # exit codes of job processes that were killed or that crashed
     *(ProcessExitCode.EXCEPTION, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR),
     ProcessExitCode.INFRASTRUCTURE_ERROR,
 )
-TOLD = "revoked-certificates"  # header of a reply that contains the list of revoked certificates
-DISABLED = "is disabled"  # the last words of the server's reply to an excluded client
-UNSIGNED = "NA"  # the signature in messages of a server that has no key yet
-STARTED = "Start the client app..."  # the reply of a client that has started a job's process
-KEYS: dict[tuple[bytes, bytes | None], Any] = {}  # the loaded private keys, by PEM text and password
-Outcome = tuple[bool, Any, str | None]  # whether to stop, the result of a simulated site's process, and the next site
+TOLD = "revoked-certificates"  # reply header that contains the list of revoked certificates
+DISABLED = "is disabled"
+UNSIGNED = "NA"  # signature in the messages of a server that has no key yet
+STARTED = "Start the client app..."
+KEYS: dict[tuple[bytes, bytes | None], Any] = {}
+# True to stop, the result of a simulated site's process, and the name of the next site
+Outcome = tuple[bool, Any, str | None]
 
 
 # ---------------------------------------------------------------------------------------- server and hospitals
@@ -108,11 +109,13 @@ class _Listener(TcpStreamServer):
         self.strangers = Strangers()
         self.revocations = Revocations(connector.params.get(DriverParams.CA_CERT.value))
         self.revocations.look()
-        self.there: dict[Any, bytes | None] = {}  # for each open connection, the certificate of the other party
+        self.there: dict[Any, bytes | None] = {}  # the other party's certificate for each open connection
         super().__init__(driver, connector)
 
     def service_actions(self) -> None:
-        """Close the connections whose certificates were revoked. The base class calls this method twice a second."""
+        """Close the connections whose certificates were revoked, whenever the base class calls this method (twice per
+        second).
+        """
         super().service_actions()
         if self.revocations.look():
             for request, certificate in [*self.there.items()]:
@@ -157,7 +160,9 @@ class _Listener(TcpStreamServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: socket.socket, client_address: tuple[str, int]) -> None:
-        """Log a failed connection at the level DEBUG. At a higher level, any computer could fill the disk."""
+        """Log a failed connection at the level DEBUG. At a higher level, any computer could fill the disk with log
+        lines.
+        """
         LOG.debug("no connection of %s: %s", client_address[0], sys.exc_info()[1])
 
 
@@ -165,7 +170,7 @@ class AskingDeployer(AppDeployer):
     """Deploys jobs as NVFlare does, and then asks a function whether the job may start.
 
     Args:
-        ask: A function that returns the reason why a job must not start, or an empty text if it may start.
+        ask: Returns the reason why a job must not start, or an empty text if the job may start.
     """
 
     def __init__(self, ask: Callable[[Workspace, str, FLContext], str]) -> None:
@@ -190,22 +195,23 @@ class AskingDeployer(AppDeployer):
 
 
 def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
-    """True if a job's metadata name a container image or code for a site, according to NVFlare."""
+    """Return True if a job's metadata names a container image or code for a site."""
     return bool(AppAuthzService.derive_local_app_info({}, dict(meta), site).get(AppValidationKey.BYOC))
 
 
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If there are too many such connections, one connection of the address with the most connections is closed. The
-    closed connection is the oldest that has sent no data. If all connections have sent data, the oldest is closed.
+    If too many handshakes are incomplete, one connection of the address with the most connections is closed. The closed
+    connection is the oldest that has sent no data, or else the oldest of all.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waiting: dict[socket.socket, str] = {}  # the address of each connection, oldest connection first
-        self.speaking = set[socket.socket]()  # connections that have sent data
-        self.said: dict[str, float] = {}  # for each address, the time of the last log line
+        # address of each connection, sorted from the oldest to the latest connection
+        self.waiting: dict[socket.socket, str] = {}
+        self.speaking = set[socket.socket]()
+        self.said: dict[str, float] = {}  # time of the last log line about each address
 
     def come(self, line: socket.socket, address: str) -> None:
         with self.lock:
@@ -222,7 +228,6 @@ class Strangers:
         self.say(address, f"has more than {MOST_OF_ONE} connections that do not shake hands")
 
     def speaks(self, line: socket.socket) -> None:
-        """Record that a connection has sent data."""
         with self.lock:
             if line in self.waiting:
                 self.speaking.add(line)
@@ -236,7 +241,7 @@ class Strangers:
             self._forget(line)
 
     def say(self, address: str, what: str) -> None:
-        """Log a problem with an address, unless a problem with the same address was logged recently."""
+        """Log a problem with an address, unless a problem with this address was logged recently."""
         now = monotonic()
         with self.lock:
             self.said = {one: then for one, then in self.said.items() if now - then < SAID_AGAIN}
@@ -248,7 +253,7 @@ class Strangers:
 
 
 def closes_lost() -> bool:
-    """True if the installed NVFlare closes the socket of a connection that the other party has closed."""
+    """Return True if the installed NVFlare closes its socket after the other party has closed the connection."""
     here, there = socket.socketpair()
     with here, there:
         connection = SocketConnection(here, SimpleNamespace(params={}))
@@ -259,14 +264,14 @@ def closes_lost() -> bool:
 
 @made_for("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_loop", merged=closes_lost)
 def close_lost_connections() -> None:
-    """Close the sockets of lost connections, which the garbage collector does."""
+    """Close the sockets of lost connections, which would otherwise stay open until a garbage collection."""
     gc.collect()
 
 
 def ends_forgotten() -> bool:
-    """True if the installed NVFlare ends the jobs that ran when the server died.
+    """Return True if the installed NVFlare ends the jobs that ran when the server died.
 
-    The job runner's method `run` then calls the method that ends these jobs.
+    In such an NVFlare, the method `run` of the job runner calls the method that ends these jobs.
     """
     from nvflare.private.fed.server.job_runner import JobRunner
 
@@ -279,12 +284,14 @@ def ends_forgotten() -> bool:
     merged=ends_forgotten,
 )
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """Mark the jobs that ran when the server crashed as ended. Call this before the server can start a job."""
+    """Mark the jobs that ran when the server crashed as ended. This function must be called before the server can start
+    a job.
+    """
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
 
 def signs_when_ready() -> bool:
-    """True if the installed NVFlare makes a new signature after it has signed a message without a key."""
+    """Return True if the installed NVFlare makes a new signature after it has signed a message without a key."""
     from nvflare.private.fed.server.fed_server import FederatedServer
 
     server, signatures = FederatedServer.__new__(FederatedServer), [UNSIGNED, "signed"]
@@ -301,16 +308,16 @@ def signs_when_ready() -> bool:
     merged=signs_when_ready,
 )
 def sign_when_ready(fl_ctx: FLContext) -> None:
-    """Let the server sign its messages as soon as it has its key.
+    """Make the server sign its messages as soon as it has its key.
 
-    Without this patch, NVFlare never signs a message after it has sent an unsigned message.
+    Without this patch, a server that has sent an unsigned message never signs a message.
     """
     server = fl_ctx.get_engine().server
     own = server.sign_auth_token
 
     def sign(name: str, token: str) -> str:
         signed = own(name, token)
-        # After an empty signature, NVFlare makes a new signature for the next message.
+        # after an empty signature, NVFlare makes a new signature for the next message
         return "" if (name, signed) == (server.my_own_auth_client_name, UNSIGNED) else signed
 
     server.sign_auth_token = sign
@@ -325,7 +332,7 @@ def sign_when_ready(fl_ctx: FLContext) -> None:
 def keep_aborted(fl_ctx: FLContext) -> None:
     """Keep the status "aborted" of a job that was aborted while it started.
 
-    Without this patch, NVFlare replaces this status by "running".
+    Without this patch, NVFlare replaces the status "aborted" by "running".
     """
     engine = fl_ctx.get_engine()
     books: Any = engine.get_component(SystemComponents.JOB_MANAGER)
@@ -348,8 +355,8 @@ def keep_aborted(fl_ctx: FLContext) -> None:
 def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     """Call a function when an authorised user aborts a job.
 
-    The function is also called if the job no longer runs. Without this patch, NVFlare only replies that such a job is
-    completed. Apply this patch while a server starts, before NVFlare registers its commands.
+    The function is also called for a job that no longer runs; NVFlare itself only replies that such a job is completed.
+    This patch must be applied while a server starts, before NVFlare registers its commands.
 
     Args:
         heard: Called with the job's ID and the user's name.
@@ -372,11 +379,11 @@ def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     "nvflare.private.fed.server.message_send:send_requests",
 )
 def ask_quietly(cell: Cell, *topics: str) -> None:
-    """Do not log an error if a request that has a given topic can't be sent.
+    """Log no error if a request with one of these topics can't be sent.
 
     Args:
-        cell: The cell that sends the requests.
-        *topics: The given topics. NVFlare uses one topic for requests to one client, and another for several clients.
+        *topics: The topics. NVFlare uses different topics for a request to one client and for a request to several
+            clients.
     """
     own, own_many = cell.send_request, cell.broadcast_multi_requests
 
@@ -397,9 +404,9 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
     "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
 )
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
-    """Start a job's process again at a client, while the job runs. The client checks its policies again.
+    """Restart a job's process at a client while the job runs. The client checks its policies again.
 
-    Returns the reason why the process was not started, or an empty text.
+    Return the reason why the process was not started, or an empty text.
     """
     engine = fl_ctx.get_engine()
     runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
@@ -427,7 +434,6 @@ def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
 
 
 def is_expelled(engine: Any, client: str) -> bool:
-    """True if the server has excluded a client (`nvflare system disable-client`)."""
     return bool(engine.server.client_manager.is_client_disabled(client))
 
 
@@ -437,13 +443,13 @@ def is_expelled(engine: Any, client: str) -> bool:
     "nvflare.private.fed.client.communicator:Communicator.send_heartbeat",
 )
 def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable[[object], None]) -> None:
-    """End the jobs of a client that the server has excluded. NVFlare would only log this, and continue the jobs.
+    """End the jobs of a client that the server has excluded. NVFlare would only log the exclusion, and continue the
+    jobs.
 
     Args:
-        engine: The client's engine.
-        heard: Called each time the server rejects a heartbeat because it has excluded the client.
-        answered: Called each time the server accepts a heartbeat. The argument is the text that
-            `tell_with_heartbeats` has added to the reply, or None.
+        heard: Called each time the server rejects a heartbeat because the client is excluded.
+        answered: Called each time the server accepts a heartbeat. The argument is the text that `tell_with_heartbeats`
+            has added to the reply, or None.
     """
     cell = engine.get_cell()
     own = cell.send_request
@@ -471,8 +477,7 @@ def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable
 def beat_when_connected(engine: Any) -> None:
     """Send a heartbeat as soon as a client is connected to the server again.
 
-    A restarted server knows a client only after the client's heartbeat. NVFlare may send the next heartbeat only ten
-    seconds later.
+    A restarted server knows a client only after a heartbeat, and NVFlare may send the next heartbeat ten seconds later.
     """
     cell, last = engine.get_cell(), dict[str, Any]()
     own = cell.send_request
@@ -480,7 +485,7 @@ def beat_when_connected(engine: Any) -> None:
     def request(*given: Any, **asked: Any) -> Message:
         if asked.get("topic") == CellChannelTopic.HEART_BEAT:
             sent = asked["request"]
-            # The message is copied before NVFlare encodes it.
+            # the message is copied before NVFlare encodes it, so that the copy can be sent again
             last.update(asked, request=new_cell_message(dict(sent.headers), sent.payload))
         return own(*given, **asked)
 
@@ -504,10 +509,9 @@ def beat_when_connected(engine: Any) -> None:
     "nvflare.private.fed.server.fed_server:FederatedServer.client_heartbeat",
 )
 def tell_with_heartbeats(server: Any, text: Callable[[], str]) -> None:
-    """Add a text to each reply that the server sends to a client's heartbeat.
+    """Add a text to each reply of the server to a client's heartbeat.
 
     Args:
-        server: The server.
         text: Returns the text. An empty text is not added.
     """
     own = server._generate_reply
@@ -520,14 +524,13 @@ def tell_with_heartbeats(server: Any, text: Callable[[], str]) -> None:
 
 
 def _named(sites: Any) -> list[str]:
-    """Return the site names in an entry of a job's deploy_map."""
     return [ALL_SITES if name.upper() == ALL_SITES else name for name in extract_participants(sites)]
 
 
 def failure_of_job(request: Message) -> tuple[str, str, int, str]:
     """Parse a client's report that a job process has ended.
 
-    Returns the client's token, the job's ID, the exit code and the reason.
+    Return the client's token, the job's ID, the exit code and the reason.
     """
     told = request.payload if isinstance(request.payload, dict) else {}
     code, why = told.get(JobFailureMsgKey.CODE), one_line(told.get(JobFailureMsgKey.REASON) or "", 300)
@@ -537,12 +540,11 @@ def failure_of_job(request: Message) -> tuple[str, str, int, str]:
 
 @made_for("nvflare.private.fed.client.client_executor:JobExecutor._wait_child_process_finish")
 def say_why(engine: Any, reason: Callable[[str], str]) -> None:
-    """Replace the reason in a client's report that a job process has ended by a more precise reason.
+    """When a client reports the end of a job process, replace the reason in this report by a more precise reason.
 
     NVFlare reports "infrastructure error" for each process that ends while it starts.
 
     Args:
-        engine: The client's engine.
         reason: Returns the reason why a job's process ended, or an empty text if the reason is unknown.
     """
     cell = engine.get_cell()
@@ -562,9 +564,9 @@ def say_why(engine: Any, reason: Callable[[str], str]) -> None:
     "nvflare.private.fed.server.job_runner:JobRunner.resolve_client_outcome",
 )
 def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
-    """Let a job finish without waiting for the final reports of some clients.
+    """Make a job finish without the final reports of some clients.
 
-    Returns True if the server still lists the job as running.
+    Return True if the server still lists the job as running.
     """
     runner = fl_ctx.get_engine().job_runner
     for name in clients:
@@ -573,7 +575,7 @@ def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
 
 
 def rolls_audit() -> bool:
-    """True if the installed NVFlare starts a new file when an audit log is full."""
+    """Return True if the installed NVFlare starts a new audit log when the log is full."""
     with TemporaryDirectory() as folder:
         auditor = Auditor(f"{folder}/audit.log")
         rolls = hasattr(auditor.audit_file, "doRollover")
@@ -590,7 +592,8 @@ def rolls_audit() -> bool:
 class RollingFile(RotatingFileHandler):
     """A log file that is renamed to <name>.1 when it is full.
 
-    At the same time, <name>.1 is renamed to <name>.2, and so on. The oldest file is deleted.
+    At the same time, <name>.1 is renamed to <name>.2, <name>.2 is renamed to <name>.3, and so on. The oldest file is
+    deleted.
     """
 
     def write(self, line: str) -> None:
@@ -616,25 +619,22 @@ def bound_audit() -> None:
     "nvflare.lighter.utils:load_private_key_file",
 )
 def connect(user: str, kit: Path, timeout: float) -> "Session":
-    """Connect to the server, and return the session. Raises NVFlare's error if the server does not answer in time.
+    """Connect to the server, and return the session. Raise NVFlare's error if the server does not answer in time.
 
-    After an error, the session is closed. If closing takes long, the connection attempt is stopped, too.
-
-    Args:
-        user: The user's name.
-        kit: The folder of the user's startup kit.
-        timeout: The maximum number of seconds to wait for the server.
+    After an error, the session is closed. If closing takes longer than a second, the connection attempt is stopped,
+    too.
     """
     from nvflare.fuel.flare_api.flare_api import Session
 
     connect_in_time()
-    # Without this call, NVFlare searches all folders below the current folder.
+    # without this call, NVFlare searches all folders below the current folder
     ConfigService.initialize({}, [str(kit / "startup")])
     session = Session(username=user, startup_path=str(kit))
     try:
         with _each_key_once(), _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    except BaseException:  # After Ctrl-C, too, the connection must be closed, because it would prevent Python's exit.
+    # the connection must be closed even after Ctrl-C, because an open connection would prevent Python's exit
+    except BaseException:
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
         closing.join(1.0)
@@ -667,16 +667,18 @@ def _each_key_once() -> Iterator[None]:
 
 @contextmanager
 def _only_tcp() -> Iterator[None]:
-    """Load only NVFlare's driver for TCP. Loading the other drivers takes a fifth of a short command's time."""
+    """Load only NVFlare's driver for TCP, because loading all drivers takes a fifth of the duration of a short
+    command.
+    """
     drivers, name = communicator.driver_mgr, TcpDriver.__name__
     if name not in drivers.class_cache:
-        drivers.class_cache.add(name)  # NVFlare marks a registered driver in this way
+        drivers.class_cache.add(name)  # this name in the cache is NVFlare's mark of a registered driver
         drivers.register(TcpDriver)
     communicator.driver_loaded = True
     try:
         yield
     finally:
-        communicator.driver_loaded = False  # A later connection with another protocol loads the other drivers.
+        communicator.driver_loaded = False  # a later connection with another protocol must load the other drivers
 
 
 # ---------------------------------------------------------------------------------------------------- the simulator
@@ -693,17 +695,13 @@ def patient_simulator(
     begin: Callable[[], None],
     run_site: Callable[..., Outcome],
 ) -> "SimulatorRunner":
-    """Create an NVFlare simulator that has a longer time limit for the start of a site.
+    """Create an NVFlare simulator with a longer time limit for the start of a site.
 
     Args:
-        job: The folder of the job.
-        workspace: The simulator's workspace.
-        sites: The names of the sites, separated by commas.
-        threads: The number of threads that run sites.
         patience: The time limit for the start of a site's process, in seconds.
-        begin: Called in the server's process.
-        run_site: A function that runs a site and returns the outcome. Its arguments are the site's name and a function
-            that runs the site's process once.
+        begin: A function that is called in the server's process.
+        run_site: Runs a site and returns the outcome. The arguments are the site's name and a function that runs the
+            site's process once.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
 
@@ -728,13 +726,10 @@ def patient_simulator(
 @made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """Start the simulator's sites by another function in this context.
+    """Inside the `with` block, start the simulator's sites by another function, which takes the arguments of `Popen`.
 
-    The patch replaces `subprocess.Popen`, by which NVFlare starts every program, so it works with each version of
-    NVFlare.
-
-    Args:
-        start: A function that takes the arguments of `Popen`, and starts a site.
+    The patch works with each version of NVFlare, because it replaces `subprocess.Popen`, with which every version
+    starts programs.
     """
     own = subprocess.Popen
 
@@ -752,11 +747,7 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
 @cache
 @made_for("nvflare.client.cell.api:CellClientAPI.init", "nvflare.client.cell.api:CellClientAPI._register_control_cbs")
 def before_script_connects(begin: Callable[[Cell], None]) -> None:
-    """Call a function before the cell of a training script's process receives messages.
-
-    Args:
-        begin: The function, which is called with the cell.
-    """
+    """Call a function before the cell of a training script's process receives messages."""
     from nvflare.client.cell.api import CellClientAPI
 
     own = CellClientAPI._register_control_cbs

@@ -22,41 +22,45 @@ LOG = logging.getLogger(__name__)
 CHANNEL, TOPIC, CALL = "reliability", "liveness", "call"
 UNHEARD = (CellCode.TIMEOUT, CellCode.COMM_ERROR, CellCode.TARGET_UNREACHABLE, CellCode.INVALID_TARGET)
 EXPELLED = "the consortium expelled it"
-# the first words of the reasons why a job can't run at a hospital
+# the first words of reasons why a job can't run at a hospital
 REFUSES, WAITS = "its policies refuse the job", "its certificate ended"
 UNKNOWN = "No callback is registered"  # NVFlare's reply if no function answers requests on a channel
 LOOK = 1.0  # seconds between two checks of a job's hospitals
-# A hospital without a connection counts as absent only after so many seconds, because connections are often restored.
+# seconds after which a hospital without a connection counts as absent; the limit is not zero, because connections are
+# often restored
 GRACE = 4.0
-SILENCE = 30.0  # minimum seconds of silence that count as absence; a job's process sends a message every ten seconds
+# Minimum seconds of silence that can count as absence. A job's process sends a message every ten seconds.
+SILENCE = 30.0
 ANSWERS = 5.0  # seconds within which a party must answer a call
 
 
 @dataclass
 class _Site:
-    """The state of one hospital in a job."""
-
     cell: str
-    starts: int = 0  # how often the hospital's processes were started again
-    known: float = field(default_factory=monotonic)  # time when the job first learned of the hospital
+    starts: int = 0  # number of times that the hospital's processes were restarted
+    # time at which the job first received information about the hospital
+    known: float = field(default_factory=monotonic)
     last_heard: float = 0.0
-    longest: float = 0.0  # the longest time between two messages, in seconds
-    problem: str = ""  # a reason for absence that a person must remove
-    closed: float | None = None  # time since which the connection is closed; None while it is open
-    away: tuple[float, str] | None = None  # the time since which the hospital can't answer, and the reason
+    longest: float = 0.0  # longest time between two messages of the hospital, in seconds
+    problem: str = ""
+    closed: float | None = None  # the time at which the connection was closed; None while the connection is open
+    away: tuple[float, str] | None = None  # the time at which the hospital became unable to answer, and the reason
 
 
 @dataclass(eq=False)
 class Liveness:
-    """Finds the hospitals of a job that can't answer: their connections are closed, or they are silent for too long."""
+    """Finds the hospitals of a job that can't answer, because a connection is closed or a hospital is silent for too
+    long.
+    """
 
     cell: Cell
-    last_heard: dict[str, float]  # for each monitored cell, the time when its last message arrived
-    sync: Callable[[], None]  # updates the hospitals' tokens
-    # Maximum seconds of silence while a connection is open. The limit is shorter if a hospital's silences were short.
+    last_heard: dict[str, float]  # time of the last message from each monitored cell
+    sync: Callable[[], None]
+    # Maximum seconds of silence while a connection is open. For a hospital whose silences were short so far, the limit
+    # is shorter.
     silence: float
     patience: float = math.inf  # seconds after which the job no longer waits for an absent hospital
-    expelled: set[str] = field(default_factory=set)  # cells of excluded hospitals, whose messages are rejected
+    expelled: set[str] = field(default_factory=set)
     sites: dict[str, _Site] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -78,13 +82,13 @@ class Liveness:
                 self.look()
 
     def look(self) -> None:
-        """Ask the server's parent process which hospitals are connected, and update the state of each hospital."""
         request = new_cell_message({}, [name for name, site in self.sites.items() if self.last_heard[site.cell] > 0])
         where = {"channel": CHANNEL, "topic": TOPIC, "target": FQCN.ROOT_SERVER}
         reply = self.cell.send_request(**where, request=request, timeout=5.0, optional=True)
         if reply.get_header(MessageHeaderKey.RETURN_CODE) != CellCode.OK:
             if UNKNOWN in str(reply.get_header(MessageHeaderKey.ERROR)):
-                # The server's startup kit lacks the component returning_sites. NVFlare logs a warning for each check.
+                # the server's startup kit lacks the component returning_sites, and each further check would cause a
+                # warning in NVFlare's log
                 self.ended.set()
             return
         for name, told in reply.payload.items():
@@ -101,7 +105,7 @@ class Liveness:
         bearable = min(self.silence, max(SILENCE, 2 * site.longest))
         gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > bearable
         if closed or came_back:
-            site.last_heard = now  # The silence is measured from now on.
+            site.last_heard = now  # the hospital's silence is measured from this moment on
         elif heard > site.last_heard:
             site.longest = max(site.longest, heard - site.last_heard if site.last_heard else 0.0)
             site.last_heard = heard
@@ -117,17 +121,15 @@ class Liveness:
             site.away = (site.away[0] if site.away else now), problem
 
     def away(self) -> dict[str, str]:
-        """Return the sites that can't answer now, each with the reason."""
         return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
     def left_behind(self, many: int, least: int) -> dict[str, str]:
-        """Return the sites for which a round does not wait, each with the reason.
+        """Return the sites for which a round need not wait, each with the reason.
 
         If enough sites are present, the round waits for no absent site.
 
         Args:
-            many: The number of sites in the round.
-            least: The number of sites that the round needs.
+            least: The minimum number of sites in the round.
         """
         away = self.away()
         return away if many - len(away) >= least else self.hopeless()
@@ -135,7 +137,8 @@ class Liveness:
     def hopeless(self) -> dict[str, str]:
         """Return the absent sites for which the job no longer waits, each with the reason.
 
-        Either a person must remove the reason, or the site has been absent for too long.
+        The job does not wait for a site that has been absent for too long, or for a site whose absence a person must
+        end.
         """
         found, now = {}, monotonic()
         for name, site in list(self.sites.items()):
@@ -149,31 +152,30 @@ class Liveness:
         return found
 
     def absences(self) -> dict[str, str]:
-        """Return the sites that can't answer now, each with the reason and the seconds since the absence began."""
+        """Return the sites that can't answer at present, each with the reason and the seconds since the absence
+        began.
+        """
         away = {name: site.away for name, site in list(self.sites.items()) if site.away}
         return {name: f"{why} ({monotonic() - since:.0f} s ago)" for name, (since, why) in away.items()}
 
 
 @dataclass(eq=False)
 class Silent:
-    """Calls parties to find out which parties have stopped.
+    """Calls the other parties to find out which of them have stopped.
 
     The connection of a stopped party may stay open for a long time.
     """
 
     cell: Cell
-    deaf: set[str] = field(default_factory=set)  # parties that did not answer the last call
-    called: set[str] = field(default_factory=set)  # parties that are being called
+    deaf: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
 
     def listen(self) -> None:
-        """Answer the calls of other parties."""
         self.cell.register_request_cb(channel=CHANNEL, topic=CALL, cb=lambda _: make_reply(CellCode.OK))
 
     def call(self, cells: Mapping[str, str]) -> None:
-        """Call several parties, and do not wait for their answers. A party that does not answer is later in `deaf`.
-
-        Args:
-            cells: For each party, the name of its cell.
+        """Call several parties without waiting for their answers. A party that does not answer in time is added to
+        `deaf`.
         """
         self.deaf &= cells.keys()
         for name in cells.keys() - self.called:
@@ -186,7 +188,8 @@ class Silent:
             reply = self.cell.send_request(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
             if reply.get_header(MessageHeaderKey.RETURN_CODE) not in UNHEARD:
                 self.deaf.discard(name)
-            elif monotonic() - began < 2 * ANSWERS:  # If more time has passed, this process was suspended.
+            # if much more time has passed, this process was suspended, and the missing answers have no meaning
+            elif monotonic() - began < 2 * ANSWERS:
                 self.deaf.add(name)
         finally:
             self.called.discard(name)

@@ -1,4 +1,4 @@
-"""Limit the size of the messages that a job's process accepts to the size that the plan needs.
+"""Limit the messages that a job's process accepts to the size that the plan needs.
 
 NVFlare 2.9 accepts messages of any size. This module checks a message's announced size before NVFlare allocates memory
 for the message. At the server, answer_gate.py also reads the sites' answers.
@@ -20,61 +20,53 @@ from nvflare.fuel.f3.streaming.stream_types import Stream, StreamFuture
 from nvflare_reliability import patches
 from nvflare_reliability.errors import size_text
 
-MOST_OPEN = 8  # maximum number of unfinished answers of one sender; an honest sender may send a broken answer again
+# Maximum number of unfinished answers of one sender. The number is above 1, because an honest sender may repeat a
+# broken answer.
+MOST_OPEN = 8
 
 
 class MessageLimits(Protocol):
-    """The limits of a message."""
-
     @property
     def size(self) -> int:
         """The maximum number of bytes."""
 
     @property
     def values(self) -> int:
-        """The maximum number of values in a message. A list or a map counts as a value, too."""
+        """The maximum number of values in a message of a job. A list or a map counts as a value, too."""
 
 
 class Gate:
     """Limits the messages that a job's process at a site accepts. The subclass AnswerGate is for the server."""
 
     def __init__(self, cell: Cell, most: MessageLimits) -> None:
-        """Create a gate for a job's process.
-
-        Args:
-            cell: The cell of the process.
-            most: The limits of each message, until a call of `allow` changes the limits.
-        """
         self.cell, self.most = cell, most
         self.replies, self.streams = patches.Replies(cell), patches.StreamLimits(cell)
-        self.taken: dict[str, int] = {}  # for each sender, the bytes of tensors fetched for its present message
-        self.refused: dict[str, str] = {}  # for each sender, the reason why a tensor was not fetched
+        self.taken: dict[str, int] = {}  # bytes of the tensors that were fetched for each sender's present message
+        self.refused: dict[str, str] = {}  # the reason why a tensor of each sender was not fetched
         self.lock = threading.Lock()
         patches.hold_less(cell)
         patches.connect_in_time()
 
     def allow(self, most: MessageLimits) -> None:
-        """Set the limits for all later messages."""
         self.most = most
         patches.limit_blobs(self.cell, most.size, self.replies.handler, *self._readers)
 
     @property
     def _readers(self) -> list[BlobHandler]:
-        """The handlers for messages that this gate reads before NVFlare does."""
+        """The message handlers of this gate, which read messages before NVFlare does."""
         return []
 
     def watch_fetching(self) -> None:
-        """Begin to count the bytes of tensors before the tensors are fetched."""
         self.replies.announced(f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}", self._fetched)
         self.allow(self.most)
 
     def _fetched(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
-        """Accept an announced piece of a tensor, unless the piece would make the tensor's message too large."""
-        if not self.replies.is_awaited(stream):  # A newer request for the same piece was sent in the meantime.
+        """Accept an announced piece of a tensor, unless the message with the tensor would become too large."""
+        if not self.replies.is_awaited(stream):  # a newer request for the same piece was sent in the meantime
             return self.replies.refuse(stream, "nobody waits for it any more")
         origin, size = "".join(self._of_job(str(stream.get_headers().get(MessageHeaderKey.ORIGIN)))), stream.get_size()
         known = isinstance(size, int) and size > 0
-        if size == 0:  # The reply answers a ping, or the other process does not have the tensors.
+        if size == 0:  # the reply answers a ping, or the other process does not have the tensors
             return self.replies.settle(stream, make_reply(stream.get_headers().get(MessageHeaderKey.RETURN_CODE)))
         with self.lock:
             total = self.taken.get(origin, 0) + (size if known else 0)
@@ -89,47 +81,42 @@ class Gate:
         return self.replies.refuse(stream, self.refused[origin])
 
     def _of_job(self, origin: str) -> tuple[str, str]:
-        """Return two texts for a cell's name: the name of the cell's owner, and a dot with the job's ID.
+        """Return the name of the cell's owner, and a dot with the job's ID.
 
-        If the cell does not belong to this job, the second text is empty. A site may have several cells in a job, for
-        example for a training script in a separate process.
+        If the cell does not belong to this job, the second text is empty. A site may have several cells in a job: for
+        example, a training script in a separate process has its own cell.
         """
         return origin.partition("." + self.cell.get_fqcn().rpartition(".")[2])[:2]
 
     def _give_back(self, future: StreamFuture, origin: str, size: int) -> None:
-        """Subtract the bytes of a piece that did not arrive, because the piece will be fetched again."""
+        """Stop counting the bytes of a piece that did not arrive, because the piece will be fetched again."""
         with self.lock:
             if future.error and origin in self.taken:
                 self.taken[origin] -= size
 
     def _streamed(self, message: Message, sender: str) -> Message | None:
-        """Accept a message that is part of a stream, unless too many bytes of the stream's sender wait to be read.
-
-        Returns None, or the reply by which the message is rejected.
+        """Accept a message that is part of a stream, unless too many bytes of the same sender wait to be read. Return
+        None, or the reply that rejects the message.
         """
         taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
         return None if taken else make_reply(CellCode.MSG_TOO_BIG)
 
     def _too_large(self, size: int, more: str = "") -> str:
-        """Return the reason by which a message is rejected as too large.
-
-        Args:
-            size: The bytes of the message.
-            more: " or more" if the message has further bytes whose number is unknown.
+        """Return the reason why a message is rejected as too large. `more` is " or more" if the message has further
+        bytes whose number is unknown.
         """
         most = size_text(self.most.size)
         return f"its message of {size_text(size)}{more} was not taken: at most {most} belong to one"
 
     # ------------------------------------------------------------------ at a site
     def guard_site(self) -> None:
-        """Begin to limit the messages from the server."""
         self.replies.announced(f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}", self._task_comes)
         patches.look_at_messages(self.cell, self._stream_comes)
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes it. If this method returns a message, it is sent as the reply."""
-        # This process only forwards messages to other cells.
+        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply."""
+        # this process only forwards messages to other cells
         is_own = message.get_header(MessageHeaderKey.DESTINATION) == self.cell.get_fqcn()
         return self._streamed(message, "") if is_own and patches.is_piece(message) else None
 

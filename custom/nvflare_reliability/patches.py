@@ -4,7 +4,7 @@ Each patch adds a behaviour for which NVFlare has no public interface. For a pat
 describes the problem for NVFlare's maintainers.
 
 For each patch, a test in tests/federation/test_patches.py shows NVFlare's behaviour without the patch. The test fails
-when the patch is no longer needed. If NVFlare's code differs from the tested versions, the patch logs a warning.
+when the patch is no longer needed. A patch logs a warning if NVFlare's code differs from the tested versions.
 """
 
 import errno
@@ -57,23 +57,26 @@ from nvflare_reliability.compatibility import is_merged, made_for
 if TYPE_CHECKING:
     from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
-BUFFER = 1 << 18  # bytes of a stream's buffer; a larger message is sent in frames of this size
-# A message that has more than LONG bytes is sent in frames of up to LONGEST_FRAME bytes. A frame of 4 MiB with its
-# header would exceed the limit of NVFlare's HTTP driver.
+BUFFER = 1 << 18  # bytes in the buffer of a stream; larger messages are sent in frames of this size
+# A message with more than LONG bytes is sent in frames of up to LONGEST_FRAME bytes. A frame of 4 MiB and its header
+# would exceed the limit of NVFlare's HTTP driver.
 LONG, LONGEST_FRAME = 2 << 20, (4 << 20) - (1 << 16)
 MOST_LEFT = 64 << 20  # bytes of garbage after which the garbage collector runs
 # Maximum number of unfinished streams of one sender. An honest sender has about a dozen unfinished replies, and may
 # repeat broken streams.
 MOST_STREAMS = 32
-MOST_KEPT = 256  # maximum number of finished streams that are kept, so that their repeated messages are recognised
-# keys in the state of a request or a reply: the next piece's number, the count of all pieces, the count in one reply
+# maximum number of finished streams that are remembered, so that repeated messages of these streams are recognised
+MOST_KEPT = 256
+# keys in the state of a request or a reply: number of the next piece, number of all pieces, number of pieces in one
+# reply
 NEXT, PIECES, TOGETHER = "next", "pieces", "together"
 LOOK = 1.0  # seconds between two checks for old streams
-HANDSHAKE = 10.0  # maximum seconds for a connection attempt, including the TLS handshake
-AGAIN = 4  # maximum seconds between two connection attempts, because a longer pause delays a restarted server's clients
+HANDSHAKE = 10.0
+# maximum seconds between two connection attempts; the pause is short, so that a restarted server is found quickly
+AGAIN = 4
 # seconds without data before a TCP keep-alive probe, seconds between two probes, and number of probes
 KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 30, socket.TCP_KEEPCNT: 8}
-# A timer that is never started. NVFlare starts a timer for each stream that has no timer yet.
+# A timer that is never started. NVFlare starts a timer thread for each stream, unless the stream already has a timer.
 NO_THREAD = threading.Timer(0.0, lambda: None)
 Send = Callable[..., Message]
 LOG = logging.getLogger(__name__)
@@ -81,7 +84,7 @@ LOG = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------------------------------------------- memory
 def fits_buffers() -> bool:
-    """True if the installed NVFlare uses a small buffer for a short message."""
+    """Return True if the installed NVFlare uses a small buffer for a short message."""
     task = TxTask(SimpleNamespace(), BUFFER, "", "", "", {}, BlobStream(bytes(10), {}), False, False, False)
     return len(task.buffer) == 10
 
@@ -93,7 +96,9 @@ def fits_buffers() -> bool:
     whole=False,
 )
 def hold_less(cell: Cell) -> None:
-    """Make a cell use smaller buffers, and larger frames for large messages, because each frame takes time."""
+    """Make a cell use smaller buffers for short messages, and larger frames for large messages, because each frame
+    takes time.
+    """
     streamer, lock = cell.byte_streamer, threading.Lock()
     own, usual = streamer.send, streamer.chunk_size if is_merged("hold_less") else BUFFER
 
@@ -109,7 +114,7 @@ def hold_less(cell: Cell) -> None:
 
 
 def frees_sent() -> bool:
-    """True if the installed NVFlare frees a sent message without the garbage collector."""
+    """Return True if the installed NVFlare frees a sent message without the garbage collector."""
     future = StreamFuture(0, task_handle=StreamTaskSpec())
     future.set_result(0)
     return future.task_handle is None
@@ -123,18 +128,22 @@ def frees_sent() -> bool:
     whole=False,
 )
 class GarbageBudget:
-    """Estimates the bytes of garbage in this process, and runs the garbage collector if there are too many."""
+    """Estimates the bytes of garbage in this process, and runs the garbage collector if there are too many bytes of
+    garbage.
+    """
 
     def __init__(self) -> None:
         self._bytes, self._lock = 0, threading.Lock()
 
     def begin(self) -> None:
-        """Exclude all existing objects from garbage collection, so that the collector only examines new objects."""
+        """Exclude all existing objects from garbage collection, so that the garbage collector only examines new
+        objects.
+        """
         gc.collect()
         gc.freeze()
 
     def sent(self, size: int = 0) -> None:
-        """Count the bytes of a sent message as garbage, and run the garbage collector if there are too many bytes."""
+        """Count the bytes of a sent message as garbage. If there are too many bytes, run the garbage collector."""
         if is_merged("GarbageBudget"):
             return
         with self._lock:
@@ -146,7 +155,7 @@ class GarbageBudget:
             gc.collect()
 
 
-GARBAGE = GarbageBudget()  # One object is enough, because each process runs one job.
+GARBAGE = GarbageBudget()  # one object is enough, because each process runs one job
 
 
 # ---------------------------------------------------------------------------------------------------- streams
@@ -157,11 +166,9 @@ GARBAGE = GarbageBudget()  # One object is enough, because each process runs one
     whole=False,
 )
 def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
-    """Make a cell reject each message whose announced size exceeds a limit.
+    """Make a cell reject each message whose announced size exceeds `most` bytes.
 
     Args:
-        cell: The cell that receives the messages.
-        most: The limit in bytes.
         *others: Further message handlers, which are not registered at the cell.
     """
     registered = [callback.cb for callback in [*cell.byte_receiver.registry.reg.values()]]
@@ -174,13 +181,11 @@ def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
 
 
 def is_piece(message: Message) -> bool:
-    """True if a message is part of a stream."""
     where = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
     return where == (STREAM_CHANNEL, STREAM_DATA_TOPIC)
 
 
 def end_stream(stream: Stream, reason: str) -> None:
-    """End an incoming stream, and send the reason to the stream's sender."""
     stream.task.stop(StreamError(reason))
 
 
@@ -190,29 +195,30 @@ def end_stream(stream: Stream, reason: str) -> None:
     "nvflare.fuel.f3.streaming.byte_receiver:RxTask._remove_task",
 )
 class StreamLimits:
-    """Limits the number of incoming streams of each sender, and the bytes of these streams that wait to be read."""
+    """Limits the number of each sender's incoming streams, and the bytes that have arrived in these streams but have
+    not been read.
+    """
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.lock = cell, threading.Lock()
-        self.known: dict[str, dict[tuple, RxTask]] = {}  # for each sender, its streams, oldest stream first
-        self.waiting: dict[str, int] = {}  # for each sender, an upper bound on the bytes that wait to be read
-        self.ended: dict[tuple, float] = {}  # for each finished stream, the time at which a check found it finished
+        self.known: dict[str, dict[tuple, RxTask]] = {}
+        self.waiting: dict[str, int] = {}  # an upper bound, for each sender, on the bytes that wait to be read
+        # the time at which a check found that a stream had finished, for each finished stream
+        self.ended: dict[tuple, float] = {}
         self.looked = monotonic()
 
     def take(self, message: Message, sender: str, most: int) -> bool:
-        """Return True if a message that is part of a stream is accepted.
+        """Return True if a message in a stream is accepted.
 
-        If the message's sender has too many unfinished streams, the oldest of these streams are ended.
+        If the sender has too many unfinished streams, the oldest of these streams are ended.
 
         Args:
-            message: The message.
-            sender: The party that sent the message.
             most: The maximum number of bytes from this sender that may wait to be read.
         """
         for wish in (StreamHeaderKey.RETRY_TIMEOUT, StreamHeaderKey.RETRY_WAIT):
-            # The sender may not decide how long a finished stream is kept.
+            # the sender may not decide how long a finished stream is remembered
             message.headers.pop(wish, None)
-        if message.get_header(StreamHeaderKey.ERROR_MSG):  # An error message does not start a stream.
+        if message.get_header(StreamHeaderKey.ERROR_MSG):  # an error message does not start a stream
             return True
         key = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
         size = len(message.payload or b"")
@@ -228,12 +234,12 @@ class StreamLimits:
                 ended = [task for task in own.values() if _has_ended(task)]
                 begun = [task for task in own.values() if not _has_ended(task)]
             waiting = self.waiting.get(sender, 0) + size
-            # The waiting bytes are counted exactly if the stream is new or the estimate exceeds the limit.
+            # the waiting bytes are counted exactly only for a new stream, or if the estimate exceeds the limit
             if is_new or waiting > most:
                 waiting = sum(map(_waiting, own.values())) + size
             self.waiting[sender] = waiting
         if is_new:
-            GARBAGE.sent()  # Each stream is a request, which causes a reply, or is a reply itself.
+            GARBAGE.sent()  # each stream is a reply or a request that causes a reply, so it leaves garbage behind
         for task in ended[:-MOST_KEPT]:
             task._remove_task()
         for task in begun[:-MOST_STREAMS]:
@@ -243,7 +249,7 @@ class StreamLimits:
         return waiting <= most
 
     def _forget_old(self) -> None:
-        """Forget each finished stream after the time that NVFlare's configuration sets."""
+        """Forget each finished stream after the time in NVFlare's configuration."""
         now = monotonic()
         if now - self.looked < LOOK:
             return
@@ -269,7 +275,7 @@ def _keep_without_thread(task: RxTask) -> None:
 
 
 def _waiting(task: RxTask) -> int:
-    """Return the number of a stream's bytes that have arrived and wait to be read."""
+    """Return the number of bytes of a stream that have arrived but have not been read."""
     return sum(len(piece or b"") for _, piece in [*task.chunks, *task.out_seq_chunks.values()])
 
 
@@ -283,8 +289,8 @@ def _waiting(task: RxTask) -> int:
 def connect_in_time() -> None:
     """End a connection attempt if the TLS handshake takes too long or the connector is stopped.
 
-    After a slow handshake, NVFlare connects again. Without this patch, NVFlare waits forever. The patch also shortens
-    the pause between two attempts from ten seconds to four.
+    After a slow handshake, NVFlare connects again; without this patch, NVFlare would wait forever. The patch also
+    shortens the pause between two attempts from ten seconds to four.
     """
     if TcpDriver.connect is not _connect:
         conn_manager.MAX_WAIT = conn_manager.SILENT_RECONNECT_TIME = AGAIN
@@ -309,7 +315,8 @@ def _connect(driver: TcpDriver, connector: ConnectorInfo) -> None:
         line.close()
         raise
     driver.add_connection(connection)
-    # If the connector was stopped during the handshake, the connection was not registered yet, and is closed here.
+    # if the connector was stopped during the handshake, NVFlare does not know the connection yet and would leave it
+    # open
     if connector.stopped.is_set():
         connection.close()
     connection.read_loop()
@@ -326,22 +333,22 @@ def _shutting_down_too(own: Callable[[TcpDriver], None]) -> Callable[[TcpDriver]
 
 
 def keep_alive(line: socket.socket) -> None:
-    """Make the system close a connection some minutes after the other party's machine has disappeared."""
+    """Make the operating system close a connection some minutes after the other party's machine has disappeared."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE.items():
         line.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def end_socket(line: socket.socket) -> None:
-    """Shut down a connection. A thread that waits for data on this connection then gets an error."""
-    with suppress(OSError, ValueError):  # The connection has already ended.
+    """Shut down a connection. As a result, a thread that waits for data on this connection gets an error."""
+    with suppress(OSError, ValueError):  # the connection may already have ended
         line.shutdown(socket.SHUT_RDWR)
 
 
 # ---------------------------------------------------------------------------------------------------- messages
 @made_for("nvflare.fuel.utils.fobs.fobs:register", "nvflare.fuel.utils.fobs.fobs:Packer.pack")
 def send_tensors_by(decomposer: "type[ViaDownloaderDecomposer]") -> None:
-    """Replace NVFlare's decomposer, by which this process sends all tensors or arrays, by another decomposer."""
+    """Replace the NVFlare decomposer that sends all tensors or arrays of this process."""
     own = decomposer()
     fobs._decomposers[get_class_name(own.supported_type())] = own
     fobs._dot_handlers.update(dict.fromkeys(own.supported_dots(), own))
@@ -352,11 +359,10 @@ def send_tensors_by(decomposer: "type[ViaDownloaderDecomposer]") -> None:
     "nvflare.private.fed.server.server_command_agent:ServerCommandAgent._execute_command",
 )
 def look_at_messages(cell: Cell, look: Callable[[Message], Message | None]) -> None:
-    """Inspect each message before NVFlare decodes it.
+    """Inspect each message to a cell before NVFlare decodes the message.
 
     Args:
-        cell: The cell that receives the messages.
-        look: A function that is called with each message. If it returns a message, this message is sent as the reply.
+        look: A function that is called with each message. If its result is not None, the result is sent as the reply.
     """
     cell.core_cell.set_message_interceptor(look)
 
@@ -375,12 +381,11 @@ class AnswerReader:
         return self.handler.handle_blob_cb(future, stream, resume, stream)
 
     def pass_on(self, headers: dict, answer: Shareable) -> None:
-        """Pass an answer to NVFlare after it was read."""
         self._take(_Read(headers, answer))
 
 
 class _Unspoken(Shareable):
-    """An answer whose text form is short.
+    """An answer whose conversion to text is fast.
 
     NVFlare converts each answer and its tensors to text for a debug log, even if this log is off. With 29 million
     parameters, this conversion takes 0.3 s.
@@ -391,7 +396,9 @@ class _Unspoken(Shareable):
 
 
 class _Read:
-    """Wraps a message that was already read, so that NVFlare handles it like the future of an unread message."""
+    """Wraps a message that was already read, so that NVFlare can handle the message like the future of an unread
+    message.
+    """
 
     def __init__(self, headers: dict, payload: Shareable) -> None:
         self.headers = {key: value for key, value in headers.items() if key != StreamHeaderKey.PAYLOAD_ENCODING}
@@ -404,31 +411,27 @@ class _Read:
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Cell._process_reply", "nvflare.fuel.f3.cellnet.cell:Cell._send_one_request")
 class Replies:
-    """Lets functions inspect, accept and reject the replies to a cell's requests."""
-
     def __init__(self, cell: Cell) -> None:
         self.cell, self.handler = cell, BlobHandler(cell._process_reply)
 
     def announced(self, topic: str, comes: Callable[[StreamFuture, Stream, bool], int]) -> None:
-        """Call a function for each reply on a topic, before the reply is accepted."""
+        """Call a function for each reply on a topic before the reply is accepted."""
         self.cell.register_stream_cb(CellChannel.RETURN_ONLY, topic, comes)
 
     def take(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
-        """Accept a reply in NVFlare's usual way."""
         return self.handler.handle_blob_cb(future, stream, resume)
 
     def is_awaited(self, stream: Stream) -> bool:
-        """True if a request still waits for the announced reply."""
         return stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID) in self.cell.requests_dict
 
     def refuse(self, stream: Stream, reason: str) -> int:
-        """Reject an announced reply, so that the reply's request fails at once."""
+        """Reject an announced reply, so that the request for this reply fails at once."""
         self.settle(stream, make_reply(ReturnCode.MSG_TOO_BIG, error=reason))
         end_stream(stream, reason)
         return 0
 
     def settle(self, stream: Stream, reply: Message) -> int:
-        """Answer a request by another reply in place of the announced reply."""
+        """Answer a request by the given reply instead of the announced reply."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             _settle(waiter, reply)
@@ -437,7 +440,7 @@ class Replies:
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 def send_requests_by(cell: Cell, request: Send) -> Send:
-    """Send the requests of a cell by another function. Returns NVFlare's original function."""
+    """Send the requests of a cell by another function, and return NVFlare's original function."""
     own: Send = cell.send_request
     cell.send_request = request
     return own
@@ -449,11 +452,8 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     whole=False,
 )
 def reply_once(cell: Cell, to: tuple[str, str]) -> None:
-    """Let NVFlare send each reply on one topic only once. NVFlare would send an unconfirmed reply again.
-
-    Args:
-        cell: The cell that sends the replies.
-        to: The channel and the topic of the requests.
+    """Make NVFlare send each reply to a request on this channel and topic only once. Without this patch, NVFlare would
+    send an unconfirmed reply again.
     """
     if is_merged("reply_once"):
         cell.reply_once_topics.add(to)
@@ -470,7 +470,7 @@ def reply_once(cell: Cell, to: tuple[str, str]) -> None:
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Cell._send_one_request", "nvflare.fuel.f3.streaming.byte_receiver:RxTask.stop")
 def end_reply(request: Message) -> None:
-    """End the stream of the reply to a request, because the request is repeated."""
+    """End the stream of a reply, because the request for this reply is repeated."""
     own = request.get_header(StreamHeaderKey.STREAM_REQ_ID)
     with RxTask.map_lock:
         tasks = [task for task in RxTask.rx_task_map.values() if _request_of(task) == own]
@@ -479,7 +479,7 @@ def end_reply(request: Message) -> None:
 
 
 def received(cell: Cell, request: Message) -> int:
-    """Return the number of bytes that have arrived so far of the reply to a request."""
+    """Return the number of bytes of the reply to a request that have arrived so far."""
     waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
     return waiter.receiving_future.get_progress() if waiter and waiter.receiving_future else 0
 
@@ -496,24 +496,23 @@ def _request_of(task: RxTask) -> str | None:
 class LostWaits:
     """Ends a waiting request when its connection is lost, so that the request's sender repeats the request.
 
-    NVFlare would wait until the request's time limit, because NVFlare sends a request only once. If the reply has begun
-    to arrive, the request is not ended, because NVFlare sends the missing bytes of a reply again.
+    NVFlare itself sends a request only once, and would wait until the time limit of the request. A request is not ended
+    if its reply has begun to arrive, because NVFlare sends the missing bytes of a reply again.
     """
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        # for each waiting request, a function that returns True if the other process is known to have the request
+        # for each waiting request, a function that returns True if the other process has certainly received the request
         self.waiting: dict[int, tuple[Message, Callable[[], bool]]] = {}
         cell.core_cell.set_cell_disconnected_cb(self._lost)
 
     @contextmanager
     def of(self, request: Message, has_arrived: Callable[[], bool]) -> Iterator[None]:
-        """End a request in this context if its connection is lost.
+        """Inside the `with` block, end a request if its connection is lost.
 
         Args:
-            request: The request, which must be sent in this context.
-            has_arrived: Returns True if the other process has shown that it has received the request. Then the request
-                is not ended.
+            has_arrived: Returns True if the other process has certainly received the request. Such a request is not
+                ended.
         """
         self.waiting[id(request)] = request, has_arrived
         try:
@@ -523,7 +522,7 @@ class LostWaits:
 
     def _lost(self, other: CellAgent) -> None:
         if FQCN.is_ancestor(self.cell.get_fqcn(), other.get_fqcn()):
-            return  # The lost connection is to a child cell, such as a training script's cell, and carries no requests.
+            return  # the lost connection is to a child cell, such as a training script's cell, and carries no requests
         for request, has_arrived in [*self.waiting.values()]:
             waiter = self.cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
             if waiter and not waiter.in_receiving.is_set() and not has_arrived():
@@ -531,40 +530,32 @@ class LostWaits:
 
 
 def _settle(waiter: SimpleWaiter, reply: Message) -> None:
-    """Answer a waiting request by a reply that this process has made."""
+    """Answer a waiting request by a reply that this process created."""
     waiter.stream_error = "it is not read"
     waiter.result = reply
     waiter.in_receiving.set()
 
 
 def ping() -> Message:
-    """Make a request to which each process that sends tensors replies with a few bytes."""
+    """Create a small request to which each process that sends tensors replies."""
     return new_cell_message({}, {_PropKey.REF_ID: "ping", _PropKey.CANCEL: True})
 
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 class AskedPiece:
-    """A request for one or more numbered pieces of tensors."""
-
     def __init__(self, request: Message) -> None:
         self.asked: dict[str, Any] = request.payload
         self.tensors: str = self.asked[_PropKey.REF_ID]
         self.number, _ = asked_for(self.asked.get(_PropKey.STATE))
 
     def other(self, number: int, together: int) -> Message:
-        """Return a request for other pieces of the same tensors.
-
-        Args:
-            number: The number of the first piece.
-            together: The number of pieces.
-        """
+        """Return a request for `together` other pieces of the same tensors, starting with piece `number`."""
         return new_cell_message({}, {**self.asked, _PropKey.STATE: {NEXT: number, TOGETHER: together}})
 
     def confirm(self, cell: Cell, end: Message, source: str) -> None:
-        """Confirm to the sender of the tensors that all pieces have arrived, if the sender wants a confirmation.
+        """If the sender of the tensors wants a confirmation, confirm that all pieces have arrived.
 
         Args:
-            cell: This process's cell.
             end: The sender's last reply.
             source: The sender's cell.
         """
@@ -579,23 +570,21 @@ class AskedPiece:
 
 
 def has_stopped(cell: Cell) -> bool:
-    """True if a cell no longer sends messages."""
     return cell.core_cell.asked_to_stop
 
 
 def no_more() -> Message:
-    """Return a reply that ends a transfer: all pieces were sent."""
+    """Return a reply that ends a transfer, because all pieces were sent."""
     return make_reply(ReturnCode.OK, body={_PropKey.STATUS: ProduceRC.EOF})
 
 
 def asked_for(state: dict[str, int] | None) -> tuple[int, int]:
-    """Return the number of the first requested piece and the number of requested pieces."""
     given = state or {}
     return given.get(NEXT, 0), given.get(TOGETHER, 1)
 
 
 def pieces_in(reply: Message) -> int:
-    """Return the total number of pieces that a reply states, or 0 if the reply does not state it."""
+    """Return the total number of pieces that a reply states, or 0 if a reply does not state this number."""
     match reply.payload:
         case {_PropKey.STATE: {"pieces": int(pieces)}}:
             return pieces
@@ -604,15 +593,13 @@ def pieces_in(reply: Message) -> int:
 
 # ---------------------------------------------------------------------------------------------------- the server
 class _EachOnce(list):
-    """A list that contains each object at most once."""
-
     def append(self, item: object) -> None:
         if not any(item is known for known in self):
             super().append(item)
 
 
 def sends_again() -> bool:
-    """True if the installed NVFlare sends a lost task again to the same client, and no later task instead."""
+    """Return True if the installed NVFlare sends a lost task again to the same client, instead of a later task."""
     from nvflare.apis.impl.wf_comm_server import _TASK_KEY_MANAGER, TaskCheckStatus, WFCommServer
 
     for later in (TaskCheckStatus.SEND, TaskCheckStatus.NO_BLOCK):
@@ -630,12 +617,12 @@ def sends_again() -> bool:
 
 @made_for("nvflare.apis.impl.wf_comm_server:WFCommServer.process_task_request", merged=sends_again)
 def deliver_once(task: Task) -> None:
-    """Make a task record each delivery to a client only once, even if NVFlare sends the task again."""
+    """Make a task record each delivery to a client only once, even if NVFlare sends the task several times."""
     task.client_tasks = _EachOnce()
 
 
 def gives_cell() -> bool:
-    """True if the installed NVFlare's engine has a method that returns the cell of a job."""
+    """Return True if the installed NVFlare's engine has a method that returns the cell of a job."""
     from nvflare.private.fed.server.server_engine import ServerEngine
 
     return hasattr(ServerEngine, "get_job_cell")
@@ -654,7 +641,7 @@ def cell_of_job(fl_ctx: FLContext) -> Cell:
 
 # ---------------------------------------------------------------------------------------------------- both sides
 class _Lossy:
-    """A log file that drops a line which can't be written, and raises no error."""
+    """A log file that drops lines which can't be written, and raises no error."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file, self.fails = file, False
@@ -676,7 +663,8 @@ class _Lossy:
                 LOG.warning("the job's audit can't be written (%s)", type(error).__name__)
             self.fails = True
         else:
-            # A written line stays in memory until the next flush. So only a flush shows that the disk has space again.
+            # A written line stays in memory until the next flush, so only a successful flush shows that the disk has
+            # space again.
             self.fails = self.fails and what != self.file.flush
 
 
@@ -688,11 +676,11 @@ class _Full:
 
 
 def outlives_a_full_disk() -> bool:
-    """True if the installed NVFlare raises no error when it can't write a line of an audit log."""
+    """Return True if the installed NVFlare raises no error when it can't write a line of an audit log."""
     auditor = audit.Auditor.__new__(audit.Auditor)
     auditor.audit_file, auditor._lock = _Full(), threading.Lock()
     told, silent = logging.getLogger(audit.__name__), logging.Filter("nobody")
-    told.addFilter(silent)  # NVFlare must not log the error of this test, because the disk is not really full.
+    told.addFilter(silent)  # the error of this test must not be logged, because the disk is not really full
     try:
         auditor.add_job_event("")
     except OSError:
@@ -708,7 +696,7 @@ def outlives_a_full_disk() -> bool:
     merged=outlives_a_full_disk,
 )
 def audit_without_fail() -> None:
-    """Drop a line of this job's audit log that can't be written. NVFlare would raise an error."""
+    """Drop the lines of this job's audit log that can't be written, for which NVFlare would raise an error."""
     auditor = AuditService.get_auditor()
     if hasattr(auditor, "audit_file"):  # the simulator's auditor has no file
         with auditor._lock:
@@ -724,7 +712,7 @@ BACKEND = "nvflare.app_common.executors.client_api.external_process_backend:Exte
 def hear_of_killed_script(heard: Callable[[int], object]) -> None:
     """Call a function when the system has killed a training script's process, for example because memory was exhausted.
 
-    Without this patch, this task and all later tasks of NVFlare would fail.
+    Without this patch, the present task and all later tasks of NVFlare would fail.
 
     Args:
         heard: Called with the number of the signal that killed the process.

@@ -28,30 +28,30 @@ from nvflare_reliability.kit_patches import DEATHS, failure_of_job, is_expelled,
 from nvflare_reliability.liveness import CHANNEL, EXPELLED, LOOK, REFUSES, TOPIC, WAITS
 
 LOG = logging.getLogger(__name__)
-TRIES = 6  # attempts to start a job's process at a hospital, which take about a minute together
-# A hospital's job process is not started again if it has died more than MOST_DEATHS times within WITHIN seconds.
+TRIES = 6  # maximum number of attempts to start a job's process at a hospital, which together take about a minute
+# The job process of a hospital is not restarted if it has died more than MOST_DEATHS times within WITHIN seconds.
 MOST_DEATHS = 5
 WITHIN = 3600.0
-ASKS = 30.0  # A job that has requested no report for so many seconds will request none.
-Heard = Callable[[str, str, bool], None]  # arguments: a job, a hospital, and whether the job's process runs there again
+ASKS = 30.0  # a job that has requested no report for this many seconds will not request any
+# arguments: job, hospital, and True if the job's process runs again at the hospital
+Heard = Callable[[str, str, bool], None]
 
 
 @dataclass
 class _Job:
-    """The state of a running job."""
-
-    seen: set[str] = field(default_factory=set)  # hospitals' cells that have been connected to the server
-    active: set[str] = field(default_factory=set)  # hospitals that have sent a message to the job
-    starts: dict[str, int] = field(default_factory=dict)  # for each hospital, how often it has registered again
-    deaths: dict[str, list[float]] = field(default_factory=dict)  # for each hospital, when the job's process died
-    # for each hospital that can't return to the job, the reason
+    seen: set[str] = field(default_factory=set)  # cells of the hospitals that have been connected to the server
+    active: set[str] = field(default_factory=set)  # names of the hospitals that have sent a message to the job
+    starts: dict[str, int] = field(default_factory=dict)  # number of times that each hospital has registered again
+    # times at which the job's process died, for each hospital
+    deaths: dict[str, list[float]] = field(default_factory=dict)
+    # reason of each hospital that can't return to the job
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class ReturningSites(FLComponent):
     """Lets restarted hospitals return to running jobs, and reports lost connections to these jobs.
 
-    A job takes part only if its process requests the reports.
+    The component handles only jobs whose processes request reports.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class ReturningSites(FLComponent):
         self.jobs: dict[str, _Job] = {}
         self.engine: Any = None
         self.listens = False
-        self.dead = set[tuple[str, str]]()  # (job, hospital) for each process that died and is being restarted
+        self.dead = set[tuple[str, str]]()  # the job and the hospital of each process that died and is being restarted
         self.heard: Heard = lambda job, hospital, runs: None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -71,7 +71,6 @@ class ReturningSites(FLComponent):
             self._look(fl_ctx)
 
     def _asked(self, request: Message) -> Message:
-        """Answer a job's request for a report about the job's hospitals."""
         origin, told = str(request.get_header(MessageHeaderKey.ORIGIN)), request.payload
         job_id = origin.rpartition(".")[2]
         running = self.engine.run_processes.get(job_id)
@@ -92,9 +91,9 @@ class ReturningSites(FLComponent):
         return make_reply(CellCode.OK, body=hospitals)
 
     def _listen(self) -> None:
-        """Begin to receive the hospitals' reports that processes have ended.
+        """Start to receive the hospitals' reports about ended processes.
 
-        Call this only after NVFlare has registered its own function for these reports.
+        This method must be called after NVFlare has registered its own function for these reports.
         """
         if not self.listens:
             self.listens = True
@@ -102,9 +101,9 @@ class ReturningSites(FLComponent):
             self.engine.get_cell().register_request_cb(**where, cb=self._process_ended)
 
     def _is_closed(self, job: _Job, cell: str, job_id: str) -> bool:
-        """True if the connection of a hospital, or of the hospital's job process, is lost.
+        """Return True if a hospital, or its job process, has lost its connection.
 
-        A hospital behind a relay never has a direct connection, so this is False for such a hospital.
+        The result is False for a hospital behind a relay, because such a hospital never has a direct connection.
         """
         cells = {cell, FQCN.join([cell, job_id])}
         connected = {name for name in cells if self.engine.get_cell().is_cell_connected(name)}
@@ -112,7 +111,7 @@ class ReturningSites(FLComponent):
         return not cells & job.seen <= connected
 
     def _look(self, fl_ctx: FLContext) -> None:
-        """Let restarted hospitals return to their jobs, and let ended jobs finish."""
+        """Make restarted hospitals return to their jobs, and make ended jobs finish."""
         here = {client.name: client for client in self.engine.get_clients()}
         for job_id in list(self.jobs):
             running = self.engine.run_processes.get(job_id)
@@ -132,9 +131,9 @@ class ReturningSites(FLComponent):
                 self._take_in(job_id, client)
 
     def _let_go(self, job_id: str, fl_ctx: FLContext) -> None:
-        """Let an ended job finish without waiting for the final reports of absent hospitals."""
+        """Make an ended job finish without waiting for the final reports of absent hospitals."""
         job, cell = self.jobs[job_id], self.engine.get_cell()
-        # The cell of a hospital has the hospital's name, unless the hospital is behind a relay.
+        # the cell of a hospital has the hospital's name, unless the hospital is behind a relay
         gone = {name for name in job.active & job.seen if not cell.is_cell_connected(name)}
         gone |= {name for name in job.active if is_expelled(self.engine, name)}
         if not wait_no_more(fl_ctx, job_id, gone):
@@ -143,8 +142,8 @@ class ReturningSites(FLComponent):
     def _process_ended(self, request: Message) -> Message:
         """Handle a hospital's report that a job's process has ended.
 
-        A process that died is started again, unless the hospital's policies reject the job or the hospital's
-        certificate has expired. If the process is not started again, the plan decides whether the job continues.
+        A dead process is restarted, unless the hospital's policies reject the job or the hospital's certificate has
+        expired. Without a restart, the plan decides whether the job continues.
         """
         token, job_id, code, why = failure_of_job(request)
         client = self.engine.client_manager.clients.get(token)
@@ -166,7 +165,9 @@ class ReturningSites(FLComponent):
         return self.engine.server.process_job_failure(request)
 
     def _has_reason(self, request: Message, job_id: str, hospital: str, why: str) -> None:
-        """Report to a job why a hospital can't take part. NVFlare ends a job that does not request such reports."""
+        """Report to a job why a hospital can't take part. A job that does not request such reports is ended by
+        NVFlare.
+        """
         deadline = monotonic() + ASKS
         while job_id not in self.jobs and monotonic() < deadline:
             threading.Event().wait(LOOK)
@@ -181,7 +182,7 @@ class ReturningSites(FLComponent):
         threading.Thread(target=self._start, args=(job_id, client), daemon=True).start()
 
     def _start(self, job_id: str, client: Client) -> None:
-        """Start a job's process at a hospital. If this fails, try again several times."""
+        """Start a job's process at a hospital, and try again several times if the start fails."""
         job, why = self.jobs[job_id], ""
         for attempt in range(TRIES):
             threading.Event().wait(LOOK * 2**attempt)
@@ -204,7 +205,8 @@ class ReturningSites(FLComponent):
 
 
 def hear_of_processes(engine: Any, heard: Heard) -> None:
-    """Call a function when a job's process dies at a hospital, and again when the process has been started again.
+    """Call a function when a job's process dies at a hospital, and call the function again when the process was
+    restarted.
 
     The server's startup kit must list the component `returning_sites`.
     """

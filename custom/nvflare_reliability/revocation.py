@@ -11,12 +11,12 @@ from pathlib import Path
 from cryptography import x509
 
 LOG = logging.getLogger(__name__)
-LIST = "revoked.pem"  # name of the file in a startup kit
-LARGEST = 1 << 20  # maximum bytes of a list; a list of 10,000 certificates has about so many bytes
+LIST = "revoked.pem"  # name of the list's file in a startup kit
+LARGEST = 1 << 20  # maximum bytes of a list, which is enough for about 10,000 certificates
 
 
 def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocationList:
-    """Return the list of revoked certificates in a PEM text. Raises ValueError if `root` has not signed the list."""
+    """Return the list of revoked certificates in a PEM text. Raise ValueError if `root` has not signed the list."""
     if len(text) > LARGEST:
         raise ValueError(f"the list of revoked certificates has more than {LARGEST >> 20} MiB")
     found = x509.load_pem_x509_crl(text)
@@ -26,14 +26,14 @@ def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocation
 
 
 def number_of(revoked: x509.CertificateRevocationList) -> int:
-    """Return the serial number of a list. A newer list has a larger number."""
+    """Return the serial number of a list of revoked certificates, which is larger for a newer list."""
     return revoked.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
 def list_in(kit: Path) -> x509.CertificateRevocationList | None:
-    """Return the list of revoked certificates in a startup kit; None if the kit has no list.
+    """Return the list of revoked certificates in a startup kit, or None if the kit has no list.
 
-    Raises OSError or ValueError if the list is unreadable.
+    Raise OSError or ValueError if the list is unreadable.
     """
     try:
         text = (kit / LIST).read_bytes()
@@ -43,14 +43,14 @@ def list_in(kit: Path) -> x509.CertificateRevocationList | None:
 
 
 def is_newer(text: bytes, kit: Path) -> bool:
-    """True if a list is newer than the list in a startup kit.
+    """Return True if a list is newer than the list in a startup kit.
 
-    Raises OSError or ValueError if the list is invalid or the kit's root authority has not signed it.
+    Raise OSError or ValueError if the given list is invalid or was not signed by the root authority of the kit.
     """
     told = read_list(text, x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes()))
     try:
         before = list_in(kit)
-    except ValueError:  # The list in the kit is damaged.
+    except ValueError:  # the list in the kit may be damaged
         before = None
     return before is None or number_of(told) > number_of(before)
 
@@ -64,10 +64,8 @@ def signed_list(
     """Return a new signed list that contains the certificates of the previous list and further certificates.
 
     Args:
-        before: The previous list, or None.
-        certificates: The further certificates.
-        root: The consortium's root certificate.
-        sign: A function that signs the list with the root authority's key.
+        certificates: The certificates that are not in the previous list.
+        sign: Signs the list with the root authority's key.
     """
     now = datetime.now(UTC).replace(microsecond=0)
     builder = x509.CertificateRevocationListBuilder(root.subject, now, root.not_valid_after_utc)
@@ -88,12 +86,12 @@ class Revocations:
     """
 
     def __init__(self, root: str | None) -> None:
-        self.root = Path(root) if root else None  # path of the file startup/rootCA.pem in the startup kit
+        self.root = Path(root) if root else None
         self.seen: tuple[int, int] | None = None
         self.serials: frozenset[int] = frozenset()
 
     def look(self) -> bool:
-        """Read the list again if its file has changed. Return True if the list revokes further certificates."""
+        """Read the list again if its file has changed, and return True if the new list revokes further certificates."""
         if not self.root:
             return False
         kit = self.root.parent.parent
@@ -112,7 +110,7 @@ class Revocations:
         return bool(more)
 
     def holds(self, certificate: bytes | None) -> bool:
-        """True if a certificate is revoked.
+        """Return True if a certificate is revoked.
 
         Args:
             certificate: The certificate in DER form.

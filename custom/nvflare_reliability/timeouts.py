@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-PIECE_SECONDS = 10.0  # seconds that the transfer of a piece of a tensor takes on the slowest connection
+PIECE_SECONDS = 10.0  # maximum seconds for the transfer of one piece of a tensor on the slowest connection
 LARGEST_PIECE = 16 << 20  # maximum bytes of a piece of a tensor
 SMALLEST_PIECE = 1 << 14
-PIECE = 1 << 20  # bytes of a piece of a tensor if the connection's speed is measured
+PIECE = 1 << 20  # bytes of a piece of a tensor if the speed of the connection is not set but measured
 ASK_AGAIN = 30.0  # seconds after which a reply counts as late on any connection
-# By default, a connection may be lost for so many seconds: twice the longest interruption that hospitals reported.
+# By default, a connection may be lost for this many seconds, which is twice the longest interruption that hospitals
+# have reported.
 DOWN = 1200.0
 LONGEST = 86_400.0  # maximum seconds that a site may take for one answer while it still sends messages
 
@@ -18,24 +19,25 @@ class Timeouts:
     """The time limits and transfer sizes that a study allows a site."""
 
     silence: float  # maximum seconds for which a site may be silent
-    rate: float | None = None  # bytes per second of the slowest connection; None: the speed is measured
-    again: float = ASK_AGAIN  # seconds after which a reply counts as late if it has not begun to arrive
+    rate: float | None = None  # bytes per second of the slowest connection, or None if the speed is measured
+    again: float = ASK_AGAIN  # seconds after which a reply counts as late, if the reply has not begun to arrive
     away: float = 0.0  # seconds for which a round waits for a site that has lost its connection
 
     @property
     def piece(self) -> int:
-        """The maximum bytes of a piece of a tensor. If a connection breaks, only incomplete pieces are sent again."""
+        """The maximum bytes of a piece of a tensor. After the connection breaks, only incomplete pieces are
+        sent again.
+        """
         if self.rate is None:
             return PIECE
         return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
 
 
 def limits(timeouts: Timeouts, side: Literal["server", "site"]) -> dict[str, float]:
-    """Return the time limits and sizes for NVFlare's configuration of a job.
+    """Return the time limits and sizes in NVFlare's configuration of a job.
 
     Args:
-        timeouts: The study's time limits.
-        side: Whose configuration it is.
+        side: The party whose configuration is computed.
     """
     held = {"tensor_download_chunk_size": timeouts.piece, "streaming_idle_timeout": max(600.0, 2.0 * timeouts.silence)}
     if side == "site":

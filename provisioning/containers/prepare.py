@@ -15,8 +15,8 @@ POLICIES = ("class_allow_list", "class_list_enforcement_mode", "allow_log_stream
 
 
 def prepare(kit: Path, config: Path, output: Path) -> None:
-    """Prepare a kit for Kubernetes or Docker, and write the new kit to `output`. The only changes are in the settings
-    with which NVFlare starts jobs.
+    """Prepare a kit for Kubernetes or Docker, and write the new kit to `output`. Only the settings with which NVFlare
+    starts jobs are changed.
     """
     command = [sys.executable, "-m", "nvflare.cli", "deploy", "prepare", kit, "--config", config, "--output", output]
     subprocess.run([str(word) for word in command], check=True)
@@ -28,9 +28,9 @@ def prepare(kit: Path, config: Path, output: Path) -> None:
             (output, "resources.json.default"),
         )
     )
-    left_out = _ids(default) - _ids(own)  # components that the site removed from NVFlare's defaults
+    left_out = _ids(default) - _ids(own)  # components of NVFlare's defaults that the site has removed
     components = [component for component in new["components"] if component["id"] not in left_out]
-    # components that medsilo added
+    # components that medsilo has added
     components += [component for component in own["components"] if component["id"] not in _ids(default)]
     policies = {key: own[key] for key in POLICIES if key in own}
     path = output / "local" / "resources.json"

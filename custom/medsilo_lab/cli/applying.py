@@ -54,7 +54,6 @@ def predict(
 
 
 def _say_score(screen: Console, run: Path | None, site: str) -> None:
-    """Print the test score of the model, if its run is on this machine."""
     from medsilo.runs import paths
     from medsilo.runs.reading import read_summary
     from medsilo_lab.report.read import read
@@ -67,7 +66,7 @@ def _say_score(screen: Console, run: Path | None, site: str) -> None:
     if not score.known:
         return
     screen.say(f"this model's test score: {score} ({summary.metric})")
-    with suppress(MedsiloError):  # the files of the run may be only partly on this machine
+    with suppress(MedsiloError):  # some files of the run may be missing on this machine
         found = read(run, whole=False)
         screen.say(*(f"warning: {one}" for one in learning({found.label: [found]}, site or None)))
 

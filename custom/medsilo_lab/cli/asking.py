@@ -35,7 +35,6 @@ Target = Annotated[str | None, option("COLUMN", "the table's column that is to b
 
 
 def answers_of(pairs: list[str] | None, file: Path | None) -> dict[str, str]:
-    """Return a dictionary from question keys to the answers in the options and in a file."""
     from medsilo.core.yaml_text import read_yaml
 
     values = read_yaml(file, "the answers", "YAML") if file else {}
@@ -51,7 +50,6 @@ def answers_of(pairs: list[str] | None, file: Path | None) -> dict[str, str]:
 
 
 def called_by(pairs: list[str] | None) -> dict[str, str]:
-    """Return a dictionary from the names of hospitals in the data to valid names for plans."""
     found = {}
     for pair in pairs or []:
         word, equals, name = pair.rpartition("=")
@@ -62,9 +60,7 @@ def called_by(pairs: list[str] | None) -> dict[str, str]:
 
 
 def hospital_called(screen: Console, name: str) -> str:
-    """Return a valid name for plans, made from the name of a hospital. If the valid name differs from the given name,
-    print a line.
-    """
+    """Change the name of a hospital to a name that is valid in plans. If the name changes, print a line."""
     from medsilo.core.text import safe_name
 
     if not (own := safe_name(name)):
@@ -75,8 +71,8 @@ def hospital_called(screen: Console, name: str) -> str:
 
 
 def asker(screen: Console, yes: bool) -> "Callable[[Question], str]":
-    """Return a function that asks questions of a person at the terminal. Without a terminal, the function accepts safe
-    defaults and stops at questions without a safe default.
+    """Return a function that asks a person questions at the terminal. Without a terminal, the function accepts safe
+    defaults, and stops at a question without a safe default.
     """
     from medsilo_lab.start.making import stop_at_questions
 
@@ -94,10 +90,10 @@ def _asked(question: "Question") -> str:
 
 
 def progress_on(screen: Console) -> Callable[[int], None]:
-    """Return a function for progress: it must be called with the size of each file that was read, and shows the number
-    of files.
+    """Return a function that shows the number of files that were read. The function must be called with the size of
+    each file.
     """
-    read = [0, 0]  # number of files, and their total number of bytes
+    read = [0, 0]
 
     def progress(size: int) -> None:
         read[:] = read[0] + 1, read[1] + size
@@ -108,7 +104,6 @@ def progress_on(screen: Console) -> Callable[[int], None]:
 
 
 def lines_of(own: "DataSet") -> list[str]:
-    """Describe a data set in lines of text."""
     lines = [f"{name}: {words}" for name, words in own.in_words()]
     lines += [f"left out: {why} ({count})" for why, count in own.left_out.items()]
     return [*lines, *(f"note: {what} ({count})" for what, count in own.notes.items())]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def row_of(value: object) -> str:
-    """Parse a configuration: its title and its changes to the plan."""
     if "=" not in str(value).partition(": ")[2]:
         raise ValueError(f"{str(value)!r} is not 'TITLE: KEY=VALUE ...', like 'slow: training.learning_rate=0.001'")
     return str(value)
@@ -30,7 +29,7 @@ SEEDS, DEMO_SEEDS = ",".join(map(str, USUAL_SEEDS)), "0,1,2,3,4,5"
 
 
 def seeds_of(value: object) -> tuple[int, ...]:
-    """Parse a comma-separated list of different numbers, such as 0,1,2."""
+    """Parse a list of different numbers that are separated by commas, such as 0,1,2."""
     parts = str(value).split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise ValueError(f"{str(value)!r} is not a list of different numbers, like 0,1,2")
@@ -54,7 +53,7 @@ def demo(
 
     with screen.busy("running the demo") as tell_more:
         study = demo_study(out, rounds, seeds, screen.say)
-        if screen.watched:  # for other outputs than a terminal, each run prints a line
+        if screen.watched:  # a progress bar needs a terminal; in other outputs, each run prints a line
             study.each = lambda line: None
         screen.goes_on = f"finished runs are in {study.folder}; the same command starts again"
         tell_more(study.under_way)
@@ -133,7 +132,7 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another version of medsilo. With --power, it
     only estimates which differences the hospitals can detect, from the scores in --out or from assumptions.
     """
-    # the titled configurations set the method, and each may change any other key
+    # configurations with titles set the method, and may change any other key of the plan
     known: dict[str, Any] = {"algorithm": None}
     known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
@@ -192,9 +191,6 @@ def _say_power(
     patients: dict[str, int] | None = None,
     seeds: int = 0,
 ) -> int:
-    """Print the differences that the hospitals can detect, estimated from a finished comparison or from numbers of test
-    patients.
-    """
     from medsilo_lab.study import planner
     from medsilo_lab.study.words import LITTLE
 
@@ -206,7 +202,6 @@ def _say_power(
 
 
 def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "Verdict":
-    """Print the result of a comparison, each hospital's verdict, and the next command."""
     from medsilo_lab.study.verdict_file import read_verdict
     from medsilo_lab.study.words import verdict_in_words
 
@@ -217,7 +212,7 @@ def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "V
     if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
     screen.say(*verdict.other_networks)
-    # Failed runs are printed at the end.
+    # failed runs are printed at the end and not among the warnings
     screen.say(*(f"warning: {one}" for one in verdict.warnings if one.kind != "failed"))
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
     return verdict
@@ -264,7 +259,7 @@ def resume(
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
     settings = options.settings_of_owner(device, data, settings_folder, options.run_settings(folder))
-    job = folder / paths.JOB  # a run with --engine inprocess has no job folder
+    job = folder / paths.JOB
     run_study(screen, plan, folder, settings, job=job if job.is_dir() else None, threads=threads, resumes=True)
     conclude(screen, folder)
 

@@ -14,8 +14,8 @@ from medsilo_lab.cli import asking
 if TYPE_CHECKING:
     from medsilo.site.data_set import Difference
 
-SHOWN = 20  # largest number of file names in the output
-OUT = "data-set"  # the default output folder
+SHOWN = 20
+OUT = "data-set"
 ACTIONS = ("show", "accept", "check", "diff")
 
 
@@ -178,7 +178,6 @@ def _check(screen: Console, place: Path, by: str, kit: Path | None) -> int:
 
 
 def _diff(screen: Console, place: Path, by: str, kit: Path | None) -> int:
-    """Print the changes since the data set was accepted: files, names, counts, and the way of reading the data."""
     from medsilo.site.data_set import DataSet, as_accepted, compared, files_of, scan
 
     given, before, known = as_accepted(place, _key(kit))

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def _connecting(screen: Console, kit: Path) -> None:
-    """Print the server's name before the program waits for its answer.
+    """Print the server's name before the program waits for the server's answer.
 
-    Import the modules that connect to the server inside the block.
+    Modules that connect to the server must be imported inside the `with` block.
     """
     from medsilo.check.kit import read_kit
 
-    with suppress(MedsiloError):  # if the kit is faulty, the command itself reports the fault
+    with suppress(MedsiloError):  # a faulty kit is reported by the command itself
         own = read_kit(kit, "person")
         screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
     with _loading():
@@ -37,7 +37,9 @@ def _connecting(screen: Console, kit: Path) -> None:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Disable garbage collection inside the block, because a collection would take a tenth of the import time."""
+    """Disable garbage collection inside the `with` block, because a collection would take a tenth of the time for
+    imports.
+    """
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return
@@ -72,7 +74,7 @@ def submit(
         raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
     screen.note("checking the job")
     with _loading():
-        # NVFlare inspects all loaded modules when it is imported, so it must be imported before PyTorch
+        # NVFlare must be imported before PyTorch, because NVFlare inspects all loaded modules when it is imported
         if kit:
             import medsilo_lab.consortium.lead  # noqa: F401
         from medsilo.flare.job_source import find_job

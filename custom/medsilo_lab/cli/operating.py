@@ -10,7 +10,7 @@ from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
-MOST_NAMED = 3  # largest number of runs named in a page's title
+MOST_NAMED = 3
 
 
 def report(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from medsilo_lab.report.reported import Reported
 
 
-# Plug-ins for reports of a finished run. Each plug-in is a function that takes the run folder, writes a page, and
-# returns lines to print.
+# Plug-ins that report a finished run. Each plug-in is a function that takes the run folder, writes a page, and returns
+# lines to print.
 REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 
 
@@ -90,8 +90,8 @@ def _train_further(
     threads: int | None,
     live: bool,
 ) -> None:
-    """Continue a finished run in a new folder with the same engine. `given` contains the device, the data and the
-    settings.
+    """Continue a finished run in a new folder with the same engine. `given` is a tuple of the user's options for
+    device, data and settings.
     """
     screen.begin(f"reading {run}")
     from medsilo_lab.engines.longer import Longer
@@ -122,7 +122,7 @@ def run_study(
     resumes: bool = False,
     live: bool = False,
 ) -> None:
-    """Run or continue a study and print its rounds. Run the study in NVFlare if there is a job, otherwise in this
+    """Run or continue a study, and print its rounds. If `job` is given, the study runs in NVFlare, otherwise in this
     process.
     """
     from functools import partial
@@ -144,7 +144,7 @@ def run_study(
         if job is None:
             inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
             return
-        from medsilo_lab.engines import simulator  # imports NVFlare
+        from medsilo_lab.engines import simulator
 
         if resumes:
             simulator.resume(folder, settings, threads, on_round, screen.say)

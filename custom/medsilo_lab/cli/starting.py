@@ -66,7 +66,8 @@ def init(
     screen.begin(f"looking at {folder}")
     gpu = options.settings_of(device, None).compute().device.type == "cuda"
     own = dataset_layout.DatasetLayout(folder.resolve(), site, device, gpu, slices, target, hospitals)
-    with TemporaryDirectory(prefix="medsilo-") as ready:  # keeps preprocessed images for the trial
+    # the preprocessed images in this folder are used by the check and by the trial training
+    with TemporaryDirectory(prefix="medsilo-") as ready:
         made = make_each(
             own,
             asking.asker(screen, yes),
@@ -86,7 +87,8 @@ def init(
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
-        a_round = sum(sum(report.seconds) for report in checked.values())  # the hospitals train in turn
+        # the durations are added, because the hospitals train one after the other
+        a_round = sum(sum(report.seconds) for report in checked.values())
         trial = out / dataset_layout.TRIAL if go and not no_train else None
         steps = dataset_layout.advice(sight.several, out, stopped)
         if trial:
@@ -132,7 +134,7 @@ def example(
 
 
 def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
-    """Check the plan at each hospital, and write the hospital's private list of findings into a subfolder of `out`."""
+    """Check the plan at each hospital. The private list of the hospital's findings goes into a subfolder of `out`."""
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS
     from medsilo_lab.start.trial import checked
@@ -175,7 +177,6 @@ EXAMPLE = Command(example, "data", "To begin with")
 
 
 def hospitals_table(each: "Mapping[str, Sequence[Table]]") -> "Table":
-    """Join the tables of all hospitals into one table."""
     from medsilo.check.data import HELD, in_words
     from medsilo.check.result import Table
 

@@ -33,44 +33,44 @@ from medsilo_lab.study.verdict import Statistics, chosen_baseline
 from medsilo_lab.study.verdict_file import About, Notice, RunOfRow, Verdict
 from medsilo_server.record import alone
 
-CELL_MEMORY = 4 << 30  # bytes; assumed memory of a run with its torch processes
+CELL_MEMORY = 4 << 30  # assumed memory of a run and its torch processes, in bytes
 BAR = 20
-SELDOM = 10  # pause between two updates of the page, as a multiple of the time for one update
+SELDOM = 10  # pause between two updates of the page, as a multiple of the time that one update takes
 
 
 def most_at_once() -> int:
-    """Return the largest number of simultaneous runs: two if memory and processors allow two, otherwise one."""
+    """Return the maximum number of simultaneous runs: two if memory and processors suffice for two, otherwise one."""
     room = psutil.virtual_memory().available // CELL_MEMORY
     return max(1, min(2, os.cpu_count() or 1, room))
 
 
 @dataclass
 class Study:
-    """A comparison and its folder. A second call of `run` continues the comparison."""
+    """A comparison and its folder. A second call of `run` continues a stopped comparison."""
 
     folder: Path
     about: About
     cells: Sequence[Cell]
-    # title of the configuration with which all other configurations are compared; by default FedAvg's
+    # title of the configuration with which all other configurations are compared; by default the title of FedAvg
     baseline: str | None = None
-    show: Callable[[], object] = lambda: None  # writes the page after each run
+    show: Callable[[], object] = lambda: None
     settings: SiteSettings = field(default_factory=SiteSettings)
-    at_once: int = 1  # number of simultaneous runs
+    at_once: int = 1
     say: Callable[[str], object] = lambda line: None
-    # function that receives a line of text for each finished run; by default `say`
+    # a function that receives a line of text about each finished run; by default `say`
     each: Callable[[str], object] | None = None
-    finished: str = ""  # progress bar of finished runs, with the remaining time
+    finished: str = ""
 
     def run(self) -> list[str]:
-        """Run all missing runs and write the page after each run. Return a line of text for each failed run."""
         with self._begun():
             return self._fill()
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Lock the folder until the block ends, and read the images once for all runs."""
+        """Lock the folder of the comparison until the `with` block ends, and read the images once for all runs."""
         chosen_baseline([cell.row for cell in self.cells], self.baseline)
-        reuse.check_free(self.folder)  # rejects a folder that has other files, before the lock file is written
+        # a folder with other files must be rejected before the lock file is written into the folder
+        reuse.check_free(self.folder)
         with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             reuse.begin(self.folder, self.cells, self.settings)
             left, own = [cell.plan for cell in self.cells if not cell.summary()], self.settings
@@ -112,7 +112,6 @@ class Study:
         return failures
 
     def under_way(self) -> str:
-        """Describe the number of finished runs, and the finished rounds of each active run."""
         running = ", ".join(
             f"{cell.name} ({f'round {done} of {cell.plan.rounds} is over' if done else 'starting'})"
             for cell in self.cells
@@ -121,7 +120,6 @@ class Study:
         return "; ".join(filter(None, (self.finished, running)))
 
     def conclude(self, failures: Sequence[str]) -> Verdict:
-        """Write the statistics of the finished runs into verdict.json, and write the page."""
         about = self.about.changed(cells=len(self.cells), failures=list(failures))
         runs = [
             RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name, fold=cell.fold)
@@ -143,10 +141,8 @@ class Study:
 # ---------------------------------------------------------------------------------------------------- the request
 @dataclass(frozen=True)
 class Asked:
-    """The user's unchecked request for a comparison."""
-
     task: str | None
-    plan: Path | None  # a plan file or a job folder
+    plan: Path | None
     methods: Sequence[str]
     row: Sequence[str]
     seeds: Sequence[int]
@@ -155,7 +151,7 @@ class Asked:
     folds: int | None = None
 
     def all_cells(self) -> list[Cell]:
-        """Return all runs of the comparison. Raises MedsiloError if a plan is invalid."""
+        """Return all runs of the comparison; raise MedsiloError if a plan is invalid."""
         reuse.check_free(self.out)
         task = [f"task.name={self.task}"] if self.task else []
         plan = jobs.plan_of(self.plan, task, here=True) if self.plan else parse_plan(base_plan(), task)
@@ -170,13 +166,15 @@ class Asked:
 
 
 def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
-    """Adapt configurations to the plan, and add the missing single-site configuration for each normalisation layer."""
+    """Adapt the configurations of a comparison to the plan, and add a missing single-site configuration for each
+    normalisation layer.
+    """
     rows = [_suited(row, plan, changes) for row in rows]
     return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})
 
 
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
-    """Return the configuration. If the configuration's method does not support the plan, change the configuration.
+    """Return the configuration, or a changed configuration if the method does not support the plan.
 
     The changed configuration has no evaluation sites, or uses batch norm, or both.
     """

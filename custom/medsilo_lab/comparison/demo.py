@@ -12,10 +12,10 @@ from medsilo_lab.comparison.compare import Study
 from medsilo_lab.study.cells import Row, base_plan, cells_of
 from medsilo_lab.study.verdict_file import About
 
-# Each hospital of the demo has six training patients, because many real hospitals have as few. Each hospital of the
-# demo has 48 test patients, because a comparison with few test patients is inconclusive. These settings were chosen
-# among five candidates by validation scores with the seeds 100 to 102. Two of the five candidates were run with the
-# seeds 100 and 101 only.
+# Each hospital of the demo has six training patients, because many real hospitals have so few training patients. Each
+# hospital of the demo has 48 test patients, because a comparison with few test patients is inconclusive. The settings
+# of the demo were chosen among five candidates by validation scores with the seeds 100 to 102. Two of the five
+# candidates were run only with the seeds 100 and 101.
 SMALL = (
     "task.patients=60",
     "task.patches=4",
@@ -45,12 +45,10 @@ AT_ONCE = 2
 
 
 def demo_plan(rounds: int) -> Plan:
-    """Return the demo's plan, without the changes of a configuration."""
     return parse_plan({**base_plan(), "study": STUDY}, [*SMALL, f"training.rounds={rounds}"])
 
 
 def demo_study(output: Path, rounds: int, seeds: Sequence[int], say: Callable[[str], None]) -> Study:
-    """Return the demo's comparison of all configurations and seeds, without running it."""
     folder = output / f"demo-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")

@@ -17,19 +17,19 @@ from medsilo.site.settings import EachSites, SiteSettings
 from medsilo_lab.study.cells import ANOTHER_FOLDER, Cell, differences
 from medsilo_lab.study.verdict_file import read_verdict
 
-# Settings that may affect the speed or the start of a run, but never its result.
+# Settings that may change the speed or the start of a run, but never the result of a run.
 WITHOUT_EFFECT = {"memory_limit", "studies", "approval", "output", "answers"}
-MOST_NAMES = 3  # largest number of names in one line
+MOST_NAMES = 3
 
 
 class ComparisonFacts(Section):
-    """The contents of comparison.json: the settings that all runs in the folder share."""
+    """The contents of comparison.json: the settings that are the same for all runs in the folder."""
 
-    settings: dict[str, Any]  # the sites' settings that differ from the defaults, by key
+    settings: dict[str, Any]
 
 
 def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
-    """Prepare the folder for this comparison. Raises MedsiloError if the folder contains runs of another comparison."""
+    """Prepare the folder for this comparison; raise MedsiloError if the folder contains runs of another comparison."""
     check_free(folder)
     for problem in (*_other_runs(folder, cells), *_other_rows(folder, cells), *_other_settings(folder, settings)):
         raise MedsiloError(f"{folder.name} holds {problem}; {ANOTHER_FOLDER}", str(folder))
@@ -37,7 +37,9 @@ def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
 
 
 def beside(folder: Path) -> Path:
-    """Return the path if nothing exists at the path. Otherwise, append the first number that makes a free path."""
+    """Return the path if nothing exists at the path. Otherwise, append the smallest number for which nothing exists at
+    the new path.
+    """
     number, free = 1, folder
     while free.exists():
         number += 1
@@ -62,9 +64,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _other_runs(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a line about existing runs with other plans, and a line about finished runs that another version of medsilo
-    made.
-    """
     plans = [(cell, found) for cell in cells if (found := cell.differences())]
     if plans:
         cell, found = plans[0]
@@ -79,7 +78,6 @@ def _other_runs(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _other_rows(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a line about finished runs whose configuration or seed is missing from this comparison."""
     if not (folder / paths.VERDICT).exists():
         return
     names = {cell.folder.name for cell in cells}

@@ -25,37 +25,36 @@ from medsilo.site.kit import HOSPITALS
 from medsilo.site.party import FILE_NAME
 from medsilo_lab.consortium.description import SERVICE
 
-EXPELLED = "disabled_clients.json"  # name of NVFlare's list of expelled hospitals in the server's kit
+EXPELLED = "disabled_clients.json"  # file in the server's kit in which NVFlare lists expelled hospitals
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
-LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files
-SERVER = "server"  # the server's name in a job's deploy_map
-TRIES = 20  # attempts to list a folder while the running server replaces its files
+LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files, which a backup leaves out
+SERVER = "server"
+TRIES = 20  # maximum number of attempts to list a folder whose files a running server replaces
 
 
-# a text without control characters, which could move a terminal's cursor
+# A text without control characters, because control characters could move a terminal's cursor.
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]
 AbsoluteFolder = Annotated[Line, Field(pattern=r"^/")]
 
 
 class Backup(BaseModel):
-    """The description of a backup file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
     form: Literal[1] = 1
     made: Line
     storage: AbsoluteFolder
-    studies: AbsoluteFolder | None  # the former folder of studies, if it was outside the kit
+    studies: AbsoluteFolder | None  # folder of the studies before the backup, if this folder was outside the kit
     expelled: list[Line]
     files: int
 
     def places(self, kit: Path) -> dict[str, Path]:
-        """Return the paths of the folders that the backup contains."""
         beside = {STUDIES: Path(self.studies)} if self.studies else {}
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return the description of a server whose folders are all in this kit, or whose jobs are in `storage`."""
+        """Return the description after a restore into the kit `kit`. All folders are inside the kit, unless `storage`
+        names another folder for the jobs.
+        """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
             update={"storage": str(place), "studies": str(kit.absolute() / STUDIES) if self.studies else None}
@@ -64,7 +63,7 @@ class Backup(BaseModel):
 
 def back_up(kit: Path, file: Path) -> Backup:
     """Write a backup of a server that may be running. Each file in the backup is complete, even if the server replaces
-    the file during the backup.
+    this file during the backup.
     """
     storage = storage_of(kit)
     if storage is None:
@@ -83,7 +82,7 @@ def back_up(kit: Path, file: Path) -> Backup:
     with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for part, folder in kept.places(kit).items():
             for path, name in _files(part, folder, archive, storage):
-                # if the server has just replaced the file, the next listing contains the new file
+                # if the server has just replaced a file, the next listing contains the new file
                 with suppress(FileNotFoundError):
                     archive.write(path, name)
         kept = kept.model_copy(update={"files": len(archive.namelist())})
@@ -92,8 +91,8 @@ def back_up(kit: Path, file: Path) -> Backup:
 
 
 def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a folder with their relative names. If a file disappears during the backup, list the folder
-    again.
+    """Yield the files of a folder with their relative names. If a file disappears during the backup, the folder is
+    listed again.
 
     storage: The server's storage folder, which is a separate section of the backup even if it is inside the kit.
     """
@@ -101,7 +100,7 @@ def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> 
         known = {*archive.namelist()}
         for place, folders, names in os.walk(folder):
             if part == KIT and Path(place) == folder:
-                # The folders of running and killed jobs are not backed up.
+                # a backup leaves out the folders of running and killed jobs
                 folders[:] = [name for name in folders if not JOB.fullmatch(name) and folder / name != storage]
             for path in (Path(place) / name for name in sorted(names) if not name.endswith(LEFT_OUT)):
                 name = f"{part}/{path.relative_to(folder).as_posix()}"
@@ -120,10 +119,10 @@ def _expelled(path: Path) -> list[str]:
 
 
 def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Collection[str] = ()) -> Backup:
-    """Restore a server's kit and its storage from a backup. `expelled` names hospitals to expel in addition to those
-    that the backup lists as expelled.
+    """Restore a server's kit and its storage from a backup. The hospitals in `expelled` are expelled in addition to the
+    hospitals that were expelled before the backup.
 
-    The function writes only into the kit and the storage folder. By default, the storage folder is inside the kit.
+    Only the kit and the storage folder are written. By default, the storage folder is inside the kit.
     """
     if kit.exists():
         raise MedsiloError(f"{kit.name} exists; choose a new folder for the kit, or move the existing folder")
@@ -163,15 +162,15 @@ def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
 
 
 def _names(place: Path, expelled: Collection[str]) -> set[str]:
-    """Return the names of all hospitals in an unpacked backup: those in the kit, in studies, in jobs and in the list of
-    expelled hospitals.
+    """Return the names of all hospitals in an unpacked backup. The names come from the kit, the studies, the jobs and
+    the list of expelled hospitals.
     """
     names = set(expelled)
     with reading(f"local/{HOSPITALS} in the backup"):
         path = place / KIT / "local" / HOSPITALS
         names |= set(json.loads(path.read_text(encoding="utf-8"))["hospitals"]) if path.exists() else set()
     for path in place.rglob(paths.ROUNDS):
-        with suppress(MedsiloError):  # a damaged study has no readable names of hospitals
+        with suppress(MedsiloError):
             names |= {site for line in read_rounds(path.parent, growing=True) for site in line.asked}
     for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
@@ -180,7 +179,7 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
 
 
 def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
-    """Replace the server's former paths in an unpacked kit by the paths after the restore."""
+    """Replace the server's paths in an unpacked kit by the paths after the restore."""
     resources = unpacked / "local/resources.json"
     parts = json.dumps(was.storage)[1:-1], json.dumps(now.storage)[1:-1]
     if resources.is_file():
@@ -202,7 +201,6 @@ def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
 
 
 def _unpacked(file: Path, place: Path) -> Backup:
-    """Unpack a backup and verify the checksum of each file."""
     try:
         with zipfile.ZipFile(file) as archive:
             inside = archive.infolist()

@@ -36,21 +36,18 @@ CODE = {
     "approved": "runs a job's code once its engineer approved it (medsilo approve)",
     "any": "runs any code of a job",
 }
-MOST = 110.0  # seconds until the canary is cancelled
+MOST = 110.0  # seconds after which a canary is cancelled
 LATE = f"no answer within {MOST:g} s, so the canary was cancelled; send another one when the hospital is less busy"
 
 
 @dataclass(frozen=True)
 class CanaryResult:
-    """A canary's result for one hospital."""
-
     reached: bool
-    reason: str = ""  # the reason why the hospital is not ready
+    reason: str = ""
     readiness: Readiness | None = None
 
     @property
     def ready(self) -> bool:
-        """True if the hospital is ready for a study."""
         return not self.reason
 
     def as_json(self) -> dict[str, Any]:
@@ -58,15 +55,14 @@ class CanaryResult:
         return {"reached": self.reached, "ready": self.ready, "reason": self.reason, **reported}
 
     def line(self, name: str) -> str:
-        """Describe the result in one line of text."""
         state = "ready" if self.ready else "not ready" if self.reached else "not reached"
         reported = _words(self.readiness) if self.readiness else []
         return "; ".join(filter(None, [f"{name}: {state}", self.reason, *reported]))
 
 
 def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryResult]:
-    """Run a canary with the hospitals that participation.sites names, if the changes set this key, or else with all
-    connected hospitals.
+    """Run a canary with the hospitals in participation.sites if the changes set this key, otherwise with all connected
+    hospitals.
     """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
     with lead.connected(kit) as session:
@@ -80,7 +76,9 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the plan of the canary. A hospital that is not ready does not stop the canary at other hospitals."""
+    """Return the plan of the canary, in which a hospital that is not ready does not stop the canary at other
+    hospitals.
+    """
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:
         minimum = ["participation.minimum=1", "participation.when_missing=continue"]
@@ -103,9 +101,7 @@ def _sent(session: Session, plan: Plan, sites: list[str]) -> dict[str, CanaryRes
 
 
 def _why_not(own: SiteResult, late: bool = False) -> str:
-    """Return the reason why a hospital is not ready. `late` is true if the canary was cancelled because it reached its
-    time limit.
-    """
+    """Return the reason why a hospital is not ready. `late` is true if the canary was cancelled at its time limit."""
     readiness = own.readiness
     if late and not any(said.startswith("refused: ") for said in own.missed_ends.values()):
         return LATE
@@ -122,7 +118,6 @@ def _why_not(own: SiteResult, late: bool = False) -> str:
 
 
 def _words(readiness: Readiness) -> list[str]:
-    """Describe a hospital's readiness report."""
     line, promised = readiness.line, readiness.gpus_promised
     return [
         f"data {readiness.data}",

@@ -13,10 +13,10 @@ from medsilo.core.section import Section
 from medsilo.core.yaml_text import read_yaml
 
 EXAMPLE = "provisioning/consortium.yaml"
-POLICIES = "site_configs"  # folder name of the example policies, in a checkout and in the wheel medsilo-lab
-SERVICE = "medsilo.service"  # name of the systemd unit in a startup kit
-PRIVATE = "private-root"  # the lead's private folder, in the same folder as the kits
-ROOT = "server"  # NVFlare's name for the server
+POLICIES = "site_configs"  # name of the folder with example policies, in a checkout and in the wheel medsilo-lab
+SERVICE = "medsilo.service"
+PRIVATE = "private-root"  # the lead's private folder, beside the folders of the kits
+ROOT = "server"
 MUTUAL = {"connection_security": "mtls"}
 
 
@@ -29,8 +29,8 @@ def _matching(pattern: str, hint: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# NVFlare uses the names of participants for files, folders and certificates. A certificate allows names of at most 63
-# letters.
+# NVFlare uses the names of participants for files, folders and certificates. A name in a certificate has at most 63
+# characters.
 Name = Annotated[str, _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", "letters, digits, '-' and '_', 63 at most")]
 Organisation = Annotated[str, _matching(r"[A-Za-z0-9_]{1,63}", "letters, digits and '_', like st_anna")]
 Host = Annotated[
@@ -48,14 +48,14 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Server(Section):
-    """The server of the federation. Hospitals and people connect to it; the server opens no connections."""
+    """The server of the federation. Hospitals and people connect to the server, which itself opens no connections."""
 
     host: Host
-    # further host names of the server's machine, or of a replacement machine
+    # additional host names of the server's machine, or host names of a replacement machine
     other_names: list[Host] = Field(default_factory=list)
     port: Port = 8002
     organisation: Organisation
-    scheme: Literal["tcp", "grpc", "http"] = "tcp"  # transport protocol of the encrypted connections
+    scheme: Literal["tcp", "grpc", "http"] = "tcp"
     storage: Path = Path("/var/lib/medsilo")  # folder on the server's machine for NVFlare's jobs and their results
 
     @field_validator("storage")
@@ -67,12 +67,11 @@ class Server(Section):
 
 
 class Hospital(Section):
-    """A hospital, which is one client of the federation."""
-
     name: Name
     organisation: Organisation
     contact: Email
-    # folder whose files are copied into the kit's local/; a relative path starts at the folder of consortium.yaml
+    # A folder whose files are copied into the kit's folder local/. A relative path starts at the folder of
+    # consortium.yaml.
     policies: Path
 
 
@@ -80,30 +79,27 @@ class Relay(Section):
     """A relay. Clients connect to the relay, and the relay connects to the server."""
 
     name: Name
-    host: Host  # host name for connections to the relay
+    host: Host
     port: Port = 8002
     organisation: Organisation
-    behind: list[Name] = Field(min_length=1)  # hospitals and relays that connect to this relay
+    behind: list[Name] = Field(min_length=1)  # names of the hospitals and relays that connect to this relay
 
 
 class Person(Section):
-    """A person who uses medsilo or NVFlare's console, with a role that sets the person's permissions."""
-
     name: Email
     organisation: Organisation
     role: Literal["project_admin", "org_admin", "lead", "member"]
 
 
 class Consortium(Section):
-    """The contents of consortium.yaml."""
-
     name: Name
-    # lifetime of the root certificate; NVFlare's other certificates last 360 days
+    # lifetime of the root certificate; all other certificates of NVFlare last 360 days
     root_valid_days: int = Field(1825, ge=1, le=7300)
     server: Server
     hospitals: list[Hospital] = Field(min_length=1)
     people: list[Person] = Field(min_length=1)
-    relays: list[Relay] = Field(default_factory=list)  # clients that no relay names connect to the server
+    # the relays of the consortium; clients that no relay names connect directly to the server
+    relays: list[Relay] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
@@ -147,7 +143,6 @@ class Consortium(Section):
         return self
 
     def participants(self) -> list[dict[str, Any]]:
-        """Return all participants in the format of NVFlare's project file."""
         server = self.server
         ports = {"fed_learn_port": server.port, "admin_port": server.port}
         onward = {name: {"connect_to": {"name": relay.name}} for relay in self.relays for name in relay.behind}
@@ -172,14 +167,12 @@ class Consortium(Section):
         ]
 
     def _sites(self) -> list[str]:
-        """Return the names of all participants that may connect to a relay."""
         return [relay.name for relay in self.relays] + [hospital.name for hospital in self.hospitals]
 
     def _listens(self, relay: Relay) -> dict[str, Any]:
         return {"scheme": self.server.scheme, "default_host": relay.host, "port": relay.port, **MUTUAL}
 
     def project(self) -> dict[str, Any]:
-        """Return the contents of NVFlare's project.yml."""
         room = "nvflare.lighter.impl"
         builders = [
             {"path": f"{room}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
@@ -194,8 +187,8 @@ class Consortium(Section):
 
 
 def read_consortium(path: Path) -> Consortium:
-    """Read and check a consortium's description. The message of MedsiloError names the wrong key and the remedy.
-    Relative paths become absolute.
+    """Read and check a consortium's description, and make its relative paths absolute. If a key is wrong, the error
+    message names the key and the remedy.
     """
     values = read_yaml(path, path.name, "a consortium.yaml")
     needed = [key for key, field in Consortium.model_fields.items() if field.is_required()]
@@ -209,15 +202,15 @@ def read_consortium(path: Path) -> Consortium:
 
 
 def _policies(hospital: Hospital, file: Path) -> Path:
-    """Return the absolute path of a hospital's policies: a folder next to the consortium's file, or an example folder
-    of medsilo-lab.
+    """Return the absolute path of a hospital's policies, which are in a folder beside consortium.yaml or in an example
+    folder of medsilo-lab.
     """
     name, folders = hospital.policies, [file.parent / hospital.policies]
     if name.parent.name == POLICIES:
         package = Path(__file__).resolve().parents[1]
-        # the folder of policies in an installed wheel, and in a checkout
+        # an installed wheel and a checkout have the example policies in different folders
         folders += [place / POLICIES / name.name for place in (package, package.parents[1])]
-    with suppress(OSError, StopIteration):  # ignores invalid folder names and missing files
+    with suppress(OSError, StopIteration):
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "

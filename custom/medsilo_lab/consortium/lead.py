@@ -31,31 +31,29 @@ from medsilo.runs.events import SILENCE
 from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, OUTCOME, PROGRESS
 from nvflare_reliability.kit_patches import connect
 
-# these models are imported only in functions that read a study, because the import takes a sixth of the time of
-# `status`
+# The models of a study are imported later, because this import takes a sixth of the time of the command `status`.
 if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress, Round
     from medsilo.runs.schema import Summary
 
-LACKING = "medsilo can't be imported"  # beginning of the error message that site_guard.py sends
-CONNECT = 10.0  # time limit of NVFlare's connection to the server, in seconds
-POLL = 1.0  # seconds between two queries about a running job
-STARTING = 120.0  # time limit for the start of a submitted job, in seconds
-ENDING = 120.0  # time limit for the end of a cancelled job, in seconds
-PATIENCE = 600.0  # seconds for which `watch` tries to connect again after it has lost the connection
-# number of jobs that `status` shows, with running jobs first, and number of latest jobs from which it selects them
+LACKING = "medsilo can't be imported"  # the first words of an error message of site_guard.py
+CONNECT = 10.0
+POLL = 1.0
+STARTING = 120.0
+ENDING = 120.0
+PATIENCE = 600.0  # after a lost connection, the number of seconds for which `watch` tries to connect again
+# `status` shows SHOWN jobs, running jobs first, from the latest LISTED jobs
 SHOWN, LISTED = 20, 200
-# after a job has failed, the server announces an automatic restart of its study within this number of seconds
+# if a failed job's study will restart automatically, the server announces the restart within this number of seconds
 NEXT = 4.0
-NOT_CLONED = ("scope", "launcher_spec")  # keys that NVFlare 2.9 omits from a cloned job
-# hides NVFlare's log messages about a connection, because medsilo writes its messages instead
+NOT_CLONED = ("scope", "launcher_spec")  # metadata keys that NVFlare 2.9 does not copy from a job to its clone
+# hides NVFlare's log messages about a connection, because medsilo writes its own messages
 SILENT = logging.NullHandler()
-NOT_THERE = (  # NVFlare's errors if the controller of the job cannot be reached or the user lacks the permission
+NOT_THERE = (  # NVFlare's errors for an unreachable controller of a job, and for a user without permission
     *(api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply),
     api_spec.AuthorizationError,
 )
 Say = Callable[[str], None]
-# a function that receives a finished round and the progress of its study
 OnRound = Callable[["Round", "Progress"], None]
 
 
@@ -65,7 +63,7 @@ class Unreachable(MedsiloError):
 
 @contextmanager
 def connected(kit: Path) -> Iterator[Session]:
-    """Open a session with the server, as the person to whom the kit belongs. Every error of NVFlare is raised as a
+    """Open a session with the server as the person to whom the kit belongs. Errors of NVFlare are raised as
     MedsiloError with a message of one line.
     """
     own = read_kit(kit, "person")
@@ -73,7 +71,7 @@ def connected(kit: Path) -> Iterator[Session]:
     user, address = own.name, f"{own.host}:{own.port}"
     remedy = "; is it started, and the way to it open?"
     try:
-        with redirect_stdout(io.StringIO()):  # hides NVFlare's output about the connection
+        with redirect_stdout(io.StringIO()):
             session = connect(user, kit, CONNECT)
         remedy = " any more; did it end, or is its disk for temporary files full? its error_log.txt says why"
         try:
@@ -102,10 +100,10 @@ def connected(kit: Path) -> Iterator[Session]:
 
 
 def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_plan: Path | None = None) -> str:
-    """Check a job against its plan and the connected hospitals, submit it, and return NVFlare's job id.
+    """Check a job against its plan and the connected hospitals, submit the job, and return NVFlare's job id.
 
-    The function returns as soon as the job has started. If hospitals cannot take part under the agreed conditions, the
-    job ends before any training, and the error message has the reason.
+    The function returns as soon as the job has started. If a hospital cannot take part under the agreed conditions, the
+    job ends before any training, and the error message contains the reason.
     """
     from medsilo.flare.jobs import plan_of
     from medsilo_lab.jobs import check_components, write_job  # defers the import of slow modules
@@ -133,17 +131,13 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
 
 
 def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) -> None:
-    """Wait until the hospitals have joined. Raises MedsiloError with the reason if the job ends earlier.
-
-    sites: The participants of a new job; empty for a job that continues a study.
-    """
     deadline = time.monotonic() + STARTING
     while True:
         try:
             with connected(kit) as session:
                 _watch_start(session, job_id, say, sites)
                 return
-        except Unreachable as error:  # a busy server may answer the next query
+        except Unreachable as error:  # a busy server may be able to answer the next query
             if time.monotonic() > deadline:
                 say(f"{job_id} is submitted, whether it started is not known: {error}")
                 return
@@ -175,12 +169,12 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
 
 
 def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[str]) -> str:
-    """Return the reason why a job ended before this program saw it running. `left` is the progress of the study in this
-    job, if the study began.
+    """Return the reason why a job ended before this program saw the job running. `left` is the progress of the job's
+    study, if the study began.
     """
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
-    # only NVFlare's status explains why the job ended
+    # NVFlare's status is the only source of the reason for the end of the job
     if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):
         unable = (
             f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "
@@ -192,8 +186,8 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
 
 
 def cancel(job_id: str, kit: Path, say: Say) -> str:
-    """Stop a job and wait until it has ended, so that `resume` can be called directly afterwards. Return the job's
-    final status.
+    """Stop a job and wait until the job has ended, so that `resume` can follow immediately. Return the final status of
+    the job.
     """
     with connected(kit) as session:
         with suppress(*NOT_THERE):
@@ -202,7 +196,6 @@ def cancel(job_id: str, kit: Path, say: Say) -> str:
 
 
 def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> str:
-    """Stop a job over an open session, and return its final status."""
     session.abort_job(job_id)
     deadline, told = time.monotonic() + ENDING, False
     while not is_over(status := str(session.get_job_meta(job_id)["status"])):
@@ -219,12 +212,12 @@ def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> st
 
 
 def resume(run: str, kit: Path, say: Say) -> str:
-    """Continue the study of an ended job. `run` is the job's id, or a run folder that `download` wrote.
+    """Continue the study of an ended job. `run` is the id of the job, or a run folder that `download` wrote.
 
-    The function waits until the new job has started, as `submit` does, and returns its id.
+    As in `submit`, the function waits until the new job has started, and returns the id of the new job.
 
-    The new job is a clone of the ended job. The server recognises the study by the id of the ended job, and loads the
-    study's checkpoint.
+    The new job is a clone of the ended job. From the id of the ended job, the server finds the study and its
+    checkpoint.
     """
     led = Path(run, paths.JOBS).read_text().split() if Path(run, paths.JOBS).exists() else []
     job_id = led[-1] if led else run
@@ -246,30 +239,28 @@ def resume(run: str, kit: Path, say: Say) -> str:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job at the server."""
-
     id: str
     status: str
     name: str
     submitter: str
     submitted: str
-    obstacles: tuple[str, ...] = ()  # reasons why the job waits or could not start
-    goes_on: str = ""  # time at which the study of a failed job restarts automatically
-    outcome: str = ""  # reason of the failure, if the server reports it
+    obstacles: tuple[str, ...] = ()
+    goes_on: str = ""
+    outcome: str = ""
 
     def line(self) -> str:
-        """Describe the job in one line."""
         told = (self.id, self.outcome or self.status, self.goes_on, self.name, self.submitter, self.submitted)
         return "  ".join(filter(None, told))
 
     def reasons(self) -> list[str]:
-        """Return a line for each reason why the job waits or could not start."""
         return [f"  {'because' if is_over(self.status) else 'waits'}: {why}" for why in self.obstacles]
 
 
 @dataclass(frozen=True)
 class HospitalState:
-    """The state of a hospital: whether it is connected, and its current task in each running study."""
+    """The state of a hospital: whether the hospital is connected, and the hospital's current task in each running
+    study.
+    """
 
     name: str
     connected: bool
@@ -277,7 +268,6 @@ class HospitalState:
     doing: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Describe the hospital in one line."""
         at = self.last_heard
         heard = None if at is None else f"last heard {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
         here = "connected" if self.connected else "NOT CONNECTED"
@@ -286,14 +276,11 @@ class HospitalState:
 
 @dataclass(frozen=True)
 class State:
-    """The connected hospitals and the running jobs, or the state of a single job."""
-
     jobs: tuple[JobState, ...]
     up_since: str | None = None
     hospitals: tuple[HospitalState, ...] = ()
 
     def lines(self) -> list[str]:
-        """Describe the state in lines of text."""
         hospitals = [hospital.line() for hospital in self.hospitals]
         if self.up_since is None:
             return [*(line for job in self.jobs for line in (job.line(), *job.obstacles)), *hospitals]
@@ -301,12 +288,10 @@ class State:
         return [f"server: up since {self.up_since} UTC", *hospitals, *jobs]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state as a JSON document."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def status(kit: Path, job_id: str | None = None) -> State:
-    """Return the connected hospitals and the running jobs, or the state of a single job."""
     with connected(kit) as session:
         info = session.get_system_info()
         here = heard_lately(info)
@@ -323,8 +308,9 @@ def status(kit: Path, job_id: str | None = None) -> State:
 
 
 def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> tuple[HospitalState, ...]:
-    """Return the state of every hospital that the server lists or that participates in a running study. The server
-    lists a disconnected hospital for some minutes, so the function queries each hospital.
+    """Return the state of every hospital that the server lists or that participates in a running study.
+
+    Each hospital is queried, because the server lists a disconnected hospital for some minutes.
     """
     heard = {client.name: client.last_connect_time for client in info.client_info}
     here = {name for name in sorted(heard_lately(info)) if _answers(session, name)}
@@ -337,8 +323,9 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
 
 
 def heard_lately(info: SystemInfo) -> set[str]:
-    """Return the hospitals whose last heartbeat is hardly older than the latest heartbeat of all hospitals. If a
-    hospital starts its kit twice, the second process is connected but gets no job.
+    """Return the hospitals whose last heartbeat is about as recent as the latest heartbeat of all hospitals.
+
+    If a hospital's kit was started twice, the second process is connected to the server but gets no job.
     """
     heard = {client.name: client.last_connect_time or 0.0 for client in info.client_info}
     newest = max(heard.values(), default=0.0)
@@ -346,21 +333,20 @@ def heard_lately(info: SystemInfo) -> set[str]:
 
 
 def _answers(session: Session, name: str) -> bool:
-    """Return True if a hospital answers a query of the server now.
+    """Return True if a hospital answers a query of the server.
 
-    The query goes to one hospital at a time: if one of several queried hospitals is disconnected, NVFlare 2.9 loses all
-    answers.
+    Each hospital gets a separate query, because NVFlare 2.9 loses the answers of all queried hospitals if one of them
+    is disconnected.
     """
     try:
         told = session.get_client_job_status([name]) or []
-    # the hospital does not answer in time
+    # a disconnected or busy hospital does not answer in time
     except (api_spec.NoConnection, api_spec.InternalError, api_spec.InvalidTarget):
         return False
     return any(reply.get(MetaKey.STATUS) != MetaStatusValue.NO_REPLY for reply in told)
 
 
 def _turns(study: "Progress") -> dict[str, str]:
-    """Describe the current task of each hospital in a study, and the seconds that the task has taken."""
     if study.turns is None:
         return {}
     part = f"round {study.turns.round}" if study.turns.task == "round" else study.turns.task
@@ -373,13 +359,12 @@ def _turns(study: "Progress") -> dict[str, str]:
 
 
 def _listed(session: Session) -> list[dict[str, Any]]:
-    """Return the latest jobs, newest first."""
     found: list[dict[str, Any]] = session.list_jobs(detailed=True, reverse=True, limit=LISTED)
     return found
 
 
 def waits_to_go_on(job: dict[str, Any]) -> str:
-    """Return the time at which the study of a failed job restarts automatically, or an empty text if it does not
+    """Return the time at which a failed job's study restarts automatically, or an empty text if there is no automatic
     restart.
     """
     match job.get(GOES_ON):
@@ -389,8 +374,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job. If the job belongs to another lead, the state contains the lead's name. `others` are
-    jobs that may continue the study of this job.
+    """Return the state of a job, with the lead's name if another lead submitted the job. `others` are jobs that may
+    continue the job's study.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
@@ -401,10 +386,10 @@ def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Ite
 
 
 def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tuple[str, ...]:
-    """Return the reasons why a job waits or why it could not start. `here` are the connected hospitals."""
+    """Return the reasons why a job waits or could not start, given the connected hospitals `here`."""
     if job["status"] not in ("SUBMITTED", COULD_NOT_START):
         return ()
-    whole = session.get_job_meta(job["job_id"])  # NVFlare's list of jobs omits some fields of a job
+    whole = session.get_job_meta(job["job_id"])
     if is_over(job["status"]):
         return tuple(obstacles(whole))
     from medsilo_server.flare.admission import named_in
@@ -414,9 +399,11 @@ def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tu
 
 
 def obstacles(job: dict[str, Any]) -> list[str]:
-    """Return the reasons that NVFlare's scheduler or the hospitals report for a job that waits or could not start."""
+    """Return the reasons for which a job waits or could not start, as NVFlare's scheduler or the hospitals
+    report them.
+    """
     if job["status"] == "SUBMITTED":
-        # removes the time from the line
+        # NVFlare's line begins with the time of the entry, which is removed
         return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
@@ -424,12 +411,12 @@ def obstacles(job: dict[str, Any]) -> list[str]:
 def watch(
     job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[["Progress"], None] = lambda study: None
 ) -> tuple[str, str]:
-    """Report each round from the server's records until the study ends. Return the id of the study's last job and its
-    final status.
+    """Report each round from the server's records until the study ends. Return the id and the final status of the
+    study's last job.
 
-    on_progress: A function that receives the study's progress, also between two rounds. If the connection is lost, the
-    function connects again and reports the missed rounds. If the study restarts automatically in a new job, the
-    function continues with the new job.
+    After a lost connection, this function connects again and reports the missed rounds. If the study restarts
+    automatically in a new job, this function watches the new job. `on_progress` receives the study's progress, also
+    between two rounds.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -448,25 +435,24 @@ def watch(
 
 @dataclass
 class _Watching:
-    """The last reported state of a watched job."""
-
     job_id: str
     on_round: OnRound
     say: Say
     on_progress: Callable[["Progress"], None] = lambda study: None
-    reported: set[str] = field(default_factory=set)  # reasons for waiting that were already reported
-    last: int = 0  # the last reported round
+    reported: set[str] = field(default_factory=set)
+    last: int = 0
     planned: int | None = None
-    died: float | None = None  # time at which the program first saw that the job had failed
+    died: float | None = None
 
     def look(self, session: Session) -> str | None:
-        """Report all changes since the last call. Return the job's status if the job has ended, else None."""
+        """Report all changes since the last call. Return the status of the job if the job has ended, otherwise None."""
         job = session.get_job_meta(self.job_id)
         for line in obstacles(job):
             self._say_once(line)
         status = job["status"]
         if status == "RUNNING":
-            # For some seconds after the last round, NVFlare reports RUNNING although the controller has ended.
+            # for some seconds after the last round, NVFlare reports that the job runs, although the controller has
+            # ended
             all_told = self.last == self.planned
             study = None if all_told else _so_far(session, self.job_id, self.last)
             if study is None and self.planned is None:
@@ -474,11 +460,11 @@ class _Watching:
             self._tell(study)
         if not is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
-        # Some rounds may not have been reported: a round was too short, or the job failed or ended soon after the
+        # Some rounds may not have been reported, because a round was very short, or because the job ended soon after a
         # round.
         if self.last != self.planned or status != COMPLETED:
             study = None
-            with suppress(api_spec.AuthorizationError):  # some users may watch a job but not download its files
+            with suppress(api_spec.AuthorizationError):  # some users may watch a job but may not download its files
                 study = _left(session, self.job_id)
             self._tell(study)
             if status != COMPLETED:
@@ -486,7 +472,7 @@ class _Watching:
         return status
 
     def _goes_on(self, session: Session, job: dict[str, Any]) -> bool:
-        """Return True if the study of an ended job continues in another job, or will restart automatically."""
+        """Return True if the study of an ended job continues in another job or will restart automatically."""
         self.died = self.died or time.monotonic()
         newer = session.list_jobs(detailed=True, reverse=True, limit=20)
         if found := [one["job_id"] for one in newer if one.get("cloned_from") == self.job_id]:
@@ -520,8 +506,8 @@ class _Watching:
 
 
 def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
-    """Return the controller's report of the rounds after round `after`. Return None while the job starts or ends,
-    or if another user submitted the job.
+    """Return the controller's report on the rounds after round `after`. Return None while the job starts or ends, or if
+    another user submitted the job.
     """
     try:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
@@ -538,7 +524,7 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
 
 
 def _left(session: Session, job_id: str) -> "Progress | None":
-    """Return a report of all rounds from the files of an ended job, or None if there are no files."""
+    """Return a report on all rounds from the files of an ended job, or None if the job has no files."""
     from medsilo.runs.rounds import Progress
 
     ended, rounds, refusal = outcome_left(session, job_id)
@@ -554,7 +540,7 @@ def _left(session: Session, job_id: str) -> "Progress | None":
 
 
 def outcome_left(session: Session, job_id: str) -> "tuple[Summary | None, list[Round], str | None]":
-    """Return the summary and the rounds of the study in an ended job. If the job had no study, return the reason why
+    """Return the summary and the rounds of the study of an ended job. For a job without a study, return the reason why
     the job failed.
     """
     from medsilo.runs.reading import read_rounds, read_summary
@@ -572,19 +558,18 @@ def _download(session: Session, job_id: str, folder: Path) -> Path:
 
 
 def _run_in(workspace: Path) -> Path | None:
-    """Return the run folder among the files of a job, or None if the job has no run."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return the reason why a job failed, from a file that the controller writes even if no study began."""
+    """Return the reason why a job failed, which the controller writes into a file even if no study began."""
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
 
 def download(job_id: str, kit: Path, out: Path) -> Path:
-    """Download the results of an ended job into a run folder inside `out`, and return this run folder."""
+    """Download the results of an ended job into a new folder inside `out`, and return this folder."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:
         status = str(session.get_job_status(job_id))

@@ -31,17 +31,16 @@ from medsilo_lab.jobs import CONTROLLER
 from nvflare_reliability.revocation import LIST, read_list, signed_list
 
 HERE = Path(__file__).parent
-# names of files in the folder of the package, as for SERVICE
 RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
 EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
-# A relay's kit contains its listening address. The kit of a client that connects to the relay has the relay's address
-# as its only connection.
+# A relay's kit contains the address at which the relay listens. The kit of a client of a relay contains the relay's
+# address as the only address for connections.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
-# NVFlare tries a job ten times if a hospital is disconnected, and doubles the pause each time. With these settings,
-# NVFlare tries a job twice a minute for a week. The seconds are integers, because doubling a float a thousand times
-# would overflow. After an overflow, NVFlare would start no further job.
+# NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause each time. With the
+# settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because doubling a float a
+# thousand times would overflow, and NVFlare would then start no further job.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
-OWN_COMPONENTS = {  # components of the server's parent process
+OWN_COMPONENTS = {
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
     "bounded_streams": "nvflare_reliability.cleanup.BoundedStreams",
     "returning_sites": "nvflare_reliability.returning_sites.ReturningSites",
@@ -54,11 +53,11 @@ OWN_COMPONENTS = {  # components of the server's parent process
 
 def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), new_key: bool = False) -> list[str]:
     """Make the missing kits with the existing root certificate, and make new certificates for the parties in `renew`.
-    Return the names of parties that have a new kit or a new certificate.
+    Return the names of all parties with a new kit or a new certificate.
 
-    Existing kits stay unchanged. If `new_key` is true, the new certificates are for new keys; otherwise, parties keep
-    their keys. A party with a new key also has
-    a folder startup-before/ with the earlier key, which is needed for signing the earlier files again.
+    Other kits stay unchanged. If `new_key` is true, the new certificates are for new keys; otherwise, parties keep
+    their keys. A party with a new key also gets a folder startup-before/ with the earlier key. The party needs the
+    earlier key for signing its earlier files again.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -101,7 +100,7 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
 
 
 def revoke(kits: Path, names: Collection[str]) -> Path:
-    """Write a certificate revocation list: all entries of the earlier list, and every certificate that these parties
+    """Write a certificate revocation list with all entries of the earlier list and all certificates that these parties
     ever had.
     """
     root = kits / PRIVATE
@@ -132,7 +131,9 @@ def revoke(kits: Path, names: Collection[str]) -> Path:
 
 
 def _remember(root: Path, name: str, certificate: str) -> None:
-    """Store a certificate before a new certificate replaces it, so that both certificates can be revoked later."""
+    """Store the certificate of a party before the party gets a new certificate, so that both certificates can be
+    revoked later.
+    """
     own = x509.load_pem_x509_certificate(certificate.encode())
     make_folder(root / EARLIER / name)
     write_text(root / EARLIER / name / f"{own.serial_number:x}.pem", certificate)
@@ -140,7 +141,9 @@ def _remember(root: Path, name: str, certificate: str) -> None:
 
 @contextlib.contextmanager
 def _undone(state: Path, before: dict[str, Any]) -> Iterator[None]:
-    """Restore the earlier certificates and keys in NVFlare's state if making kits with the new certificates fails."""
+    """If the kits with new certificates cannot be made, restore the earlier certificates and keys in NVFlare's
+    state.
+    """
     try:
         yield
     except BaseException:
@@ -150,7 +153,7 @@ def _undone(state: Path, before: dict[str, Any]) -> Iterator[None]:
 
 
 def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path]) -> None:
-    """Replace the keys of the new certificates by the parties' earlier keys. `kits` maps the name of each party to its
+    """Replace the keys of new certificates by the parties' earlier keys. `kits` maps the name of each party to its
     startup/ folder.
     """
     now = json.loads(state.read_text())
@@ -174,8 +177,8 @@ def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path])
 
 
 def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
-    """Write a hospital's earlier certificate and key into a folder, so that the files that it signed can be
-    signed again with the new key.
+    """Write a hospital's earlier certificate and key into a folder. With the earlier key, the hospital can sign its
+    files again for its new key.
     """
     make_folder(folder)
     files = {"client.crt": before["cert"], "client.key": before["pri_key"]}
@@ -186,7 +189,7 @@ def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
 
 def _replace(old: Path, new: Path) -> None:
     """Replace a folder by a copy of another folder. The old folder is removed only after the new folder is complete. If
-    the folder is a mount point, its files are replaced one at a time.
+    the old folder is a mount point, its files are replaced one at a time.
     """
     arriving, leaving = (old.with_name(f".{old.name}.{word}") for word in ("new", "old"))
     for left in (arriving, leaving):
@@ -219,7 +222,7 @@ def _replace_file(old: Path, new: Path) -> None:
 
 
 def write_requests(consortium: Consortium, folder: Path) -> None:
-    """Write the files for NVFlare's commands 'cert' and 'package', for parties that make their keys themselves.
+    """Write the files with which parties make their own keys by NVFlare's commands 'cert' and 'package'.
 
     The lead keeps the file project_profile.yaml. Each party receives the folder that has the party's name.
     """
@@ -238,7 +241,6 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
         asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
         definition = {"name": consortium.name, "participants": [asked]}
         write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
-    # makes temporary kits, of which only the files in the local/ folders are used
     with tempfile.TemporaryDirectory() as unused:
         for name in provision(consortium, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
@@ -281,8 +283,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which it connects, and the same for each relay between the
-    party and the server.
+    """Return the addresses at which a party listens and to which it connects. Also return both addresses of each relay
+    between the party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -299,15 +301,15 @@ def _forget(path: Path, names: Collection[str]) -> None:
 
 
 def _build(project: dict[str, Any], root: Path) -> Path:
-    """Build the kits of all participants by calling NVFlare. If the root certificate and the state are the same, the
-    kits have identical bytes.
+    """Make NVFlare build the kits of all participants; with the same root certificate and the same state, the kits have
+    identical bytes.
     """
-    project = copy.deepcopy(project)  # NVFlare modifies its argument
+    project = copy.deepcopy(project)  # NVFlare modifies this argument
     log, said = logging.Logger("provisioning"), io.StringIO()
     log.addHandler(errors := logging.StreamHandler(said))
     errors.setLevel(logging.ERROR)
     try:
-        # hides NVFlare's tracebacks, because the log contains the reason of the failure
+        # hides the traceback of NVFlare, because the log contains the reason of the failure
         with contextlib.redirect_stderr(io.StringIO()):
             provisioner = Provisioner(str(root), prepare_builders(project))
             context = provisioner.provision(prepare_project(project), logger=log)
@@ -320,8 +322,8 @@ def _build(project: dict[str, Any], root: Path) -> Path:
 
 
 def _seal(folders: list[Path], state: Path) -> None:
-    """Sign every file with the root key, because NVFlare starts a kit only if its certificate, key and addresses are
-    unchanged since signing.
+    """Sign every file with the root key, because NVFlare starts a kit only if the kit's certificate, key and addresses
+    are unchanged since signing.
     """
     key = load_private_key(json.loads(state.read_text())["root_pri_key"])
     for folder in folders:
@@ -329,9 +331,9 @@ def _seal(folders: list[Path], state: Path) -> None:
 
 
 def _complete(consortium: Consortium, fresh: Path) -> None:
-    """Add medsilo's files to each kit. The kit of a hospital gets the hospital's policies. The kit of the server gets a
-    storage folder, limits for each sender, and permissions that show each lead only the lead's own jobs. The storage
-    folder is on a separate disk. Medsilo's classes are added to NVFlare's class allow-list.
+    """Add medsilo's files to each kit, and add medsilo's classes to NVFlare's class allow-list. The kit of a hospital
+    gets the hospital's policies. The kit of the server gets the path of a storage folder, limits for each sender, and
+    permissions. With the permissions, each lead sees only the lead's own jobs.
     """
     for hospital in consortium.hospitals:
         shutil.copytree(hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
@@ -354,14 +356,15 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
         resources["components"].append({"id": own, "path": path, "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
-    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # leads may watch the studies that they submitted
+    # a lead may watch the studies that this lead has submitted
+    rights["permissions"]["lead"]["app_command"] = "n:submitter"
     write_json(local / "authorization.json", rights)
     write_json(local / HOSPITALS, {"hospitals": sorted(hospital.name for hospital in consortium.hospitals)})
 
 
 def _listen(local: Path) -> None:
-    """Add a module to a relay's kit, and its relative path to the kit's settings. NVFlare imports the module before the
-    relay listens.
+    """Add the module relay_listener.py to a relay's kit, and its relative path to the kit's settings. NVFlare then
+    imports relay_listener.py before the relay listens.
     """
     shutil.copyfile(HERE / LISTENER, local / LISTENER)
     path = local / CONNECTIONS[0]
@@ -371,7 +374,7 @@ def _listen(local: Path) -> None:
 def supervise(kit: Path, role: str, *writes: Path) -> None:
     """Write the restart script and the systemd unit into the kit of a server, relay or hospital.
 
-    writes: Additional folders into which the unit may write.
+    writes: Additional folders into which the systemd unit may write.
     """
     shutil.copyfile(HERE / RUN, kit / RUN)
     (kit / RUN).chmod(0o700)

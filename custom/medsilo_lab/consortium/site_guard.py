@@ -15,8 +15,6 @@ except Exception as error:
     REASON = f"medsilo can't be imported here ({type(error).__name__}); install it for this site's Python"
 
     class Guard(FLComponent):  # type: ignore[no-redef]
-        """Rejects every job."""
-
         def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
             if event_type == EventType.SYSTEM_START:
                 self.log_critical(fl_ctx, f"no job will run: {REASON}")

@@ -25,21 +25,19 @@ from medsilo_lab.deploy.predict import BATCH
 from medsilo_lab.deploy.source import Source
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-# packages that MONAI's runner needs, apart from MONAI, with their minimum versions
+# packages that MONAI's runner needs besides MONAI, with their minimum versions
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}
 WEIGHTS = "model.safetensors"
-# file formats of volumes and of 2-D images that the runner reads
+# file formats of volumes and of 2-D images that MONAI's runner reads
 VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 
 
 def network(folder: str) -> nn.Module:
-    """Return the network in a bundle's models/ folder. The configuration of a bundle calls this function."""
+    """Return the network in a bundle's models/ folder; the configuration of a bundle names this function."""
     return Source.open(Path(folder)).network
 
 
 class BundleExporter(Exporter):
-    """Writes a MONAI Bundle."""
-
     what = "bundle"
 
     def write(self, out: Path) -> None:
@@ -61,7 +59,7 @@ class BundleExporter(Exporter):
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
-    """Return MONAI's definition of the network if MONAI alone can build the network, else None."""
+    """Return MONAI's definition of the network, or None if MONAI alone cannot build the network."""
     shape = source.plan.task.channels, source.plan.task.goal.outputs
     with torch.device("meta"):
         plain = source.plan.network.plain.build(*shape).state_dict()
@@ -69,7 +67,6 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
 
 
 def _write_scripts(scripts: Path) -> None:
-    """Copy the files that MONAI's program imports as the package `scripts`."""
     write_text(scripts / "__init__.py", "")
     for package, name in (("medsilo_lab.deploy", "in_monai"), ("medsilo.tasks.own", "image_patches")):
         code = resources.files(package).joinpath(f"{name}.py").read_text("utf-8")
@@ -77,8 +74,8 @@ def _write_scripts(scripts: Path) -> None:
 
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
-    """Return configs/inference.json. The configuration predicts every image in dataset_dir, and writes the masks or a
-    table of classes to output_dir.
+    """Return the contents of configs/inference.json, with which MONAI's runner predicts every image in dataset_dir, and
+    writes masks or a table of classes to output_dir.
     """
     facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
     return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))

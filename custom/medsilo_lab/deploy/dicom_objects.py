@@ -21,11 +21,13 @@ SPELLED = {"tumour": "Tumor", "oedema": "Edema", "haemorrhage": "Hemorrhage"}
 ABNORMAL = ("Tumor", "Neoplasm", "Lesion", "Metastasis", "Cyst", "Mass", "Nodule", "Hemorrhage", "Edema", "Necrosis")
 
 
-StructureCode = tuple[Any, ...]  # pydicom's Code: value, scheme, meaning and version
+StructureCode = tuple[Any, ...]
 
 
 def code_of(name: str) -> StructureCode:
-    """Return the SNOMED code for the English name of a structure, or the code for tissue if the name is unknown."""
+    """Return the SNOMED code for the English name of a structure, or the general SNOMED code for tissue if the name is
+    unknown.
+    """
     from pydicom.sr.codedict import codes
 
     word = SPELLED.get(name.lower()) or "".join(part.capitalize() for part in name.replace("-", " ").split())
@@ -39,12 +41,12 @@ MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # DICOM series numbers of the results
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002
 
 
 @dataclass(frozen=True)
 class MadeBy:
-    """The model that created a result: its name, the version of medsilo and the plan's hash."""
+    """The model that created a DICOM result: its name, the version of medsilo and the plan's hash."""
 
     name: str
     version: str
@@ -52,8 +54,8 @@ class MadeBy:
 
 
 def sources_of(series: ImageSeries) -> list[Any]:
-    """Read the headers of the files of a series, in the order of its slices. If optional elements of the study are
-    missing, they are set to empty values.
+    """Read the headers of the files of a series, in the order of its slices. Elements of the study that DICOM results
+    need, but that the series lacks, are set to empty values.
     """
     pydicom = library()
     sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]
@@ -62,7 +64,8 @@ def sources_of(series: ImageSeries) -> list[Any]:
             "series consist of several Enhanced objects, to which no segmentation can refer; export them as one object"
         )
     for source in sources:
-        if not source.get("FrameOfReferenceUID"):  # All results for this series get the same UID.
+        # the UID of the coordinate system is the same in all results for the same series
+        if not source.get("FrameOfReferenceUID"):
             source.FrameOfReferenceUID = pydicom.uid.generate_uid(entropy_srcs=[series.uid])
         for name in MAY_BE_EMPTY:
             if name not in source:
@@ -80,10 +83,7 @@ def segmentation(
     the first structure.
 
     Args:
-        sources: The headers of the series' files.
-        labels: The labels.
         structures: The code of each structure by its name.
-        maker: The model that predicted the labels.
     """
     hd = highdicom()
     identified = hd.AlgorithmIdentificationSequence(
@@ -130,9 +130,6 @@ def report(
     volumes: Mapping[str, float],
     maker: MadeBy,
 ) -> Any:
-    """Create a structured report (TID 1500) about a SEG object: the model, and the volume of each structure in
-    millilitres.
-    """
     hd = highdicom()
     groups = []
     for number, (name, code) in enumerate(structures.items(), 1):
@@ -149,15 +146,13 @@ def report(
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
             segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
-        else:  # A structure that was not found has no segment to refer to.
+        # a structured report cannot refer to a structure that was not found, because such a structure has no segment
+        else:
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
     return _reported([*sources, found], groups, maker)
 
 
 def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
-    """Create a structured report with the class that the model predicts for a series, and with the probability of this
-    class.
-    """
     hd = highdicom()
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),
@@ -204,7 +199,6 @@ def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> 
 
 
 def _remark() -> Any:
-    """Create the remark that the result is for research and not a diagnosis."""
     return _evaluated("use", "Intended use", "research", RESEARCH)
 
 

@@ -26,12 +26,12 @@ from medsilo_lab.deploy.dicom_objects import (
 )
 from medsilo_lab.deploy.predictor import Predictor
 
-VOLUME = "volume_ml_"  # prefix of column names: the volume of a structure
+VOLUME = "volume_ml_"
 
 
 @dataclass
 class DicomSeries:
-    """A DICOM series to predict. The results for this series are a segmentation and a report in the same study."""
+    """A DICOM series to predict; the predicted segmentation and report become part of the same study as the series."""
 
     name: str
     number: int
@@ -53,7 +53,6 @@ class DicomSeries:
         return {"report": self._save(told, out, "report"), "mask": self._save(mask, out, "segmentation")}
 
     def _save(self, elements: Any, out: Path, what: str) -> str:
-        """Write a DICOM object, and return the name of its file."""
         written, name = BytesIO(), f"{self.number:04d}_{what}.dcm"
         elements.save_as(written)
         files.write_bytes(out / name, written.getvalue())
@@ -61,8 +60,8 @@ class DicomSeries:
 
 
 def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.ndarray:
-    """Return the predicted labels on the grid of a series, slice by slice. If one file holds the whole series, the
-    slices are in the order of the file's frames.
+    """Return the predicted labels on the voxel grid of a series. If one file holds the whole series, the slices are in
+    the order of the file's frames.
     """
     import SimpleITK
 
@@ -72,8 +71,8 @@ def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.nda
 
 
 class DicomPredictor(Predictor):
-    """Predicts the DICOM series among the given files and folders, and reports the series that cannot be read as
-    volumes.
+    """Predicts the DICOM series among the given files and folders. For a series that cannot be read as a volume, the
+    predictor reports an error.
     """
 
     cases = "images"

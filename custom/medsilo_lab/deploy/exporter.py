@@ -20,7 +20,8 @@ class Exporter(ABC):
     """Writes a model in one export format.
 
     Subclasses are registered as entry points in the group `medsilo.exporters`; the name of the entry point is the value
-    of `--to`. A format whose name has a dot is for the models of one task: "monai.nnunet" is for the task nnunet.
+    of `--to`. A format whose name has a dot is only for the models of one task: for example, "monai.nnunet" is for the
+    task nnunet.
 
     >>> from torch import nn
     >>> class Named(Exporter):
@@ -30,7 +31,7 @@ class Exporter(ABC):
     {'names.txt': b'weight bias'}
     """
 
-    what: ClassVar[str]  # description of the export for people
+    what: ClassVar[str]
 
     source: Source  # the model in `source.network`, and its plan in `source.plan`
 
@@ -40,8 +41,8 @@ class Exporter(ABC):
 
     @property
     def part(self) -> str:
-        """Return the name of the model's subfolder if an export of this format may contain several models, else an
-        empty string.
+        """The name of the model's subfolder, if an export in this format may contain several models, otherwise an empty
+        text.
         """
         return ""
 

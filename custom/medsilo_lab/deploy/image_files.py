@@ -17,13 +17,15 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
-# image formats in which masks are written, too
+# file formats of images that are also the formats of their masks
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")
 COMPANIONS = (".raw", ".zraw")  # suffixes of the files that store the values of an image with an .mhd header
 
 
 class ImagePredictor(Predictor):
-    """Predicts image files. The values in the predicted masks are those that the hospital uses in its masks."""
+    """Predicts image files. The values in the predicted masks are the values that the hospital uses in its own
+    masks.
+    """
 
     cases = "images"
 
@@ -47,9 +49,9 @@ class ImagePredictor(Predictor):
 
 @dataclass
 class ImageFile:
-    """An image: one file, a file for each channel, or the folder of a DICOM series.
+    """An image to predict: one file, a file for each channel, or the folder of a DICOM series.
 
-    The file format of the predicted mask is that of the image.
+    The file format of the predicted mask is the file format of the image.
     """
 
     name: str
@@ -69,9 +71,7 @@ class ImageFile:
 
 
 def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
-    """Replace each label in a mask by the value that the hospital uses for this label. If the hospital has no value for
-    a label, the label is kept.
-    """
+    """Replace each label in a mask by the hospital's value for this label; keep a label without such a value."""
     if all(label == value for label, value in own_values.items()):
         return labels
     table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)
@@ -80,12 +80,12 @@ def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarra
 
 
 def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
-    """Write a mask with the geometry of its image. The file is either complete or does not exist."""
+    """Write a mask with the geometry of its image, and leave no incomplete file after an error."""
     import SimpleITK
 
     part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False
     try:
-        with suppress(RuntimeError):  # writing NIfTI to a full disk raises no error, so the file is read again
+        with suppress(RuntimeError):  # writing NIfTI to a full disk raises no error, so the written file is read again
             SimpleITK.WriteImage(mask, str(part), useCompression=True)
             whole = SimpleITK.Hash(SimpleITK.ReadImage(str(part))) == SimpleITK.Hash(mask)
         if not whole:
@@ -96,8 +96,8 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
 
 
 def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
-    """Return the images among these paths: image files, folders of a DICOM series, and all images inside other folders.
-    Report the number of files in these folders that are not images.
+    """Return the images among these paths: image files, folders of a DICOM series, and all images in other folders. The
+    number of other files in these folders is reported.
     """
     found: list[Path] = []
     for path in given:
@@ -122,13 +122,15 @@ def _is_image(path: Path) -> bool:
 
 
 def _is_series(folder: Path) -> bool:
-    """Return True if a folder contains DICOM files. A damaged series is reported later, when it is read."""
+    """Return True if a folder contains DICOM files, even if they are damaged; damage is reported when the series is
+    read.
+    """
     return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
 
 
 def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Return every image together with the file name of its mask. If several images have the same name, the name of the
-    image's folder becomes a prefix of the mask's name.
+    """Return every image together with the file name of its mask. If several images have the same name, the names of
+    their masks begin with the name of the image's folder.
     """
     names = Counter(_mask_name(path) for path in images)
     named = []

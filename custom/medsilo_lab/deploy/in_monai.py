@@ -19,7 +19,7 @@ from medsilo.tasks.own.image_patches import from_windows, grid_at, middle_of
 
 
 class ToSpacingd(Resized):
-    """Resample an image to a spacing without moving its outer edges. The transform is invertible.
+    """Resample an image to a spacing without moving the outer edges of the image. The transform is invertible.
 
     pixdim: Millimetres along each axis; 0 keeps the spacing of an axis.
     """
@@ -35,7 +35,7 @@ class ToSpacingd(Resized):
 
 
 class Coloured(MapTransform):
-    """Repeat the only channel of a grey image three times."""
+    """Repeat the single channel of a grey image three times."""
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         changed = dict(data)
@@ -46,7 +46,7 @@ class Coloured(MapTransform):
 
 
 class Middled(MapTransform):
-    """Crop the centre of an image. A smaller image is padded with its minimum.
+    """Crop the centre of an image. If the image is smaller than the crop, pad the image with the minimum of its values.
 
     size: Size of the crop along each axis; 0 keeps the size of an axis.
     """
@@ -65,14 +65,14 @@ class Middled(MapTransform):
 
 
 class WholeImages(Inferer):
-    """Apply the network to the images one at a time, each in a single call, like `medsilo predict`.
+    """Apply the network to one image at a time in a single call, as `medsilo predict` does.
 
     Args:
         size: size of the network's input
-        sliced: whether the network's inputs are the slices along the last axis
-        windows: whether images of any size are predicted in overlapping windows of `size`
-        overlap: overlap of two windows, as a share of the window
-        classifies: whether the result is the probability of each class, averaged over all slices
+        sliced: True if the network's inputs are the slices along the last axis of an image
+        windows: True if images are predicted in overlapping windows of the size `size`
+        overlap: overlap of two windows, as a fraction of the window
+        classifies: True if the result is the probability of each class, averaged over all slices
         batch: number of slices in a batch
     """
 
@@ -84,9 +84,6 @@ class WholeImages(Inferer):
         self.overlap, self.classifies, self.batch = overlap, classifies, batch
 
     def __call__(self, inputs: Tensor, network: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Return the scores [1, classes, *grid] for an image [1, channels, *grid]; for classification, the
-        probabilities [1, classes].
-        """
         if len(inputs) != 1:
             raise ValueError("set the data loader's batch_size to 1: images differ in size")
         image = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
@@ -95,7 +92,7 @@ class WholeImages(Inferer):
         if self.classifies:
             return output.double().softmax(1).mean(0, keepdim=True)
         scores = output.movedim(0, -1)[None] if self.sliced else output
-        # The result keeps the list of the image's transforms, so that MONAI can invert the transforms.
+        # the result keeps the list of transforms of the image, so that MONAI can invert the transforms
         return MetaTensor(scores).copy_meta_from(inputs) if isinstance(inputs, MetaTensor) else scores
 
     def _of(self, network: Callable[..., Tensor], cases: Tensor) -> Tensor:
@@ -103,8 +100,8 @@ class WholeImages(Inferer):
 
 
 def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an entry for each case in a folder. If there are several channels, each entry lists one image from the
-    subfolder of each channel.
+    """Return an entry for each case in a folder. For several channels, each entry lists one image from the subfolder of
+    each channel.
     """
 
     def files(place: Path) -> list[str]:
@@ -120,7 +117,6 @@ def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[s
 
 
 def opaque(image: Any) -> Any:
-    """Remove the alpha channel of an image."""
     return image.convert("RGB" if image.mode == "RGBA" else "L") if image.mode in ("RGBA", "LA") else image
 
 

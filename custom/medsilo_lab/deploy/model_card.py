@@ -25,7 +25,7 @@ from medsilo_lab.report.run_warnings import learning
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
-MEANS = ("dice", "closeness")  # metrics that are means of values between 0 and 1 over all cases
+MEANS = ("dice", "closeness")  # metrics whose value is a mean over cases of values between 0 and 1
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
     "device. A person who can judge the result looks at each one before it is used."
@@ -50,23 +50,20 @@ RULES = {
 
 
 def write_card(source: Source, folder: Path) -> None:
-    """Write MODEL_CARD.md and model_card.json into a folder."""
     facts = card_facts(source)
     write_json(folder / CARD_DATA, facts)
     write_text(folder / CARD, template("card").render(facts))
 
 
 def template(name: str) -> Template:
-    """Load a Markdown template. A missing value becomes an empty text."""
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     texts.filters |= {"told": _shown, "interval": interval_text}
-    texts.policies["json.dumps_kwargs"] = {}  # keeps the order of the keys in JSON
+    texts.policies["json.dumps_kwargs"] = {}
     return texts.get_template(f"{name}.template")
 
 
 def card_facts(source: Source) -> dict[str, Any]:
-    """Return all facts that the model card contains."""
     plan, summary, model = source.plan, _summary(source), source.network
     results = {**summary.sites, **summary.evaluation_sites} if summary else {}
     goal, super_model = plan.task.goal, model if isinstance(model, SuperModel) else None
@@ -92,7 +89,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.as_json()["packages"] if summary else None,
         "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
-        # hospitals that agreed to have their own models inside the super model
+        # hospitals that agreed to the use of their personal models in the super model
         "personal": list(super_model.agreed if super_model else ()),
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
@@ -120,7 +117,6 @@ def card_facts(source: Source) -> dict[str, Any]:
 
 
 def _super_model(model: SuperModel) -> list[str]:
-    """Describe how a super model selects a model, and name the hospitals of its models."""
     kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
     return [
         f"One global model, {len(model.agreed)} personal models and a selector. "
@@ -131,7 +127,6 @@ def _super_model(model: SuperModel) -> list[str]:
 
 
 def _summary(source: Source) -> Summary | None:
-    """Return the summary of the model's run; None if the run folder is not on this machine."""
     if source.run is None or not (source.run / paths.SUMMARY).is_file():
         return None
     try:
@@ -142,7 +137,7 @@ def _summary(source: Source) -> Summary | None:
 
 
 def _score(summary: Summary, site: str) -> dict[str, Any] | None:
-    """Return the test result that a hospital disclosed, or None if the model was not tested there."""
+    """Return the test result that a hospital disclosed, or None if the model was not tested at this hospital."""
     result = summary.sites.get(site) or summary.evaluation_sites[site]
     if result.test is None:
         return None
@@ -161,7 +156,7 @@ def _warnings(source: Source) -> list[str]:
 
 
 def interval_of(metric: str, score: Score) -> Interval | None:
-    """Return a 95 % confidence interval of a score. If the score is known only as a range, the interval covers the
+    """Return a 95 % confidence interval of a score. If only a range of the score is known, the result covers the
     confidence intervals of both ends of the range.
 
     Return None if the score and the number of cases do not determine an interval.

@@ -7,15 +7,15 @@ from PIL import Image, ImageDraw
 
 from medsilo.tasks.overlays import colours_of, outline, write_png
 
-# The palette of Okabe and Ito: orange, sky blue, bluish green, yellow, vermilion and reddish purple. If there are more
-# than six structures, the colours repeat.
+# The palette of Okabe and Ito: orange, sky blue, bluish green, yellow, vermilion and reddish purple. With more than six
+# structures, the colours repeat.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
-TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a tile, tiles per row, and pixels of a line in the legend
-BRIGHT = (1.0, 99.0)  # percentiles of a slice's values that become black and white
+TILE, COLUMNS, LINE = 256, 4, 16
+BRIGHT = (1.0, 99.0)  # percentiles of a slice's values that are shown as black and white
 
 
 def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
-    """Draw one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W]. Return an array [TILE, TILE, 3].
+    """Draw one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W] as an array [TILE, TILE, 3].
 
     For a volume, draw the slice with the most labelled voxels. `spacing` is in millimetres along x, y (and z).
     """
@@ -38,9 +38,7 @@ def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> 
 
 
 def write_montage(path: Path, tiles: dict[int, np.ndarray], names: tuple[str, ...]) -> None:
-    """Write the tiles into one image, each with its number. `names` are the structures that have the labels 1,
-    2, ...
-    """
+    """Write numbered tiles into one image, with a legend of the structures `names`, which have the labels 1, 2, ..."""
     columns = min(COLUMNS, len(tiles))
     rows = -(-len(tiles) // columns)
     page = Image.new("RGB", (columns * TILE, rows * TILE + (len(names) + 1) * LINE))

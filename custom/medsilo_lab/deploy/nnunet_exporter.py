@@ -13,7 +13,7 @@ from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
 CHECKPOINT = "checkpoint_final.pth"
-# file extensions that some of nnU-Net's readers need; all other readers read .nii.gz
+# file extensions of nnU-Net's readers that do not read .nii.gz
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}
 
 
@@ -30,7 +30,7 @@ class NnUNetExporter(Exporter):
             raise MedsiloError(f"task {task.name} has no nnU-Net plans; export it without --to")
         network = self.plain_network()
         same = {
-            "trainer_name": task.trainer,  # nnU-Net asks its trainer class how to build the network.
+            "trainer_name": task.trainer,  # when nnU-Net loads the model, this trainer class builds the network
             "init_args": {"configuration": task.configuration},
             "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
         }
@@ -45,7 +45,7 @@ class NnUNetExporter(Exporter):
 
     @property
     def part(self) -> str:
-        """nnU-Net's number, counted from 0, of the fold of the data on which the model was not trained."""
+        """The number of the fold (from 0, as in nnU-Net) that was left out in training."""
         fold = self.source.plan.task.fold
         return f"fold_{fold.number - 1}" if fold else "fold_all"
 
@@ -63,8 +63,8 @@ class NnUNetExporter(Exporter):
 
 
 def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:
-    """Return nnU-Net's description files of a model folder; raise MedsiloError if the folder belongs to another
-    study.
+    """Return the contents of dataset.json and plans.json for a model folder; raise MedsiloError if the folder belongs
+    to another study.
     """
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
     told = {

@@ -19,16 +19,15 @@ from medsilo.tasks.segmentation import likeliest
 from medsilo_lab.deploy.montage import tile, write_montage
 from medsilo_lab.deploy.source import Source
 
-BATCH = 16  # number of cases, such as slices of a volume, in a batch
-VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of the columns for the structures' sizes
-MONTAGE, MOST = "overview.png", 24  # file name of the overview, and the largest number of images in it
-# columns that are always in the table
+BATCH = 16
+VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of the table columns that contain the sizes of structures
+MONTAGE, MOST = "overview.png", 24
 COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")
 
 
 @dataclass
 class Prediction:
-    """The prediction for one image. The tables contain the fields of `result`.
+    """The prediction for one image. The fields of `result` become columns of the tables.
 
     >>> import numpy as np
     >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).result
@@ -42,13 +41,14 @@ class Prediction:
 class PredictedImage(Protocol):
     """An image to predict: an image file or a DICOM series."""
 
-    name: str  # name of the image in the tables
+    name: str
 
     def read(self) -> Scan:
         """Read the image."""
 
     def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
-        """Write the findings and the mask into a folder. Return the names of the written files, which the table lists.
+        """Write the findings and the mask of an image into a folder. Return the names of the written files for the
+        table.
 
         labels: The mask on the voxel grid of the scan; None for a classification.
         """
@@ -56,7 +56,9 @@ class PredictedImage(Protocol):
 
 @torch.inference_mode()
 def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
-    """Preprocess one image like the task, apply the network, and map the result back to the image's voxel grid."""
+    """Preprocess one image as in training, apply the network, and map the network's output back to the voxel grid of
+    the image.
+    """
     task = source.plan.task
     use, called = task.use, task.goal.label_names
     if not np.isfinite(scan.values).all():
@@ -84,13 +86,12 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
 
 
 def scan_of(use: Inference, image: tuple[Path, ...]) -> Scan:
-    """Read an image in the same way as the task."""
     return use.scan_of(image) or Scan.read(image[0])
 
 
 def labels_on(use: Inference, scan: Scan, output: Tensor) -> Tensor:
-    """Return the label of each voxel of an image, given the network's output for the cases into which the image was
-    cut.
+    """Return the label of each voxel of an image. `output` is the network's output for the cases into which the image
+    was cut.
     """
     own, grid = use.labels_on(scan, output), scan.values.shape[1:]
     if own is not None:
@@ -105,7 +106,6 @@ def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
-    """Return the size of each structure: millilitres in a volume, pixels in a 2-D image."""
     voxels = np.bincount(labels.ravel(), minlength=len(names))
     structures = list(enumerate(names))[1:]
     if labels.ndim == 2:
@@ -117,10 +117,9 @@ def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -
 def predict_all(
     source: Source, images: Sequence[PredictedImage], out: Path, device: torch.device, say: Callable[[str], None]
 ) -> int:
-    """Predict every image. Return the number of images that failed."""
     import SimpleITK
 
-    # hides SimpleITK's warnings, because they contain file names
+    # hides the warnings of SimpleITK, because such warnings contain file names
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
@@ -145,8 +144,8 @@ def predict_all(
 def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Predict one image. Return the image's row for the tables, and the image's picture for the overview. If an error
-    occurs, the row contains the error, and other images are still predicted.
+    """Predict one image. Return a row for the tables, and a picture for the overview. If an error occurs, the row
+    contains the error, so that other images are still predicted.
     """
     row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None
@@ -158,7 +157,8 @@ def _case(
             picture = tile(scan.values, prediction.labels, scan.spacing)
     except MedsiloError as error:
         return row | {"error": str(error), "detail": error.private or None}, None
-    except Exception as error:  # for example, the device memory or the disk is full; other images may still succeed
+    # after an error such as a full disk or full device memory, other images may still succeed
+    except Exception as error:
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
     return row | prediction.result, picture
 
@@ -180,17 +180,15 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return the name of a label, or the number of the label as text if it has no name."""
     return f"label {name}" if name.isdecimal() else name
 
 
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write predictions.json, and the flattened rows as predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
     flat = []
     for row in rows:
         told = {"detail": " ".join((row["detail"] or "").split())}
-        if "experts" in row:  # the rows of failed images lack this key
+        if "experts" in row:  # the row of a failed image has no key "experts"
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
         flat.append(row | told)
     write_csv(out / "predictions.csv", flat, COLUMNS)

@@ -17,8 +17,8 @@ COLUMNS = ("table", "line", "patient", "error")
 class TablePredictor(Predictor):
     """Predicts every line of tables.
 
-    Values are standardised with the statistics from training if this machine has them, or else with the statistics of
-    the table.
+    The values of the table are standardised with the statistics from training. If this machine lacks the statistics
+    from training, the statistics of the table are used instead.
     """
 
     cases = "lines"
@@ -32,7 +32,9 @@ class TablePredictor(Predictor):
 
 
 def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
-    """Yield a row for each line of a table, in order. If a line is unreadable, its row contains the reason."""
+    """Yield a row for each line of a table in the order of the lines. The row of an unreadable line contains the
+    reason.
+    """
     try:
         rows = task.rows(path, asked.data or DataSource(folder=path.parent), outcome=False)
     except DataError as error:
@@ -42,7 +44,7 @@ def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales)
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(torch.from_numpy(rows.inputs), scales)
     found |= dict(zip(rows.places, asked.answers(inputs, task.target), strict=True))
-    for what, lines in rows.odd.items():  # a line with an invalid value gets no prediction
+    for what, lines in rows.odd.items():  # a line with an invalid value gets no prediction but a reason
         found |= {place: {"error": what} for place in rows.table.lines_called(lines.nonzero()[0])}
     patients = dict(zip(rows.places, rows.patients.texts(), strict=True)) if rows.patients_named else {}
     for place in sorted(found, key=_number):

@@ -1,4 +1,4 @@
-"""The interface of predictors. The predictor that a task names reads the files and writes the predictions."""
+"""The interface of predictors. A task names the predictor that reads the files and writes the predictions."""
 
 import json
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ from medsilo_lab.deploy.source import Source
 
 PREDICTORS = PluginTable("medsilo.predictors", "medsilo_lab.deploy.predictor:Predictor", {})
 Say = Callable[[str], None]
-AT_ONCE = 4096  # number of cases in a batch
+AT_ONCE = 4096
 NEEDS = (
     "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
     "--settings with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
@@ -38,7 +38,8 @@ class Predictor(ABC):
     """Predicts one kind of data, such as images or tables. A predictor holds the files that the user gave, the model
     and the output folder.
 
-    Subclasses are entry points in the group `medsilo.predictors`. A task's `use` contains the name of its predictor.
+    Subclasses are entry points in the group `medsilo.predictors`. The field `use` of a task contains the name of the
+    task's predictor.
 
     >>> import torch
     >>> from pathlib import Path
@@ -49,19 +50,19 @@ class Predictor(ABC):
     1
     """
 
-    cases: ClassVar[str]  # plural noun for the predicted cases, such as "images"
+    cases: ClassVar[str]  # a plural noun for the cases that are predicted, such as "images"
 
     source: Source
-    given: Sequence[Path]  # files, or folders that contain them
+    given: Sequence[Path]
     out: Path
     device: torch.device
-    say: Say  # a function that receives lines of text without file names
+    say: Say  # a function that receives lines of text; the lines must not contain file names
     data: DataSource | None  # the hospital's description of its data, which determines how files are read
-    site_part: Path  # the hospital's folder in the run, if the model was trained on this machine
+    site_part: Path  # the folder of the hospital in the run, if the model was trained on this machine
 
     @abstractmethod
     def predict(self) -> int:
-        """Write predictions.csv and predictions.json. Return the number of failed cases."""
+        """Write predictions.csv and predictions.json. Return the number of cases that failed."""
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
         """Return the given files, and all files with these suffixes in the given folders. Hidden files are left out."""
@@ -69,8 +70,9 @@ class Predictor(ABC):
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
-        """Return the means and deviations for standardising a hospital's values: those from training, or else those of
-        all its data. `plain` returns fixed scales for tasks that do not use a hospital's statistics.
+        """Return the means and deviations with which the values of a hospital are standardised. The means and
+        deviations come from training or, if the hospital did not take part, from all data of the hospital. `plain`
+        returns fixed means and deviations for tasks that use no statistics of a hospital.
         """
         task: Any = self.source.plan.task
         if (self.site_part / paths.DATA).is_file():
@@ -84,8 +86,8 @@ class Predictor(ABC):
 
     @torch.inference_mode()
     def answers(self, inputs: Tensor, target: str = "") -> Iterator[Row]:
-        """Yield a row with the model's prediction for each case. `target` is the name of the predicted quantity in a
-        regression.
+        """Yield a row with the model's prediction for each case. `target` is the name of the quantity that a regression
+        predicts.
         """
         source = self.source
         for cases in inputs.split(AT_ONCE):
@@ -99,7 +101,7 @@ class Predictor(ABC):
     def predict_rows(
         self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
     ) -> list[Row]:
-        """Write predictions.json and predictions.csv with the rows of all files. Return these rows.
+        """Write predictions.json and predictions.csv with the rows of all files, and return the rows.
 
         Each row has the key `error`, with the value None if the prediction succeeded. The columns in `columns` are
         always in predictions.csv.
@@ -121,14 +123,13 @@ class Predictor(ABC):
         return rows
 
     def predict_images(self, images: Sequence[PredictedImage]) -> int:
-        """Predict every image. Write predictions.json, predictions.csv and an overview. Return the number of images
+        """Predict every image, and write predictions.json, predictions.csv and an overview. Return the number of images
         that failed.
         """
         return predict_all(self.source, images, self.out, self.device, self.say)
 
 
 def failures(rows: Sequence[Row]) -> int:
-    """Return the number of rows without a prediction."""
     return sum(row["error"] is not None for row in rows)
 
 
@@ -141,7 +142,7 @@ def asked_to_predict(
     compute: Compute,
     say: Say,
 ) -> Predictor:
-    """Open the models as an ensemble, and return the predictor for their task."""
+    """Open the models as an ensemble, and return the predictor for the task of the models."""
     if (out / "predictions.csv").exists():
         raise MedsiloError("the folder already has predictions; choose another folder with -o", str(out))
     source = Source.together([Source.open(folder, site) for folder in models])

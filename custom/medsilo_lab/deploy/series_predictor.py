@@ -22,8 +22,8 @@ COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 class SeriesPredictor(Predictor):
     """Predicts every window of the given recordings, which are files or folders with recordings.
 
-    Signals are standardised with the statistics from the run's training if the hospital took part in it, else with
-    those of the hospital's recordings.
+    If the hospital took part in training, signals are standardised with the statistics that were stored in training.
+    Otherwise, signals are standardised with the statistics of the hospital's recordings.
     """
 
     cases = "recordings"
@@ -43,8 +43,8 @@ Row = dict[str, Any]
 
 
 def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
-    """Yield a row for each window of a recording, in the order of time. If a recording is unreadable, it gets one row
-    that contains the error.
+    """Yield a row for each window of a recording in the order of time. An unreadable recording has a single row, which
+    contains the error.
     """
     data = asked.data or DataSource(folder=path.parent)
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}

@@ -19,17 +19,18 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-PLAIN = "plain"  # key in a file of tensors, which says that the tensors belong to the network's form after training
-SINGLE = "model"  # name of the expert in a model that has only one expert
-GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # file of the shared model of a run
-MOST_MEMBERS = 16  # largest number of models in an ensemble
+# a file of tensors with this key stores the tensors under their names in the network after training
+PLAIN = "plain"
+SINGLE = "model"  # name of the expert in a model with only one expert
+GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"
+MOST_MEMBERS = 16
 
 
 class Committee(nn.Module):
     """An ensemble of several models. The output is the logit of the mean probability, so that softmax or sigmoid of the
     output is the mean probability.
 
-    In a regression, the output is the mean of the predictions. The ensemble's squared error is at most the average
+    In a regression, the output is the mean of the predictions. The squared error of an ensemble is at most the average
     squared error of its members (Krogh and Vedelsby, NeurIPS 1994).
     """
 
@@ -63,16 +64,16 @@ class Source:
 
     network: nn.Module
     plan: Plan
-    facts: dict[str, Any]  # facts that identify the model in predictions.json
-    run: Path | None = None  # the folder of the model's run, if the model is in a run folder
-    # the hospital's folder in that run, if it is on this machine; else the folder of the model
+    facts: dict[str, Any]
+    run: Path | None = None  # folder of the run in which the model was trained, if the model is in a run folder
+    # the hospital's folder in the run, or the folder of the model if the hospital's folder is not on this machine
     site_part: Path | None = None
-    round: int | None = None  # the round whose model was selected, if this is a single model
+    round: int | None = None  # the round whose model was selected, or None for an ensemble
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
-        """Open a super model, or the single model of a run. If `site` is given or there is no super model, open the
-        single model of the run.
+        """Open a super model, or the single model of a run: the single model if `site` is given or if there is no super
+        model.
         """
         if not site:
             for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
@@ -104,7 +105,7 @@ class Source:
 
     @classmethod
     def together(cls, sources: Sequence[Self]) -> Self:
-        """Combine models of the same task into an ensemble. A single model is returned unchanged."""
+        """Combine models of the same task into an ensemble, or return a single model unchanged."""
         first, *others = sources
         if not others:
             return first
@@ -119,15 +120,14 @@ class Source:
         return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Return the output, the expert of each case, and the confidence of the selector in each case. If the model has
-        no selector, return None as the confidence.
+        """Return the output, the name of each case's expert, and the selector's confidence in each case. For a model
+        without a selector, return None as the confidence.
         """
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
         return self.network(x), [SINGLE] * len(x), None
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder that `open` can read."""
         if isinstance(self.network, SuperModel):
             self.network.save(folder)
         else:
@@ -136,7 +136,6 @@ class Source:
             write_text(folder / paths.PLAN, self.plan.to_yaml())
 
     def copy(self, out: Path) -> None:
-        """Copy the model and its plan into another folder that `open` can read."""
         if isinstance(self.network, SuperModel):
             assert self.site_part
             shutil.copytree(self.site_part, out)
@@ -149,8 +148,8 @@ class Source:
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
-    """Build the plan's network in the form that it has after training, and load the tensors. `plain` is true if the
-    tensors already have the names and shapes of this form.
+    """Build the plan's network in its form after training, and load the tensors. `plain` is true if the tensors already
+    have the names and shapes of the form after training.
     """
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
     networks = made.build_networks()
@@ -161,7 +160,6 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
 
 
 def _single(folder: Path, site: str) -> str:
-    """Return the path of a run's single model: the shared model, or the model of the site `site`."""
     for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared

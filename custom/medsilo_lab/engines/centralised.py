@@ -25,8 +25,8 @@ POOL = "pooled"
 
 
 class Pool(Participant):
-    """The single site of centralised training, which has the pooled data. The scores are means over the hospitals, like
-    the scores in federated training.
+    """The single site of centralised training, which has the pooled data of all hospitals. As in federated training,
+    the scores are means over the hospitals.
     """
 
     evaluation: AtHospitals
@@ -41,7 +41,6 @@ class Pool(Participant):
         super().__init__(place, parts_of(place, pooled, evaluation=scores, embeds=embeds))
 
     def decisive(self, model: nn.Module, stop: Stop) -> None:
-        """Choose a decision threshold for each hospital."""
         found = {site: hospital.decisive(model, stop) for site, hospital in self.hospitals.items()}
         self.thresholds = {
             site: None if cases is None else self.hospitals[site].disclosure.threshold(cases)
@@ -50,7 +49,7 @@ class Pool(Participant):
 
 
 class AtHospitals(Evaluation):
-    """An evaluation on the cases of all hospitals, one hospital at a time."""
+    """An evaluation on the cases of all hospitals; each hospital is evaluated separately."""
 
     def __init__(
         self, place: SiteContext, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
@@ -71,7 +70,9 @@ class AtHospitals(Evaluation):
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
-    """Divide the summary of centralised training by hospital: number of cases, curves and test scores of each."""
+    """Divide the summary of centralised training by hospital, with the number of cases, the curves and the test scores
+    of each hospital.
+    """
     inner, selected = summary.sites[POOL], summary.selected.rounds[POOL]
     assert selected is not None
     sites: dict[str, SiteResult] = {}

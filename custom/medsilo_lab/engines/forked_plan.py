@@ -1,5 +1,5 @@
-"""Read the plan and import its modules in the process from which simulated sites are forked. NVFlare imports this
-module after all other modules.
+"""Read the plan and import its modules in the process from which simulated sites are forked. This module is imported
+after all other modules.
 """
 
 import gc
@@ -11,7 +11,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
 from medsilo_lab.engines.simulator import FORKED_PLAN
 
-with suppress(MedsiloError):  # if the plan is faulty, the run itself reports the fault
+with suppress(MedsiloError):  # a faulty plan is reported by the run itself
     load_plan(Path(os.environ[FORKED_PLAN]))
 gc.collect()
-gc.freeze()  # otherwise, garbage collection in a forked process would copy all memory pages that the processes share
+# without freezing, a garbage collection in a forked process would copy all memory pages that the processes share
+gc.freeze()

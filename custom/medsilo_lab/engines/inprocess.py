@@ -23,13 +23,14 @@ from medsilo_lab.engines.centralised import POOL, Pool, spread_over_hospitals
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
 
-COPIES = 3  # number of tensors per parameter of a site: the parameter, its gradient and the state of the optimizer
-AWAKE = 1 << 30  # largest total size of the networks in bytes at which all sites keep their networks in memory
+# number of tensors per parameter at a site: the parameter, its gradient and the state of the optimizer
+COPIES = 3
+AWAKE = 1 << 30  # networks stay in memory if the total size of all sites' networks, in bytes, is not larger
 OnRound = Callable[[Round], None]
 
 
 class Line:
-    """The channel to the sites in this process. The sites answer one after the other, in the order of their names."""
+    """The channel to the sites in this process. The sites answer one after the other in the order of their names."""
 
     def __init__(self, participants: Mapping[str, Site]) -> None:
         self.participants = participants
@@ -47,20 +48,17 @@ class Line:
         return missing
 
     def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
-        """Return a site's answer to a message."""
         return self.participants[site].answer(parcel, lambda: None)
 
     def pause(self, seconds: float) -> None:
-        """Do nothing, because no site in this process can be late."""
+        """Do not wait, because no site in this process can be late."""
 
 
 class Loop(Line):
-    """The channel of a run in one process."""
-
     participants: Mapping[str, TrainingSite]
 
     def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
-        """rests: True if a site stores its networks in its folder between two answers, to save memory."""
+        """rests: True if a site stores its networks in its folder between two answers, which saves memory."""
         super().__init__(participants)
         self.rests = rests
         self.clocks = {site: Clock() for site in participants}
@@ -87,7 +85,7 @@ def run(
 
     Args:
         resume: True to continue from the last checkpoint in the folder.
-        kind: A function that makes each site; some tests give a subclass of the site.
+        kind: A function that creates each site. Tests may pass a function that creates a subclass.
     """
     plan, record, settings = plan.on_one_machine, Record(folder), settings or SiteSettings()
     settings.check_sites(plan.participation.everyone, plan.task.deals)
@@ -114,7 +112,7 @@ def _run_federated(
         participants = _participants(plan, record.folder, settings, kind, rests)
         for (
             own
-            # a site and its objects reference each other, so Python would not free their memory at once
+            # a site and its objects refer to each other, so Python would not free their memory immediately
         ) in participants.values():
             places.callback(own.offload)
         transport = Loop(participants, rests)
@@ -131,7 +129,7 @@ def _run_central(plan: Plan, record: Record, resume: bool, settings: SiteSetting
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
     coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     record.write_summary(spread_over_hospitals(pool, coordinator.run(), plan))
-    # the plan with the hospitals as sites, which the summary and the model file also have
+    # the plan, the summary and the model file all name the hospitals as sites
     write_text(root / PLAN, plan.to_yaml())
 
 
@@ -145,7 +143,7 @@ def _participants(
         try:
             Permission(place).check()
             participants[site] = training_site(place, kind)
-        # all sites are on this machine, so the message may contain the name of the site
+        # the message may contain the name of the site, because all sites are on this machine
         except (DataError, Refused) as error:
             error.args = (f"{site}: {error}",)
             raise

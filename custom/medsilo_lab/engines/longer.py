@@ -9,14 +9,11 @@ from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo_server.record import Record
 
-KEPT = (paths.STATE_FILES, paths.METRICS, paths.BEST)  # files in a site's folder that the new run needs
+KEPT = (paths.STATE_FILES, paths.METRICS, paths.BEST)  # files in the folder of a site that the new run needs
 
 
 class Longer:
-    """A finished run and the plan of its continuation."""
-
     def __init__(self, run: Path, more: int) -> None:
-        """Raises MedsiloError if the run cannot be continued."""
         self.run, self.record, name = run, Record(run), run.resolve().name
         if not (run / paths.PLAN).is_file() or not (summary := self.record.finished()):
             raise MedsiloError(
@@ -34,7 +31,7 @@ class Longer:
             )
 
     def _obstacles(self) -> Iterator[str]:
-        """Yield the reasons why the finished rounds cannot count as the first rounds of a longer study."""
+        """Yield the reasons why the finished rounds cannot be the first rounds of a longer study."""
         if self.before.privacy:
             yield "its noise was chosen for so many rounds"
         if self.before.sealed:
@@ -47,9 +44,7 @@ class Longer:
 
     @property
     def difference(self) -> str:
-        """Return the reason why the result of the continuation differs from the result of one long run, or an empty
-        text.
-        """
+        """The reason why the continued run has another result than one long run, or an empty text."""
         rounds = self.before.rounds
         if self.before.training.paced:
             return f"learning rates of its first {rounds} rounds fell by training.schedule as in a study of {rounds}"

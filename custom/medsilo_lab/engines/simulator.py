@@ -36,40 +36,44 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.jobs import CONTROLLER, check_components, write_job
 from medsilo_server.record import Record
 
-# time limit for the start of medsilo's controller in NVFlare, in seconds, and additional seconds per site
+# Time limit in seconds for the start of medsilo's controller in NVFlare, and additional seconds for each site.
 START_LIMIT = 120.0, 5.0
-END_LIMIT = 2.0  # seconds after a study in which the simulator must stop; without this limit, it takes five seconds
-MOST_SILENCE = 6.0  # seconds without a progress line while NVFlare and the sites start
-MOST_NAMES = 12  # largest number of sites named in one line
-STARTS = 3  # attempts to start a site's process
-# Memory of a simulation in bytes: at its start, and for each site that trains at the same time, measured with
+# the simulator is stopped this number of seconds after a study, because the simulator would need five seconds to stop
+# by itself
+END_LIMIT = 2.0
+MOST_SILENCE = 6.0  # maximum seconds without a progress line while NVFlare and the sites start
+MOST_NAMES = 12
+STARTS = 3
+# Memory of a simulation in bytes: at the start, and for each site that trains at the same time, measured with
 # `benchmarks/many_sites.py`.
 ONCE, EACH = 800 << 20, 128 << 20
-# number of copies of the parameters at a site that trains: received, sent, gradient, and two of the optimizer
+# copies of the parameters at a site that trains: received, sent, gradient, and two copies in the optimizer
 COPIES = 6
 FORKED = (
     "medsilo.flare.executor",
     "medsilo_lab.engines.simulator",
     "medsilo_lab.engines.forked_plan",
-)  # modules that are imported before sites are forked; the last module reads the plan
-FORKED_PLAN = "MEDSILO_PLAN"  # environment variable with the path of the plan
+)  # modules that are imported before sites are forked; forked_plan, the last module, reads the plan
+FORKED_PLAN = "MEDSILO_PLAN"
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The number of processes in a simulation, and an estimate of their memory without the data of the sites."""
+    """The number of processes in a simulation, and an estimate of their memory. The data of the sites are not part of
+    the estimate.
+    """
 
     sites: int
-    threads: int  # number of sites that train at the same time
-    memory: int  # memory in bytes
+    threads: int
+    memory: int
     free: int
 
     @classmethod
     def of(cls, plan: Plan, threads: int | None, free: int) -> "Needs":
-        """Choose the number of sites that train at the same time, unless it is given: all sites, or as many as fit into
-        memory.
+        """Unless `threads` is given, choose the number of sites that train at the same time: all sites, or as many
+        sites as fit into memory.
         """
         sites, each = len(plan.participation.everyone), EACH + COPIES * 4 * plan.parameters
         chosen = min(sites, threads or max(1, (free - ONCE) // each))
@@ -77,7 +81,6 @@ class Needs:
 
     @property
     def text(self) -> str:
-        """Describe the processes of the simulation and their memory before the simulation starts."""
         told = f"{self.threads} of {self.sites} sites at a time, each a process"
         if self.threads < self.sites:
             told += ", and a new one for each answer"
@@ -93,10 +96,10 @@ def run(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Run a plan with all its sites in NVFlare, as the standard job or as the job in `job`. Return the record of the
+    """Run a plan with all its sites in NVFlare, as the standard job or as the given job. Return the record of the
     finished run.
 
-    say: A function that receives lines about the progress of the start, before the first round.
+    say: A function that receives lines about the progress before the first round.
     """
     if plan.algorithm.pooled:
         raise MedsiloError(
@@ -115,16 +118,15 @@ def run(
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:
-        if not (record.folder / paths.PLAN).exists():  # if the run did not begin, its folder is removed
+        if not (record.folder / paths.PLAN).exists():  # the folder of a run that did not begin is removed
             shutil.rmtree(record.folder / paths.JOB)
             shutil.rmtree(record.folder / paths.NVFLARE, ignore_errors=True)
-            with suppress(OSError):  # keeps the folder if it contains a log
+            with suppress(OSError):  # a folder that contains a log is kept, because rmdir only removes empty folders
                 record.folder.rmdir()
         raise
 
 
 def prepare_longer(run: Path, plan: Plan, folder: Path) -> None:
-    """Write the job with which the simulator continues a finished run."""
     write_job(folder / paths.JOB, plan, run / paths.JOB, study=folder.name, engine="simulator")
 
 
@@ -135,7 +137,6 @@ def resume(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Continue a stopped run of the simulator after its last finished round."""
     record = Record(folder.resolve())
     if not (folder / paths.JOB).is_dir() or not record.checkpoints.is_dir():
         raise MedsiloError(f"{folder} cannot be resumed: it has no job or no checkpoint")
@@ -156,8 +157,9 @@ def _simulate(
     record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound, say: Say
 ) -> Record:
     for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
-        own.compute()  # raises an error for a missing device before any process starts
-        parse_plan(plan.resolved(), allowed=own.packages)  # raises an error for packages that the sites would reject
+        own.compute()  # a missing device raises an error before any process starts
+        # packages that the sites would reject raise an error before any process starts
+        parse_plan(plan.resolved(), allowed=own.packages)
     check_components(record.folder / paths.JOB)
     workspace = record.folder / paths.NVFLARE
     prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
@@ -178,13 +180,14 @@ def _simulate(
 
 @contextmanager
 def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, log: Path) -> Iterator[subprocess.Popen]:
-    """Run a job in NVFlare's simulator until the block ends. `threads` is the number of sites that train at the same
-    time.
+    """Run a job in NVFlare's simulator until the `with` block ends. `threads` is the number of sites that train at the
+    same time.
     """
     command = [sys.executable, "-m", __name__, str(job), str(workspace), ",".join(sites), str(threads)]
-    # If malloc has only two memory arenas, the memory of freed models returns to the system.
+    # with only two memory arenas, malloc returns the memory of freed models to the system
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
-    # prevents imports from this folder, for example of a file that is named random.py
+    # files in the current folder are not imported, because such a file could have the name of a module, for example
+    # random.py
     if not {"", str(Path.cwd())} & {*sys.path}:
         environment["PYTHONSAFEPATH"] = "1"
     with log.open("a") as said:
@@ -204,7 +207,7 @@ def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, lo
             for one in (first, *first.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-        if sys.platform != "win32":  # after the simulator is killed, NVFlare's processes would continue
+        if sys.platform != "win32":  # if only the simulator were killed, NVFlare's processes would continue
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -217,10 +220,10 @@ def _check_sources(plan: Plan, settings: SiteSettings) -> None:
 
 
 def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sites: Sequence[str] = ()) -> None:
-    """Write the settings of the sites and a class allow-list into a simulator's workspace; the list contains only
-    medsilo's classes.
+    """Write the settings of the sites into a simulator's workspace, and a class allow-list that contains only medsilo's
+    classes.
 
-    If a site has settings that differ from the common settings, they are in a folder with the name of the site.
+    The settings of a site that differ from the common settings are in a folder with the name of the site.
     """
     local = workspace / "local"
     _write_settings(local, settings, output)
@@ -231,27 +234,30 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
-    one_machine = {"memory_limit": 0}  # all sites are processes of one user on one machine
+    # all sites are processes of one user on one machine, so the memory limit of a site is switched off
+    one_machine = {"memory_limit": 0}
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 
 
 class Starting:
-    """The progress of starting NVFlare and its sites, as shown by the files that they write."""
+    """The progress of the start of NVFlare and its sites, which this class reads from the files that NVFlare and the
+    sites write.
+    """
 
     def __init__(
         self, record: Record, sites: Sequence[str], say: Say, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._signs = {"the server": record.checkpoints}
         self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
-        # if the run is continued, the files already exist
+        # the files of an earlier part of the run already exist
         self._before = {who: _changed(sign) for who, sign in self._signs.items()}
         self._say, self._clock = say, clock
         self._started = self._told = clock()
 
     def look(self) -> None:
-        """Report the sites that became ready since the last call; after a longer time without one, report the sites
-        that are still starting.
+        """Report the sites that have become ready since the last call. If no site becomes ready for a longer time,
+        report the sites that are still starting.
         """
         ready = [who for who, sign in self._signs.items() if _changed(sign) != self._before[who]]
         now = self._clock()
@@ -271,7 +277,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def start_limit(sites: int) -> float:
-    """Return the time limit for the start in seconds."""
     once, each = START_LIMIT
     return once + each * sites
 
@@ -283,8 +288,8 @@ def _changed(path: Path) -> int | None:
 def _watch(
     process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
 ) -> None:
-    """Report each round as soon as its record is written. Stop when the study or its processes have ended, or when no
-    round has begun within the time limit.
+    """Report each round as soon as its record is written, until the study or its processes have ended. Also stop if no
+    round begins within the time limit.
     """
     started, ended, first = time.monotonic(), math.inf, seen
     while True:
@@ -305,14 +310,13 @@ def _watch(
 
 
 def last_error(log: Path) -> str:
-    """Return the last line of a log that reports an error, else the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "ERROR" in line or "CRITICAL" in line]
     return (errors or lines or ["it said nothing"])[-1]
 
 
 def main() -> int:
-    """Run NVFlare's simulator. A separate process is necessary because the simulator changes folders and starts
+    """Run NVFlare's simulator. The simulator needs a separate process, because it changes the current folder and starts
     processes.
     """
     from nvflare_reliability import fork_server
@@ -320,13 +324,13 @@ def main() -> int:
     from nvflare_reliability.kit_patches import patient_simulator, sites_started_by
 
     def until_begun(site: str, once: Callable[[], Any]) -> Any:
-        """Run a site's process. Start the process again if another program has taken the port that NVFlare chose."""
+        """Run a site's process. If another program has taken the port that NVFlare chose, start the process again."""
         if not forked:
             return once()
         for _ in range(STARTS):
             try:
                 ended = once()
-            except OSError:  # if the connection closes before the answer, NVFlare drops the process
+            except OSError:  # NVFlare drops the process if the connection closes before the answer
                 if own := forks.SITES.get(site):
                     own.kill()
                 ended = True, None, site
@@ -343,7 +347,7 @@ def main() -> int:
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
-    forked = sys.platform == "linux" and not has_code(Path(job))  # sites that run custom code are not forked
+    forked = sys.platform == "linux" and not has_code(Path(job))  # sites with custom code are not forked
     begin = partial(fork_server.begin, FORKED, lasting=int(threads) == count) if forked else lambda: None
     os.environ[FORKED_PLAN] = str(plan)
     runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)

@@ -8,9 +8,9 @@ from medsilo.runs import paths
 from medsilo.runs.clean import is_finished
 from medsilo.runs.reading import read_summary
 
-STUDIES = "medsilo"  # name of the folder with studies in the folders of the server and each site
-EARLIER = "-earlier"  # suffix of the folder that keeps a workspace's finished studies
-# Matches the last line of a Python traceback in a log, which may begin with a rank.
+STUDIES = "medsilo"  # name of the folder with studies, in the folders of the server and of each site
+EARLIER = "-earlier"  # suffix of the folder into which the finished studies of a workspace are moved
+# matches the last line of a Python traceback in a log; a rank may precede the line
 RAISED = re.compile(
     r"^(?:\d.* - )?(?:\[rank\d+\]: )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception|Exit))): (.+)$",
     re.MULTILINE,
@@ -18,12 +18,13 @@ RAISED = re.compile(
 
 
 def studies_in(workspace: Path) -> list[Path]:
-    """Return the folders of the studies in the server's part of a workspace, sorted from old to new."""
     return sorted((workspace / "server" / STUDIES).glob("*/"), key=lambda folder: folder.stat().st_mtime)
 
 
 def keep_finished(workspace: Path) -> Path | None:
-    """Move the files of a finished study out of the workspace, and return the new folder; None without such a study."""
+    """Move the files of a finished study out of the workspace, and return the new folder. If the workspace contains no
+    finished study, return None.
+    """
     finished = [study for study in studies_in(workspace) if is_finished(study)]
     if not finished:
         return None
@@ -37,7 +38,7 @@ def keep_finished(workspace: Path) -> Path | None:
 def failure_in(workspace: Path) -> str | None:
     """Return the first error in the logs of a workspace, preferably an error of medsilo.
 
-    If the logs contain no errors, the reason in the study's summary is returned.
+    If the logs contain no error, return the reason in the study's summary.
     """
     for log in sorted(workspace.glob("*/log.txt")):
         if found := RAISED.findall(log.read_text(errors="replace")):

@@ -12,8 +12,8 @@ from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.registry import TABLES
 
-HERE = Path(__file__).parent  # folder of the templates
-KINDS = {  # for each kind of plug-in: its section in plans, and the arguments of the run in its test
+HERE = Path(__file__).parent
+KINDS = {  # for each kind of plug-in, the plug-in's section in plans and the arguments of the run in the plug-in's test
     "method": ("algorithm", '"fedavg", method={}, changes={{"training.rounds": 2, "task.patients": 4}}'),
     "task": ("task", 'task={}, sites=["a", "b"], changes={{"training.rounds": 2}}'),
     "network": ("network", '"fedavg", model={}, changes={{"training.rounds": 2, "task.patients": 4}}'),

@@ -32,12 +32,11 @@ class Judged:
 
     test: SiteTest
     reported: Mapping[str, Any]
-    leaving: Score  # the score in the form that may be sent
+    leaving: Score
     exact: SiteResult  # exact results over all cases, which stay at the hospital
-    labels: Sequence[str]  # names of the classes, in the order of the model's outputs
+    labels: Sequence[str]
 
     def against(self, other: "Judged") -> Difference:
-        """Return the score of this model minus the score of another model on the same patients."""
         return compare([{"here": self.test.scores}], [{"here": other.test.scores}])
 
 
@@ -50,11 +49,10 @@ def judged(
 ) -> list[Judged]:
     """Evaluate models of one task on all cases of a hospital.
 
-    Disclosed results count against the hospital's query budget, which is stored in `folder` or in the folder of the
-    hospital's settings.
+    Disclosed results use up the hospital's query budget, which is stored in `folder` (the hospital's output folder) or
+    in the folder of the hospital's settings.
 
     Args:
-        folder: The hospital's output folder.
         lead: The person who requested the evaluation.
     """
     if refusal := settings.refuses(trains=False):
@@ -92,7 +90,7 @@ def judged(
 
 
 def _all_tested(data: SiteData) -> SiteData:
-    """Return the data with all cases as test data, because the model was trained with none of these cases."""
+    """Return the data with all cases as test data, because the model was not trained with these cases."""
     parts = [part for part in (getattr(data, part) for part in PARTS) if len(part)]
     nobody, test = dealt(parts, [[], range(sum(map(len, parts)))])
     return replace(data, train=nobody, validation=nobody, test=test)

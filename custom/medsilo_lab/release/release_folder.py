@@ -30,7 +30,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def today() -> str:
-    """Return today's date as ISO text."""
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
@@ -42,20 +41,17 @@ class PackageFacts(Section):
 
 
 class Scored(Section):
-    """A hospital's disclosed score in the study."""
-
     score: Share
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    step: Share = Field(0.0, exclude_if=not_)  # the step to which the hospital rounds its scores
+    step: Share = Field(0.0, exclude_if=not_)
 
     @property
     def told(self) -> Score:
-        """Return the hospital's score as a Score, for display."""
         return Score.told(self.score, self.cases, self.step)
 
 
 class ReleaseManifest(Section):
-    """The contents of release.json: the list of the files, and the model's results in its study."""
+    """The contents of release.json: a list of the release's files, and the results of the model in its study."""
 
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     task: Word
@@ -78,17 +74,15 @@ class ReleaseManifest(Section):
 
 @dataclass(frozen=True)
 class Release:
-    """A release with a verified signature."""
-
     folder: Path
     manifest: ReleaseManifest
     lead: str  # fingerprint of the public key that signed the release
 
     @classmethod
     def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
-        """Open a release, and verify that its files are unchanged since they were signed.
+        """Open a release, and verify that its files have not changed since they were signed.
 
-        leads: Fingerprints of accepted keys; None accepts every key, for the person who made the release.
+        leads: Fingerprints of the accepted keys. None accepts every key, and is for the person who made the release.
         """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
         by = signed.fingerprint(key)
@@ -101,16 +95,15 @@ class Release:
 
     @property
     def hash(self) -> str:
-        """Return the hash that identifies the release."""
         return signed.digest_of(self.manifest)
 
     def source(self, packages: Collection[str] = ("*",)) -> Source:
-        """Return the model of the release, or an ensemble if the release contains several models. `packages` are the
-        packages from which the plan may import code.
+        """Return the model of the release, or an ensemble if the release contains several models. The plan may import
+        code only from `packages`.
         """
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
-            plan_of(folder / paths.PLAN, allowed=packages)  # checks the allowed packages before any import
+            plan_of(folder / paths.PLAN, allowed=packages)  # the allowed packages are checked before any import
         sources = [Source.open(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
@@ -121,8 +114,8 @@ class Release:
 
 
 def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey) -> Release:
-    """Write a release, then read it and return it. If each hospital has a personal model, `site` selects the
-    hospital.
+    """Write a release, then read and return it. If each hospital has a personal model, release the personal model of
+    the hospital `site`.
     """
     if out.exists():
         raise MedsiloError(f"{out.name} already exists; choose another folder with -o", str(out))

@@ -31,20 +31,18 @@ DOUBT = (
 
 
 def remove_earlier(folder: Path, site: str) -> None:
-    """Remove the page and the pictures of an earlier validation, so that they are not mixed with new results."""
+    """Remove the page and the pictures of an earlier validation, so that they are not mistaken for new results."""
     for path in (folder / PAGE, *_pictures(folder, site)):
         path.unlink(missing_ok=True)
 
 
 def _pictures(folder: Path, site: str) -> list[Path]:
-    """Return the pictures of the best, the median and the worst test case."""
     return sorted((paths.site_folder(folder, site) / paths.PICTURES).glob("test-*.png"))
 
 
 def write_page(
     path: Path, template: str, title: str, headline: str, limits: Sequence[str] = LIMITS, **content: Any
 ) -> Path:
-    """Write a page from a template in the folder of this module. Return the path of the page."""
     page = fill(template, title, Path(__file__).parent, answer=headline, limits=limits, **content)
     return save(page, path)
 
@@ -89,7 +87,6 @@ def write_validation(
 
 
 def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> dict[str, Any]:
-    """Return the table rows with the results for each class, and the classes that have few cases."""
     named = [(release.folder.name, judged.exact) for release, judged in zip(releases, found, strict=True)]
     rows = [deciding.DecisionRow(name, own.decisions, own.figures) for name, own in named if own.decisions]
     labels = found[0].labels
@@ -100,7 +97,7 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
 
 
 def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> Iterator[Notice]:
-    """Yield a warning for each model that is hardly better than guessing, because such a model may be faulty."""
+    """Yield a warning for each model that is hardly better than guessing, because a fault may be the cause."""
     for release, judged in zip(releases, found, strict=True):
         metric, score = judged.test.metric, float(judged.test.scores.values.mean())
         table = judged.exact.decisions.confusion if judged.exact.decisions else []

@@ -13,7 +13,7 @@ from medsilo.core.text import is_safe_name
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
-OWN = "releases"  # purpose of the signing key
+OWN = "releases"
 Key = Annotated[Path, typer.Option(metavar="FILE", help="signing key; created on first use")]
 Leads = Annotated[
     list[str],
@@ -96,8 +96,8 @@ def test(
 
 
 def form_of(value: object) -> str:
-    """Return the value if it names an export format, else raise ValueError. A format for the models of one task has a
-    dot in its name.
+    """Return the value if it names an export format, otherwise raise ValueError. The name of a format for the models of
+    one task has a dot.
     """
     from medsilo_lab.deploy.exporter import EXPORTERS
 

@@ -8,7 +8,7 @@ from medsilo.runs.schema import Decisions, SiteResult
 
 class ClassRates(NamedTuple):
     """The sensitivity, specificity and AUROC of one class against all other classes. The predicted class is the most
-    probable class. A rate of a class without cases has the value None.
+    probable class. The rates of a class without cases have the value None.
     """
 
     name: str
@@ -19,7 +19,7 @@ class ClassRates(NamedTuple):
 
 
 def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
-    """Return the rates of each class; an empty list if the site does not disclose its confusion matrix."""
+    """Return the rates of each class, or an empty list if the site does not disclose its confusion matrix."""
     if site.decisions is None:
         return []
     rates = []
@@ -31,7 +31,7 @@ def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
 
 
 def against_rest(decisions: Decisions, label: int) -> tuple[int, int, int, int]:
-    """Return four counts for a class: its cases, its true positives, the cases of other classes, and its true
+    """Return four numbers of cases: cases of the class, true positives, cases of all other classes, and true
     negatives.
     """
     everyone = sum(map(sum, decisions.confusion))

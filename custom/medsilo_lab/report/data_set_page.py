@@ -2,7 +2,7 @@
 
 The page shows pictures of ten cases, and lists columns, missing values and duplicate files.
 
-The page contains patients' data. The page is therefore stored next to the data set and never leaves the hospital.
+The page contains patients' data, so it is stored beside the data set and never leaves the hospital.
 """
 
 from collections import defaultdict
@@ -31,10 +31,10 @@ from medsilo_lab.report.read import picture_of
 from medsilo_lab.report.template import fill
 from medsilo_page.charts import Drawing
 
-SHOWN = 10  # number of cases with a picture
-BINS, WIDTH, HEIGHT = 20, 220, 56  # number of bins of a histogram, and its width and height in pixels
-MOST_LEVELS = 12  # largest number of listed values per column
-MOST_NAMES = 20  # largest number of listed files and columns
+SHOWN = 10
+BINS, WIDTH, HEIGHT = 20, 220, 56  # BINS is the number of bins of a histogram; WIDTH and HEIGHT are its size in pixels
+MOST_LEVELS = 12
+MOST_NAMES = 20
 LIMITS = (
     "Whether the labels are right: look at the pictures, and at cases of your own choice.",
     "Whether a patient has two names, or two patients share one.",
@@ -44,8 +44,6 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a case, with its name and its caption."""
-
     name: str
     caption: str
     image: str
@@ -53,10 +51,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """A table column: its role, its number of missing values, and a description of its values."""
-
     name: str
-    use: str  # role of the column in the data set
+    use: str
     missing: str
     values: str
     chart: Markup | str = ""
@@ -65,7 +61,6 @@ class ColumnFacts:
 def page_of(
     own: DataSet, task: Task, data: SiteData, source: DataSource, files: Sequence[KnownFile], table: Columns | None
 ) -> str:
-    """Return the page as HTML."""
     least, words = 1, dict(own.in_words())
     parts = [
         (part, [getattr(data.survey.parts[part], key) if data.survey else 0 for key in ("patients", "cases")], counts)
@@ -107,7 +102,6 @@ def _said(value: object) -> str:
 
 
 def _ranges(survey: Survey | None) -> dict[str, str]:
-    """Return the ranges of image sizes, spacings, grey values and durations, and the values in label files."""
     if survey is None:
         return {}
     ranges: Mapping[str, Any] = {
@@ -122,7 +116,6 @@ def _ranges(survey: Survey | None) -> dict[str, str]:
 
 
 def _twice(files: Sequence[KnownFile]) -> list[list[str]]:
-    """Return groups of files with identical content."""
     same = defaultdict[str, list[str]](list)
     for file in files:
         same[file.sha256].append(file.name)
@@ -131,14 +124,14 @@ def _twice(files: Sequence[KnownFile]) -> list[list[str]]:
 
 # ---------------------------------------------------------------------------------------------------- pictures
 def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
-    """Yield pictures of up to ten cases. A picture of a case with a mask shows the outlines of the structures."""
+    """Yield pictures of up to ten cases. In the picture of a case with a mask, outlines show the structures."""
     whole = [(part, number) for part in PARTS for number in range(len(getattr(data, part)))]
     step = max(1, len(whole) // SHOWN)
     with TemporaryDirectory() as folder:
         for part, number in whole[::step][:SHOWN]:
             image, target = getattr(data, part)[number][:2]
             if not isinstance(image, Tensor) or image.ndim not in (3, 4):
-                return  # tables and recordings have no pictures
+                return
             masks = _masks(task, target)
             none = torch.zeros((1, *image.shape[1:]), dtype=torch.bool)
             draw_found(
@@ -149,7 +142,7 @@ def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
 
 
 def _masks(task: Task, target: Tensor) -> Tensor | None:
-    """Return the masks of a case's structures, [structures, (D,) H, W]; None if the task is not a segmentation."""
+    """Return the masks of a case's structures, [structures, (D,) H, W], or None if the task is not a segmentation."""
     if not isinstance(task.goal, Segmentation):
         return None
     many = int(target.max()) if target.numel() else 0
@@ -170,7 +163,6 @@ def _caption(task: Task, target: Tensor, masks: Tensor | None) -> str:
 
 # ---------------------------------------------------------------------------------------------------- columns
 def _columns(own: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
-    """Yield the facts about each column. Columns that the data set uses come first."""
     roles = {str(name): role for role, name in source.columns.items() if isinstance(name, str)}
     outcome = {source.column(name) for name in source.outcome}
     uses = {name: _use(name, roles, outcome, source, own.words) for name in table.names}
@@ -195,7 +187,6 @@ def _use(name: str, roles: Mapping[str, str], outcome: set[str], source: DataSou
 
 
 def _values(column: TextColumn, decimal: str, name: str, number: int) -> tuple[str, Markup | str]:
-    """Describe the values of a column. Numeric columns also have a histogram."""
     numbers = column.numbers(decimal)
     finite = numbers[np.isfinite(numbers)]
     if len(finite) == len(numbers) and len(np.unique(finite)) > MOST_LEVELS:

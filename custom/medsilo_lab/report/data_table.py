@@ -9,13 +9,12 @@ from medsilo_lab.report.read import RunResult
 
 PARTS = ("train", "validation", "test")
 Rows = list[tuple[str, list[dict[str, Any]]]]
-Table = tuple[str, Sequence[str], Rows, str]  # title, column headers, rows and description of the sample
+Table = tuple[str, Sequence[str], Rows, str]
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
-    """Yield a table of the cases in training, validation and test, and a table of the training cases by class. Both
-    tables are for the run that has the largest number of sites. The second table is omitted if no site discloses its
-    class counts.
+    """Yield a table of the cases in training, validation and test, and a table of the training cases by class. The
+    tables are for the run with the most sites. The table by class is omitted if no site discloses its class counts.
     """
     run = max(runs, key=lambda run: len(run.sites), default=None)
     if run is None or not any(run.site(site).cases for site in run.sites):
@@ -36,7 +35,7 @@ def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
 def _rows(
     sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return counts as table cells. The larger a count is as a fraction of the site's cases, the darker is its cell."""
+    """Return counts as table cells, which are darker for a larger fraction of the site's cases."""
     told = []
     for site, counts in zip(sites, rows, strict=True):
         whole = sum(filter(None, counts)) or 1

@@ -1,7 +1,7 @@
 """Show the results of a classification: confusion matrix, sensitivity, specificity, calibration and curves.
 
 The curves are calculated from ten bins of the predicted probability of a class. For each bin, a hospital discloses its
-number of cases, and the number of these cases that belong to the class.
+number of cases in the bin, and the number of these cases that belong to the class.
 """
 
 import re
@@ -18,21 +18,20 @@ from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult, same, sample
 from medsilo_page.charts import GREY, Series, line_chart, swatch, ticks
 
-LOSS = 0.1  # decision curves leave out points with a net benefit of -LOSS or less
+LOSS = 0.1  # points of a decision curve with a net benefit of -LOSS or less are not drawn
 Point = tuple[float, float]
 Points = Iterable[Point]
 
 
 def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin]:
-    """Add up several lists of bins, one list for each class or for each site."""
     columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
     return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
 
 
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
-OF_CLASS = re.compile(r"auroc_\d+")  # name of the AUROC of one class among several
-FEW = 10  # with fewer test cases of a class, the AUROC of the class supports no comparison
+OF_CLASS = re.compile(r"auroc_\d+")
+FEW = 10  # if a class has fewer test cases, its AUROC supports no comparison
 Row = tuple[Any, list[dict[str, Any]]]
 
 
@@ -43,11 +42,11 @@ class DecisionRow:
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # true for the row over several sites, which may have different thresholds
+    several: bool = False  # True for the row over all sites, which may have different decision thresholds
 
     @property
     def places(self) -> list[ReliabilityBin]:
-        """Return the bins of the predicted probability, added up over all classes."""
+        """The bins of the predicted probability, added up over all classes."""
         return together(self.decisions.reliability or ())
 
     @property
@@ -59,7 +58,7 @@ class DecisionRow:
         return self.name if isinstance(self.name, str) else self.name[-1]
 
 
-Drawn = tuple[str, int, DecisionRow]  # a line in a chart: its label, its style and its data
+Drawn = tuple[str, int, DecisionRow]
 
 
 def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
 
     Args:
         lines: the data of the reliability curves and the ROC curves
-        whole: the data of the decision curves: for each run, the row over all sites
+        whole: the data of the decision curves, which are the rows over all sites, one row per run
     """
     lines, whole = ([one for one in own if one[2].decisions.reliability] for own in (lines, whole))
     if not lines:
@@ -91,8 +90,8 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
 
 
 def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
-    """Draw a chart whose axes run from 0 to 1. The y axis of a chart of the net benefit covers the range of the
-    values.
+    """Draw a chart whose axes run from 0 to 1. Only the y axis of the net benefit covers the range of the values
+    instead.
     """
     known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
@@ -118,7 +117,9 @@ def _reliability(places: list[ReliabilityBin]) -> Points:
 
 
 def _called(places: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
-    """Yield each threshold from 1 down to 0, with its number of positive decisions and its number of true positives."""
+    """Yield each threshold from 1 down to 0, together with the number of positive decisions and the number of true
+    positives at this threshold.
+    """
     cases = own = 0
     yield 1.0, 0, 0
     for place in reversed(range(len(places))):
@@ -135,10 +136,11 @@ def _roc(places: list[ReliabilityBin]) -> Points:
 def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
     """Return each threshold t with its net benefit per case (Vickers and Elkin 2006).
 
-    The net benefit is the number of true positives, minus t / (1 − t) times the number of false positives.
+    Over all cases, the net benefit is the number of true positives, minus t / (1 − t) times the number of false
+    positives.
 
     Args:
-        everybody: calculate the net benefit of the decision that every case is positive
+        everybody: True for the net benefit of deciding that every case is positive
     """
     called, net = list(_called(places)), []
     everyone, ill = called[-1][1:]
@@ -154,7 +156,7 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
     """Return a row for each site that discloses its decisions, and a row for all these sites together.
 
     Args:
-        name: label of the run, if the page shows several runs
+        name: the label of the run, if the page shows more than one run
     """
     sites = {site: run.site(site) for site in run.sites}
     rows = [
@@ -169,7 +171,6 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
 
 
 def together_of(several: Sequence[Decisions]) -> Decisions:
-    """Add up the counts of several sites. A sum leaves out the sites that do not disclose the count."""
     cuts = [one.decided for one in several if one.decided]
     curves = [one.reliability for one in several if one.reliability]
     tables = [one.confusion for one in several]
@@ -215,9 +216,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
 
 
 def _sample(runs: Sequence[RunResult], cases: int) -> str:
-    """Describe the number of test cases in this section, and the number of test patients if every site discloses this
-    number.
-    """
     patients = same(runs, lambda run: sum(run.patients.values()))
     whole = patients and all(set(run.sites) <= set(run.patients) for run in runs)
     return f"n = {counted(cases, 'test case')}" + (f" of {counted(patients, 'patient')}" if patients and whole else "")
@@ -235,7 +233,6 @@ def _at_threshold(row: DecisionRow) -> Row:
 
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
-    """Return a row of the confusion matrix for each class that occurs or is predicted."""
     table = row.decisions.confusion
     return [
         (
@@ -248,8 +245,8 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 
 
 def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
-    """Yield a table row for each class: its sensitivity, its specificity and its AUROC. The predicted class is the most
-    probable class.
+    """Yield a table row for each class with the sensitivity, the specificity and the AUROC of the class. The predicted
+    class is the most probable class.
     """
     for label, name in enumerate(classes):
         own, right, others, rejected = class_rates.against_rest(row.decisions, label)
@@ -258,7 +255,6 @@ def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
 
 
 def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
-    """Describe each class with few test cases by its number of test cases and its name."""
     for name, counts in zip(classes, told.confusion, strict=True):
         if sum(counts) < FEW:
             yield f"{sum(counts)} of {name}"

@@ -1,7 +1,7 @@
 """Draw the first screen of a comparison: scores of single-site, federated and centralised training at each hospital.
 
-A decision sheet is a page for printing, which shows a single hospital its own results. A decision sheet has no results
-of other single hospitals, so that the sheet may be sent to the hospital.
+A decision sheet is a page for printing, which shows a single hospital its own results. The sheet may be sent to this
+hospital, because it shows no results of any other single hospital.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,28 +45,30 @@ TITLES = {
     "worse": "federated training with {} is worse than single-site",
     "inconclusive": "inconclusive whether federated training with {} helps",
 }
-LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # marker style of each verdict
-LEAST = 3  # smallest number of hospitals behind a mean; of two hospitals, each could calculate the other's number
+LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}
+# minimum number of hospitals in a mean, because each of two hospitals could calculate the other hospital's score from
+# their mean
+LEAST = 3
 EVERYONE = "All together"
 
 
 @dataclass(frozen=True)
 class DifferenceLine:
-    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. The row
-    has scores if single-site training is in the comparison.
+    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. A row
+    has scores only if the comparison includes single-site training.
     """
 
     name: str
     verdict: str
     difference: PairedDifference
-    missing: str = ""  # description of the sample that a clear verdict needs
+    missing: str = ""
     alone: Level | None = None
     together: Level | None = None
     pooled: Level | None = None
 
 
 def finding(verdict: Verdict) -> str:
-    """Return the title of the comparison's page: the answer to the first question in a few words."""
+    """Return the title of the comparison's page, which answers the first question of the comparison in a few words."""
     if verdict.first and verdict.declared:
         word = _word(verdict.first)
         words = TITLES[word].format(verdict.declared)
@@ -84,7 +86,6 @@ def _word(found: PairedDifference) -> str:
 
 
 def _ranking(verdict: Verdict) -> str:
-    """Return a title with the names of the federated methods that are significantly better than the baseline."""
     named = verdict.baseline or "none"
     asked = [row for row in verdict.rows if row.baseline and row.difference.mean and row.method not in REFERENCES]
     if not asked:
@@ -98,10 +99,10 @@ def _ranking(verdict: Verdict) -> str:
 
 
 def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the contents of the first screen: the rows of the chart, its axis, its caption and its note.
+    """Return the contents of the first screen: the rows, the axis, the caption and the note of the chart.
 
     Args:
-        sites: restrict the chart to these sites
+        sites: the sites in the chart; by default all sites
     """
     if verdict.hospitals:
         return _of_hospitals(verdict, sites)
@@ -114,11 +115,11 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
 
 
 def difference_lines(verdict: Verdict, sites: Sequence[str] | None = None) -> list[DifferenceLine]:
-    """Return the rows of the chart: one for the mean over hospitals, if the mean may be shown, and one for each
+    """Return the rows of the chart: a row for the mean over hospitals, if this mean may be shown, and a row for each
     hospital.
 
     Args:
-        sites: restrict the rows to these hospitals
+        sites: the hospitals with a row; by default all hospitals
     """
     told = sites is None or len(verdict.hospitals) >= LEAST
     lines = []
@@ -160,7 +161,8 @@ def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site
     pooled = [found for row in verdict.rows if row.method == "central" and (found := level(row))]
     if not together or not alone:
         return line
-    # If there are several single-site configurations, use the score from which the difference was calculated.
+    # if there are several single-site configurations, use the configuration from whose score the difference was
+    # calculated
     nearest = min(alone, key=lambda found: abs(together.mean - found.mean - line.difference.mean))
     return replace(line, together=together, alone=nearest, pooled=pooled[0] if len(pooled) == 1 else None)
 
@@ -175,9 +177,9 @@ def _chart(
     """Return a chart with all rows on a common axis.
 
     Args:
-        about: rows whose sample the caption describes; None: all rows
+        about: rows whose sample the caption describes; by default all rows
     """
-    # rows state their numbers of seeds only if these numbers differ
+    # the numbers of seeds are shown only if the rows of the chart have different numbers of seeds
     differ = len({one.difference.seeds for one in lines}) > 1
     scores = all(one.together for one in lines)
     drawn = [_whisker(one, in_points(one.difference, differ), scores) for one in lines]
@@ -226,18 +228,16 @@ def _title(line: DifferenceLine, scores: bool) -> str:
 
 
 def _tested(line: DifferenceLine, differ: bool) -> str:
-    """Describe the number of test patients behind a row. If rows have different numbers of seeds, add the row's number
-    of seeds.
-    """
+    """Describe the number of test patients of a row in the chart. If `differ` is true, add the number of seeds."""
     number = line.difference.patients
     whom = f"n = {number:,}" if number else "n not disclosed"
     return f"{whom}, {repetitions(line.difference.seeds)}" if differ else whom
 
 
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
-    """Return the drawing of a row's difference or federated score, with the confidence interval of the difference.
+    """Draw the difference or the federated score of a row, with the confidence interval of the difference.
 
-    The interval that is drawn around the federated score excludes the single-site score exactly if the difference is
+    If the interval is drawn around the federated score, it excludes the single-site score exactly if the difference is
     significant.
     """
     found, look = line.difference, 0 if scores else LOOKS.get(line.verdict, 5)
@@ -258,7 +258,6 @@ def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
 
 
 def _sample_of(lines: Sequence[DifferenceLine]) -> str:
-    """Describe the largest number of test patients, and the largest number of seeds, among the rows."""
     seeds = max((one.difference.seeds for one in lines), default=0)
     patients = max((one.difference.patients or 0 for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
@@ -266,10 +265,10 @@ def _sample_of(lines: Sequence[DifferenceLine]) -> str:
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
-    """Write a decision sheet for each hospital of a comparison. Return the paths of the sheets.
+    """Write a decision sheet for each hospital of a comparison, and return the paths of the sheets.
 
     Args:
-        leaving: function that lists the numbers and tensors that leave a hospital in a run
+        leaving: a function that lists the numbers and tensors that leave a hospital in a run
     """
     verdict = read_verdict(folder)
     if odd := [site for site in verdict.hospitals if not is_safe_name(site)]:
@@ -287,7 +286,7 @@ def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list
 
 
 def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult, left: Sequence[str]) -> str:
-    """Return a hospital's decision sheet as HTML. `run` is the first run of the method on the sheet."""
+    """Return a hospital's decision sheet as HTML, given the first run of the method that the sheet describes."""
     return fill(
         "sheet.html",
         f"{site}: {TITLES[one.word].format(one.method)}",
@@ -305,7 +304,7 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunRes
 
 def answer(metric: str, site: str, one: HospitalVerdict) -> str:
     """Describe a hospital's verdict in sentences: the difference, its confidence interval, its sample, and the sample
-    that a clear verdict needs.
+    that would be needed for a clear verdict.
     """
     difference = one.difference
     what = f"test {metric} is {points(abs(difference.mean))[1:]} points {'higher' if difference.mean > 0 else 'lower'}"
@@ -320,13 +319,14 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
-    # If there are several single-site configurations, the score from which the difference was calculated comes first.
+    # if there are several single-site configurations, the configuration from whose score the difference was calculated
+    # comes first
     alone.sort(key=lambda found: abs(joined.mean - found.mean - one.difference.mean))
     yield f"Test {verdict.metric}, federated", _level(joined)
     if alone:
         yield f"Test {verdict.metric}, single-site", _level(alone[0])
     tested = verdict.patients.get(site)
-    same = tested is None or run.patients.get(site) == tested  # runs with other seeds may test other patients
+    same = tested is None or run.patients.get(site) == tested  # runs with other seeds may have other test patients
     words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
     yield "Tested on", f"{words}, {repetitions(len(verdict.seeds))}"
     if learned_from := _learned_from(site, run):
@@ -341,8 +341,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
 
 
 def _learned_from(site: str, run: RunResult) -> str:
-    """Describe the hospital's number of training cases. Add the total over hospitals if this total reveals no other
-    hospital's number.
+    """Describe the hospital's number of training cases. Add the total over hospitals, unless the total would reveal the
+    number of another hospital.
     """
     each = {own: (run.site(own).cases or {}).get("train") for own in run.sites}
     here, everywhere = each.get(site), [cases for cases in each.values() if cases]

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMS = ("pdf", "svg", "png")
-WIDTH, ROW = 5.0, 0.34  # inches: the width of one and a half journal columns, and the height of a row
+WIDTH, ROW = 5.0, 0.34  # in inches: the width of one and a half journal columns, and the height of a row
 BLUE, INK, SOFT, GREY = "#0072b2", "#1d2125", "#5a626b", "#b5b9bd"
 STYLE: Any = {"font.size": 8, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "medsilo"}
 
 
 class Figures(Mapping[str, "Figure"]):
-    """A mapping from names to matplotlib Figures. A figure is drawn when its name is looked up, as in
+    """A mapping from names to matplotlib figures. A figure is drawn when it is looked up by its name, as in
     `figures["scores"]`.
     """
 
@@ -39,7 +39,9 @@ class Figures(Mapping[str, "Figure"]):
         return len(self._drawn)
 
     def save(self, folder: Path | str, form: str = "pdf") -> list[Path]:
-        """Write each figure into a folder as NAME.pdf, NAME.svg or NAME.png. Return the paths of the files."""
+        """Write each figure into a folder as NAME.pdf, NAME.svg or NAME.png, depending on `form`, and return the paths
+        of the files.
+        """
         if form not in FORMS:
             raise MedsiloError(f"form {form!r} is not known; choose {', '.join(FORMS)}")
         make_folder(Path(folder))
@@ -57,8 +59,8 @@ class Figures(Mapping[str, "Figure"]):
 
 
 def of_run(run: RunResult) -> Figures:
-    """Return two figures of a run. `scores` shows each site's test score with its confidence interval, and `learning`
-    shows the validation curves.
+    """Return two figures of a run. The figure `scores` shows each site's test score with its confidence interval, and
+    `learning` shows the validation curves.
     """
     return Figures({"scores": lambda: _run_scores(run), "learning": lambda: _run_learning(run)})
 
@@ -66,13 +68,12 @@ def of_run(run: RunResult) -> Figures:
 def of_comparison(verdict: Verdict, runs: Mapping[str, Sequence[RunResult]]) -> Figures:
     """Return the figures of a comparison.
 
-    `scores` shows the single-site, federated and centralised scores of each hospital, and is missing without
+    The figure `scores` shows the single-site, federated and centralised scores of each hospital, and is missing without
     single-site training. `differences` shows the difference between each method and the baseline. `learning` shows the
     validation curves.
 
     Args:
-        verdict: the comparison's verdict
-        runs: from the title of a configuration to its finished runs
+        runs: the finished runs of each configuration, by the title of the configuration
     """
     lines, differences = difference_lines(verdict), _differences(verdict)
     drawn: dict[str, Callable[[], Figure]] = {}
@@ -103,7 +104,6 @@ def _blank(height: float) -> "tuple[Figure, Axes]":
 
 
 def _rows(names: Sequence[str], label: str) -> "tuple[Figure, Axes]":
-    """Return an empty figure with a row for each name, from top to bottom. The x axis is at the top."""
     figure, axes = _blank(0.7 + ROW * len(names))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -153,7 +153,7 @@ def _drawn_differences(verdict: Verdict, found: Sequence[tuple[str, PairedDiffer
 def _learning(verdict: Verdict, runs: Mapping[str, Sequence[RunResult]]) -> "Figure":
     figure, axes = _blank(2.6)
     asked = verdict.declared or verdict.baseline
-    # draws grey lines first, so that all other lines are drawn over them
+    # grey lines are drawn first, so that all other lines cover the grey lines
     rows = sorted(verdict.rows, key=lambda row: row.title == asked or row.method == "local")
     for row in rows:
         curves = [run.mean_curve for run in runs.get(row.title, ())]
@@ -184,7 +184,6 @@ def _run_learning(run: RunResult) -> "Figure":
 
 
 def _line(axes: "Axes", name: str, values: Sequence[float | None], colour: str | None, width: float) -> None:
-    """Draw a curve of values over rounds. Rounds without a value are skipped."""
     known = [(number, value) for number, value in enumerate(values) if value is not None]
     if known:
         axes.plot(*zip(*known, strict=True), color=colour, linewidth=width, label=name)

@@ -1,5 +1,5 @@
-"""Describe the results and the limitations of runs in sentences and small tables. The module contains no drawings and
-no HTML.
+"""Describe the results and the limitations of runs in sentences and small tables. This module makes no drawings and no
+HTML.
 """
 
 import statistics
@@ -22,8 +22,8 @@ CHOSEN = (
 
 
 def finding(runs: Sequence[RunResult]) -> str:
-    """Return the title of a page about runs. The title does not rank several runs, because their differences have no
-    interval.
+    """Return the title of a page about runs. The title does not rank several runs, because the differences between the
+    runs have no confidence interval.
     """
     if len(runs) > 1:
         return f"{len(runs)} runs side by side, none ranked"
@@ -36,7 +36,7 @@ def finding(runs: Sequence[RunResult]) -> str:
 
 
 def answer(runs: Sequence[RunResult]) -> str:
-    """Describe the sample and the seed of one run, or explain why several runs are not ranked."""
+    """Describe the sample and the seed of a single run, or explain why several runs are not ranked."""
     if len(runs) > 1:
         ranks = "medsilo.compare" if all(run.summary.task == "script" for run in runs) else "'medsilo compare'"
         return f"{_why_unranked(runs)} {ranks} ranks methods."
@@ -50,9 +50,6 @@ def answer(runs: Sequence[RunResult]) -> str:
 
 
 def _why_unranked(runs: Sequence[RunResult]) -> str:
-    """Explain why several runs are not ranked. For methods with several common seeds, add the difference between their
-    mean scores.
-    """
     if not repeats_seeds(runs):
         return "Each run has one seed, and another seed may change their order, so none is ranked."
     means = _means_by_seed(runs)
@@ -70,7 +67,7 @@ def _why_unranked(runs: Sequence[RunResult]) -> str:
 
 
 def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, float]]:
-    """Return the exact mean test scores of each method by seed. If two runs of a method have the same seed, return an
+    """Return the exact mean test score of each method and seed. If two runs of a method have the same seed, return an
     empty mapping.
     """
     known = [
@@ -85,12 +82,11 @@ def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, floa
 
 
 def repeats_seeds(runs: Sequence[RunResult]) -> bool:
-    """Return True if a method has runs with several seeds."""
     return any(len(own) > 1 for own in _means_by_seed(runs).values())
 
 
 def limits(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Yield the limitations of a page: the conclusions that its results do not support."""
+    """Yield the limitations of a page, which are conclusions that the results on the page do not support."""
     if any(run.summary.synthetic for run in runs):
         yield SYNTHETIC
     if not repeats_seeds(runs):
@@ -102,8 +98,8 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Yield the limitations at the end of every page. If the runs used different engines, a sentence says that their
-    durations are not comparable.
+    """Yield the limitations at the end of every page. If the runs used different engines, one limitation is that the
+    durations of the runs are not comparable.
     """
     yield CHOSEN
     if len({run.summary.engine for run in runs}) > 1:

@@ -9,7 +9,9 @@ from medsilo_lab.report.read import RunResult
 
 
 def text_table(run: RunResult) -> str:
-    """Return a run's test scores as a plain text table: each site's score, their mean, and the score over all cases."""
+    """Return the test scores of a run as a plain text table: each site's score, the mean over sites, and the score over
+    all cases.
+    """
     named = plain(run.label)
     rows = [
         (f"test {plain(run.summary.metric)}", named),
@@ -33,13 +35,13 @@ def cell(
     missing: str = MISSING,
     n: int | None = None,
 ) -> dict[str, Any]:
-    """Make a table cell with a value, the text of the value, a note next to the text, and a style.
+    """Make a table cell with a value, the text of the value, a note beside the text, and a style.
 
-    An integer is written with all its digits. A range is written as its two ends.
+    The cell contains all digits of an integer, and both ends of a range.
 
     Args:
         missing: text for a missing value
-        n: number of cases behind a value, which determines its number of digits
+        n: number of cases behind the value, which determines the number of digits
     """
     if isinstance(value, tuple):
         value, text = None, interval_text(value, n)
@@ -49,12 +51,11 @@ def cell(
 
 
 def score_cell(score: Score, interval: Interval | None = None, look: str = "") -> dict[str, Any]:
-    """Make a table cell with a score and its confidence interval."""
     return cell(score.middle, str(score), interval_text(interval, score.n), look)
 
 
 def shown(value: str | int | None) -> str:
-    """Format a value; a missing value becomes a dash. An integer above 9999 is written with its digits in groups of
+    """Format a value; a missing value becomes a dash. The digits of an integer above 9999 are written in groups of
     three.
     """
     if value is None:
@@ -63,20 +64,16 @@ def shown(value: str | int | None) -> str:
 
 
 def short(digest: str | None) -> str:
-    """Shorten a hash to its first characters."""
     return MISSING if digest is None else digest[:12]
 
 
 def moment_of(text: str | None) -> str:
-    """Format a date and time without fractions of a second."""
     return MISSING if text is None else text[:19].replace("T", " ")
 
 
 def seconds_text(value: float | None) -> str:
-    """Format a duration in seconds, minutes or hours."""
     return MISSING if value is None else duration(value)
 
 
 def bytes_text(value: float | None) -> str:
-    """Format a number of bytes with a suitable unit."""
     return MISSING if value is None else size_text(value)

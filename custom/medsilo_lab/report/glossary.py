@@ -2,7 +2,7 @@
 
 import re
 
-TERMS = {  # from a term in lower case to its meaning in one or two sentences
+TERMS = {
     "federated training": "Hospitals train one model together. Images and records stay; what training changed in the "
     "model goes to a server, which averages it.",
     "single-site training": "A hospital trains a model with its own patients alone.",
@@ -34,12 +34,11 @@ TERMS = {  # from a term in lower case to its meaning in one or two sentences
     "specificity": "Of the cases that are not of the class, the share that is not found.",
     "calibration error": "How far the model's probabilities are from what happens: 0 is best.",
 }
-VERDICTS = {"better", "worse"}  # terms that are explained only if they are the whole text of an HTML element
+VERDICTS = {"better", "worse"}  # words that are explained only if they are the whole text of an HTML element
 NO_WORDS = re.compile(r"<(svg|pre|code|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
 def terms_in(page: str) -> list[tuple[str, str]]:
-    """Return the terms in a page with their meanings, in alphabetical order."""
     text = NO_WORDS.sub(" ", page)
 
     def stands(term: str) -> bool:

@@ -1,6 +1,7 @@
 """Serve a local page about an active run or comparison, with a button that stops the run or comparison (`--live`).
 
-The page is optional because its server opens a port. The server only reads files, which does not slow down training.
+The page is optional, because its server opens a port. The server does not slow down training, because it only reads
+files.
 """
 
 import os
@@ -29,13 +30,13 @@ from medsilo_page.local_pages import LocalPages
 from medsilo_page.page_server import PageServer
 
 HERE = Path(__file__).parent
-MOST_LINES = 8  # largest number of curves in the chart
-MOST_ROWS = 200  # largest number of rows in the table
+MOST_LINES = 8
+MOST_ROWS = 200
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A curve in the chart. Each curve belongs to a site of a run, or to a run of a comparison."""
+    """A curve in the chart, for a site of a run or for a run of a comparison."""
 
     name: str
     values: list[float | None]
@@ -43,7 +44,7 @@ class _Line:
 
 @contextmanager
 def shown_live(folder: Path, title: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve a page about a folder of runs until the block ends. `say` receives the page's address."""
+    """Serve a page about a folder of runs until the `with` block ends. `say` receives the page's address."""
     server = PageServer(LivePage(folder, title).site())
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -56,16 +57,13 @@ def shown_live(folder: Path, title: str, say: Callable[[str], None]) -> Iterator
 
 
 class LivePage(LocalPages):
-    """The page about a folder with one run or several runs."""
-
     def __init__(self, folder: Path, title: str, stop: Callable[[], None] | None = None) -> None:
-        """`stop` is a function that ends the run; the default function interrupts this program as Ctrl-C does."""
+        """`stop` is a function that ends the run. The default function interrupts this program, as Ctrl-C does."""
         super().__init__(HERE)
         self.folder, self.title = folder, title
         self._stop = stop or (lambda: os.kill(os.getpid(), signal.SIGINT))
 
     def site(self) -> Starlette:
-        """Return the web application that serves the page."""
         routes = [
             Route("/", self._shown),
             Route("/stop", self._stopped, methods=["POST"]),

@@ -27,7 +27,6 @@ from medsilo_page.charts import Series, Whisker, axis_of, line_chart, shared_axi
 
 
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
-    """Read the run folders, write their page, and return its path."""
     return _write(read_all(runs), destination, title)
 
 
@@ -39,7 +38,7 @@ def _write(runs: Sequence[RunResult], destination: Path, title: str) -> Path:
 
 
 def render(runs: Sequence[RunResult], title: str) -> str:
-    """Return the page as HTML. The HTML depends only on the arguments."""
+    """Return the page as HTML, which depends only on the arguments."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
     return fill(
@@ -75,7 +74,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
 
 def report_of(folder: Path) -> Reported:
     """Write the page of a finished run into the run's folder. Return a score table for the terminal, the warnings, and
-    the page's path.
+    the path of the page.
     """
     runs = read_all([folder])
     told = [one.as_json() for one in of_run(runs[0])]
@@ -83,9 +82,6 @@ def report_of(folder: Path) -> Reported:
 
 
 def _spent(one: Spent) -> list[dict[str, Any]]:
-    """Return table cells with a hospital's privacy cost in this study, its cost in all studies, its privacy budget and
-    its δ.
-    """
     costs = (one.study, one.all_studies)
     rest = (one.allowed, one.delta)
     return [
@@ -95,8 +91,8 @@ def _spent(one: Spent) -> list[dict[str, Any]]:
 
 
 def _weighed(one: Weighed) -> list[dict[str, Any]]:
-    """Return table cells with a hospital's number of patients, number of cases and weight, each as disclosed and as
-    exact number.
+    """Return table cells with a hospital's number of patients, number of cases and weight. Each value is given as
+    disclosed and as exact number.
     """
     told, exact = (one.told_patients, one.told_cases, one.told_weight), (one.patients, one.cases, one.weight)
     pairs = [cell(float(number)) for pair in zip(told, exact, strict=True) for number in pair]
@@ -104,7 +100,6 @@ def _weighed(one: Weighed) -> list[dict[str, Any]]:
 
 
 def _context(runs: Sequence[RunResult], name: str) -> str:
-    """Describe the page's runs in one line: name, task, number of sites, label, number of rounds, and network."""
     count = len(all_sites(runs))
     parts = [
         name,
@@ -118,7 +113,6 @@ def _context(runs: Sequence[RunResult], name: str) -> str:
 
 
 def _picture(run: RunResult) -> dict[str, Any]:
-    """Return a chart of each site's test score with its confidence interval; an empty mapping if no score is known."""
     known = [(site, run.score_at(site), run.intervals.get(site)) for site in run.sites]
     drawn = {
         site: Whisker(
@@ -168,8 +162,8 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a table of all measures over each site's test cases. A mark stands for each measure that a site
-    suppresses.
+    """Return a table of all measures over each site's test cases. For each measure that a site suppresses, the table
+    has a mark.
     """
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
     names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
@@ -194,7 +188,6 @@ def _figure(run: RunResult, name_of_site: str, name: str) -> dict[str, Any]:
 
 
 def _pooled(run: RunResult, name: str) -> dict[str, Any]:
-    """Return a table cell with a measure over the test cases of all sites."""
     whole = run.summary.pooled_score
     if name == run.summary.metric and whole.step:
         return score_cell(whole)
@@ -203,7 +196,6 @@ def _pooled(run: RunResult, name: str) -> dict[str, Any]:
 
 
 def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a chart for each run, with the validation curves of its sites."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
     per_run = []
@@ -227,7 +219,6 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _validated(run: RunResult, site: str, style: int) -> Series:
-    """Return a site's validation scores as a curve of a chart."""
     values = run.site(site).validation
     words = [str(run.summary.validated_at(site, rounds)) for rounds in range(len(values))]
     return Series(site, values, style, run.summary.selected.rounds.get(site), words=words)
@@ -248,9 +239,9 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 
 
 def _participation(run: RunResult) -> dict[str, Any]:
-    """Return each site's work in a run, and the rounds that each site missed, with the reasons."""
+    """Return the work of each site in a run. For the rounds that a site missed, also return the reasons."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
-    # missed rounds by site and reason, so that a line on the page may have many rounds
+    # missed rounds by site and reason, so that the page needs only one line for several rounds
     rounds: dict[tuple[str, str], list[int]] = {}
     for site in run.sites:
         for number, why in run.missed(site).items():
@@ -265,6 +256,5 @@ def _participation(run: RunResult) -> dict[str, Any]:
 
 
 def _work(own: SiteResult) -> list[dict[str, Any]]:
-    """Return table cells with a site's number of contributed rounds, its working time, and its transferred bytes."""
     sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
     return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]

@@ -1,7 +1,7 @@
 """Panels with further results of a method, in addition to its scores.
 
-A panel about a method's internals shows one run: AdaFed's weights between sites, FedSM's selected models, or HarmoFL's
-images. Panels about external hospitals and costs show all seeds of a configuration.
+A panel about the internals of a method shows one run. Examples are AdaFed's weights between sites, FedSM's selected
+models and HarmoFL's images. Panels about external hospitals and about costs show all seeds of a configuration.
 """
 
 import statistics
@@ -15,13 +15,11 @@ from medsilo.runs.score import Score
 from medsilo_lab.report.formats import MISSING, bytes_text, cell, score_cell, seconds_text
 from medsilo_lab.report.read import OVERLAYS, RunResult, cases_tested
 
-MOST_OVERLAYS = 12_000_000  # largest total number of characters of a page's overlays
+MOST_OVERLAYS = 12_000_000  # maximum number of characters of all overlays of a page together
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a panel: one run, or all finished runs of a configuration."""
-
     label: str
     runs: Sequence[RunResult]
 
@@ -31,7 +29,9 @@ class Subject:
 
 
 def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
-    """Restrict each subject to its runs for which `fact` is true. Yield the subjects that still have runs."""
+    """Restrict each subject to the runs for which `fact` is true, and yield the subjects with at least one of these
+    runs.
+    """
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
         if runs:
@@ -39,7 +39,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the matrix W, with each site's weight for each other site, of every run that has such a matrix."""
+    """Return the matrix W of every run that has such a matrix. W contains each site's weight for each other site."""
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:
@@ -59,7 +59,6 @@ def _weight(weight: float, heat: float, kept: bool) -> dict[str, Any]:
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:
-    """Describe the data on which the pretrained model was trained."""
     if facts is None:
         return "No data were shared: the weights rest on the sites' own batch norm, or on none."
     source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
@@ -68,8 +67,8 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return, for each FedSM run, the selection threshold, and the fraction of each site's cases for which each model
-    was selected.
+    """Return the selection threshold of each FedSM run. For each model of the run, also return the fraction of each
+    site's cases for which the model was selected.
     """
     panels = []
     for run in runs:
@@ -95,14 +94,12 @@ def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _choices(told: Mapping[str, Mapping[str, int]]) -> str:
-    """Describe the number of cases behind a table of selected models."""
     return f"n = {counted(sum(sum(chosen.values()) for chosen in told.values()), 'choice')}"
 
 
 def _frequencies(
     told: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
 ) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """Return the fraction of each site's cases for which each model was selected."""
     rows = []
     for site, chosen in told.items():
         whole = sum(chosen.values())
@@ -113,13 +110,12 @@ def _frequencies(
 
 
 def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the images before and after harmonisation of each run that has such images."""
     return [{"label": run.label, "pictures": run.pictures} for run in runs if run.pictures]
 
 
 def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the overlays of each subject's first run, by site. Kinds of overlays that would make the page too large
-    are left out.
+    """Return the overlays of each subject's first run by site, without the kinds of overlays that would make the page
+    too large.
     """
     first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
     drawn = [one for run in first for own in run.overlays.values() for one in own]
@@ -130,7 +126,6 @@ def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the scores at evaluation sites, which did not train."""
     told = list(having(subjects, lambda run: run.summary.evaluation_sites))
     sites = list(
         dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.evaluation_sites)
@@ -150,7 +145,7 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return a table cell with the mean score over seeds. If the scores differ, the cell also has the lowest and the
+    """Return a table cell with the mean score over seeds. If the scores of the seeds differ, add the lowest and the
     highest score.
     """
     ends = [(one.low, one.high) for one in scores if one.low is not None and one.high is not None]
@@ -164,8 +159,8 @@ def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the costs of each subject, averaged over its runs: total time, time and bytes per contribution of a site,
-    and memory.
+    """Return the costs of each subject, averaged over the subject's runs: total time, time and bytes per contribution
+    of a site, and memory.
     """
     forms: dict[Callable[[RunResult], float | None], Callable[[float | None], str]] = {
         lambda run: run.summary.seconds: seconds_text,
@@ -183,8 +178,8 @@ def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]
 
 
 def _per_contribution(field: str, run: RunResult) -> float | None:
-    """Return the sum of a value over sites, divided by the number of the sites' contributions; None if a value is
-    missing.
+    """Return the sum of a value over sites, divided by the number of all contributions of the sites, or None if a value
+    is missing.
     """
     total, contributions = 0.0, 0
     for site in run.sites:
@@ -196,5 +191,4 @@ def _per_contribution(field: str, run: RunResult) -> float | None:
 
 
 def _most_memory(run: RunResult) -> int | None:
-    """Return the largest peak memory among the processes of the run."""
     return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)

@@ -1,4 +1,4 @@
-"""Read and check run folders. The message of an error is one line, which names the file and the remedy."""
+"""Read and check run folders. If a file is wrong, the error message is one line that names the file and the remedy."""
 
 import base64
 import json
@@ -22,24 +22,24 @@ from medsilo.runs.schema import SiteResult, Summary
 from medsilo.runs.score import Score
 from medsilo.runs.site_files import Provenance
 
-LARGEST_PICTURE = 2_000_000  # bytes; largest size of a picture
-LONGEST_NAME = 40  # largest length of a class name
+LARGEST_PICTURE = 2_000_000
+LONGEST_NAME = 40
 Interval = tuple[float, float]
 OVERLAYS = ("best", "median", "worst")
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A picture of a test case with annotated and predicted structures."""
-
-    which: str  # one of best, median and worst
+    which: str
     score: float | None
     image: str
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the run's title, which `read_all` makes unique among several runs."""
+    """The contents of a run folder. `label` is the title of the run; `read_all` makes the labels of several runs
+    unique.
+    """
 
     folder: str
     label: str
@@ -49,19 +49,18 @@ class RunResult:
     provenance: Provenance
     # pairs of images before and after harmonisation, as data URIs, by site
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    # confidence intervals of the test scores, if the scores of single cases are in the folder
+    # confidence intervals of the test scores by site, if the folder contains the scores of single cases
     intervals: dict[str, Interval] = field(default_factory=dict)
-    # number of test patients by site, if the scores of single cases are in the folder
+    # number of test patients by site, if the folder contains the scores of single cases
     patients: dict[str, int] = field(default_factory=dict)
-    # for regression, the score of always predicting the mean, by site
+    # score of always predicting the mean in a regression, by site
     means: dict[str, float] = field(default_factory=dict)
-    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # overlays by site
-    spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost, if the site's folder is on this machine
-    weighed: dict[str, Weighed] = field(default_factory=dict)  # weights, if the site's folder is on this machine
+    overlays: dict[str, list[Overlay]] = field(default_factory=dict)
+    spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost of each site whose folder is on this machine
+    weighed: dict[str, Weighed] = field(default_factory=dict)  # weight of each site whose folder is on this machine
 
     @property
     def record(self) -> str:
-        """The run's provenance as JSON text for the page."""
         return json.dumps(self.provenance.as_read(), indent=2, ensure_ascii=False)
 
     @property
@@ -70,7 +69,7 @@ class RunResult:
 
     @property
     def sites(self) -> list[str]:
-        """Return all sites of the run: the agreed sites in the plan's order, then other sites by name."""
+        """All sites of the run: first the agreed sites in the order of the plan, then other sites by name."""
         agreed = list(dict.fromkeys(self.summary.agreed.sites))
         return agreed + sorted(set(self.summary.sites) - set(agreed))
 
@@ -78,7 +77,6 @@ class RunResult:
         return self.summary.sites.get(name, SiteResult())
 
     def score(self, site: str) -> float | None:
-        """Return the test score of the model that was selected for a site."""
         return self.summary.score(site) if site in self.summary.sites else None
 
     def score_at(self, site: str) -> Score:
@@ -91,14 +89,14 @@ class RunResult:
         return self.summary.metric in self.site(site).suppressed
 
     def step(self, site: str, part: str = "test") -> float:
-        """Return the step to which a site rounds its scores on a part of its data (`validation` or `test`); 0 for exact
-        scores.
+        """Return the step to which a site rounds its scores on a part of its data (`validation` or `test`), or 0 for
+        exact scores.
         """
         return self.site(site).steps.get(part, 0.0)
 
     @property
     def rounding(self) -> Iterator[str]:
-        """Yield a line of text for each rounding step. The line names the sites that round to this step."""
+        """A line of text for each rounding step, with the sites that round to this step."""
         steps = {site: max(self.site(site).steps.values(), default=0.0) for site in self.sites}
         for step in sorted({*steps.values()} - {0.0}):
             named = [(site, self.tested_in_words(site)) for site in self.sites if steps[site] == step]
@@ -120,24 +118,20 @@ class RunResult:
 
     @property
     def tested(self) -> int:
-        """Return the number of test cases that all sites together disclose."""
         return sum(cases_tested(self.summary, site) or 0 for site in self.sites)
 
     def cases_in(self, part: str) -> int:
-        """Return the number of cases that all sites together disclose for a part of the data (`train`, `validation` or
-        `test`).
-        """
         return sum((self.site(site).cases or {}).get(part) or 0 for site in self.sites)
 
     @property
     def validated_in_words(self) -> str:
-        """Describe, for a caption, the number of validation cases that all sites together disclose."""
+        """A description of the number of validation cases that all sites together disclose, for a caption."""
         cases = self.cases_in("validation")
         return f"n = {counted(cases, 'validation case')}" if cases else "validation cases not stated"
 
     def class_names(self, count: int) -> list[str]:
-        """Return the plan's names of the classes. If the plan does not name all `count` classes, the names are class 0,
-        class 1 and so on.
+        """Return the plan's names of the classes. If the plan does not name all `count` classes, return the names class
+        0, class 1 and so on.
         """
         names = [plain(name, LONGEST_NAME) for name in self.summary.labels]
         named = len(names) == count and names != [str(label) for label in range(count)]
@@ -145,22 +139,21 @@ class RunResult:
 
     @property
     def mean_curve(self) -> list[float | None]:
-        """Return the mean validation score over sites by round. A round without the score of every site has no value,
-        because a mean over fewer sites would jump.
+        """The mean validation score over sites by round. A round has no mean if a site lacks a score, because the mean
+        over fewer sites would jump.
         """
         by_round = zip_longest(*(self.site(site).validation for site in self.sites))
         return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
     def missed(self, site: str) -> dict[int, str]:
-        """Return the rounds that a site missed, with the reasons."""
         return {line.round: why for line in self.rounds if (why := line.absence(site))}
 
 
 def read(folder: Path, whole: bool = True) -> RunResult:
-    """Read a run folder. Raises MedsiloError if a file is missing or invalid.
+    """Read a run folder. Raise MedsiloError if a file is missing or invalid.
 
     Args:
-        whole: also calculate intervals and load pictures, which takes time
+        whole: True to calculate intervals and to load pictures, which takes time
     """
     name = folder.resolve().name
     if not folder.is_dir():
@@ -168,7 +161,7 @@ def read(folder: Path, whole: bool = True) -> RunResult:
     with reading(f"run '{name}'"):
         summary, provenance = read_summary(folder), read_provenance(folder)
         plan = read_text(folder, paths.PLAN)
-        # A run that failed in its first round has no file of rounds.
+        # a run that failed in its first round has no file with rounds
         needed = summary.finished or summary.rounds.done > 0 or (folder / paths.ROUNDS).exists()
         rounds = tuple(read_rounds(folder)) if needed else ()
         return RunResult(
@@ -186,15 +179,17 @@ def read(folder: Path, whole: bool = True) -> RunResult:
 
 
 def runs_within(folder: Path) -> list[Path]:
-    """Return the run folders inside a comparison's folder. For the folder of a single run, return that folder."""
+    """Return the run folders inside the folder of a comparison. For the folder of a single run, return this folder
+    itself.
+    """
     if (folder / paths.SUMMARY).exists() or (folder / paths.PLAN).exists():
         return [folder]
     return sorted(path.parent for path in folder.glob(f"*/{paths.SUMMARY}")) or [folder]
 
 
 def read_all(folders: Sequence[Path]) -> list[RunResult]:
-    """Read several run folders. If runs have the same title, their labels also have the seed. If runs have the same
-    title and seed, their labels also have the folder.
+    """Read several run folders. The labels of runs with the same title also contain the seed. If the seed is the same,
+    too, the labels also contain the folder.
     """
     if not folders:
         raise MedsiloError("There is no run to report on: give at least one run folder")
@@ -206,18 +201,16 @@ def read_all(folders: Sequence[Path]) -> list[RunResult]:
 
 
 def all_sites(runs: Sequence[RunResult]) -> list[str]:
-    """Return the sites of all runs, in the order of the runs."""
     return list(dict.fromkeys(site for run in runs for site in run.sites))
 
 
 def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
-    """Return the value of `view` if it is the same for all runs, otherwise None."""
+    """Return the result of `view` if all runs have the same result, otherwise None."""
     values = {view(run) for run in runs}
     return values.pop() if len(values) == 1 else None
 
 
 def sample(runs: Sequence[RunResult]) -> str:
-    """Describe the sample behind the runs' test scores, for a caption."""
     cases, patients = same(runs, lambda run: run.tested), same(runs, lambda run: sum(run.patients.values()))
     if not cases:
         return f"n = {counted(len(runs), 'run')}"
@@ -227,7 +220,6 @@ def sample(runs: Sequence[RunResult]) -> str:
 
 
 def last_round(runs: Iterable[RunResult]) -> int:
-    """Return the last round of the longest validation curve."""
     return max([0, *(len(run.site(site).validation) - 1 for run in runs for site in run.sites)])
 
 
@@ -235,14 +227,14 @@ def spans(numbers: Iterable[int]) -> str:
     """Format a set of integers as ranges: 1, 2, 3, 5 becomes '1–3, 5'."""
     steps = groupby(
         enumerate(sorted(set(numbers))), lambda one: one[1] - one[0]
-    )  # consecutive numbers have the same key
+    )  # for consecutive numbers, the difference between number and position is constant
     groups = [[number for _, number in own] for _, own in steps]
     return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
 
 
 def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
-    """Return the fields of RunResult that are calculated from scores of single test cases. A site without scores of
-    single test cases in the folder has only overlays.
+    """Return the fields of RunResult that are calculated from the scores of single test cases. Without scores of single
+    test cases, a site has only overlays.
     """
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:
@@ -283,7 +275,7 @@ def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 def picture_of(path: Path) -> str | None:
     """Return a PNG file as a data URI, so that the page needs no other files. Return None if the file is too large or
-    is not a valid PNG.
+    is no valid PNG.
     """
     try:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
@@ -296,7 +288,6 @@ def picture_of(path: Path) -> str | None:
 
 
 def cases_tested(summary: Summary, site: str) -> int | None:
-    """Return a site's disclosed number of test cases."""
     result = summary.sites.get(site)
     if result is None:
         return None

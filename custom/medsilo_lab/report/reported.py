@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 
 class Reported(NamedTuple):
-    """A finished run's results for the terminal and for JSON."""
-
-    table: str  # a score table for the terminal
-    warnings: list[dict[str, str]]  # each warning's `kind`, `word` and `text`, most serious first
+    table: str
+    warnings: list[dict[str, str]]  # the `kind`, `word` and `text` of each warning, most serious warnings first
     page: Path

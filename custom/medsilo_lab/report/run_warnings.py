@@ -12,7 +12,6 @@ from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
 from medsilo_lab.study.verdict_file import Notice, Verdict
 
-# finished runs by the title of their configuration, or by the label of a single run
 Rows = Mapping[str, Sequence[RunResult]]
 MOST_ABSENCES, MOST_NAMED = 6, 4
 SYNTHETIC_NOTICE = Notice(
@@ -23,10 +22,10 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
-    """Return all warnings about several runs. The most serious warning comes first.
+    """Return all warnings about several runs, the most serious warning first.
 
     Args:
-        failures: a line of text for each failed run of a comparison
+        failures: lines of text about the failed runs of a comparison
     """
     runs = [run for own in rows.values() for run in own]
     failed = [*failures, *(f"{run.label}: {run.summary.reason or 'no reason given'}" for run in runs if run.failed)]
@@ -42,9 +41,6 @@ def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
 
 
 def runs_of(folder: Path, verdict: Verdict, whole: bool = False) -> dict[str, list[RunResult]]:
-    """Return the finished runs of each configuration in a comparison. With `whole`, the runs also have confidence
-    intervals and pictures.
-    """
     found: dict[str, list[RunResult]] = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
         turn = f", fold {one.fold}" if one.fold else ""
@@ -54,7 +50,6 @@ def runs_of(folder: Path, verdict: Verdict, whole: bool = False) -> dict[str, li
 
 
 def of_run(run: RunResult) -> list[Notice]:
-    """Return the warnings about a single run."""
     return warnings({run.label: [run]})
 
 
@@ -64,7 +59,7 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
     A warning that a configuration did not learn or did not converge applies to more than half of its runs.
 
     Args:
-        site: restrict the warnings about untrained models to this hospital
+        site: the only hospital for which there are warnings about untrained models
     """
     found = [Notice(kind="caution", word="Untrained", text=text) for text in _untrained(rows, site)]
     for word, holds in LEARNED.items():
@@ -79,8 +74,8 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
 
 
 def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
-    """Yield a line for each configuration in which a site tested an untrained model. Each line gives the number of runs
-    with an untrained model.
+    """Yield a line for each configuration in which a site tested an untrained model, with the number of runs that have
+    an untrained model.
     """
     for name, own in rows.items():
         sites = {
@@ -100,8 +95,8 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
 
 
 def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
-    """Yield each distinct line once. A yielded line begins with the names of the configurations or runs to which the
-    line applies.
+    """Yield each distinct line once, beginning with the names of the configurations or runs to which the line
+    applies.
     """
     found: dict[str, list[RunResult]] = {}
     for run in chain.from_iterable(rows.values()):
@@ -169,7 +164,7 @@ def _weights(run: RunResult) -> Iterator[str]:
     yield from (f"{site}: {weighed.warning}" for site, weighed in run.weighed.items() if weighed.warning)
 
 
-# functions that yield warnings, by the first words of the warning
+# functions that yield warnings, by the first words of the warnings
 TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
     "Caution": _cautions,
     "Rounded weight": _weights,
@@ -180,16 +175,16 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of an empty mask and of a random order
-BELOW, LITTLE = 0.02, 0.1  # limits on a scale from 0 for guessing to 1 for a perfect score
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of guessing: of an empty mask, and of a random order
+BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # the limit LITTLE for masks, which may overlap by chance
-ENOUGH = 6  # smallest number of values of a curve that is tested for a rise
-STEEP = 0.02  # smallest rise of a curve over its last half
+ENOUGH = 6  # minimum number of values of a validation curve, below which the curve is not tested for a rise
+STEEP = 0.02  # minimum rise over the last half of a validation curve, above which the model has not converged
 
 
 def guessing(run: RunResult, site: str) -> float | None:
-    """Return the score of guessing: of always predicting the most frequent class, an empty mask, a random order or the
-    mean. Return None if the score of guessing is unknown.
+    """Return the score of guessing, or None if this score is unknown. Guessing means to predict always the most
+    frequent class, an empty mask, a random order or the mean.
     """
     told, metric = run.site(site).classes or {}, run.summary.metric
     if metric != "accuracy":
@@ -199,8 +194,8 @@ def guessing(run: RunResult, site: str) -> float | None:
 
 
 def _better(run: RunResult) -> float:
-    """Return the mean test score on a scale from 0 for guessing to 1 for a perfect score. A rounded score counts as the
-    upper end of its range. Return 1 if the scores are unknown.
+    """Return the mean test score on a scale on which 0 is the score of guessing and 1 is a perfect score. A rounded
+    score counts as the upper end of its range. Without known scores, return 1.
     """
     held = _held(run)
     return way(*held) if held else 1.0
@@ -217,13 +212,15 @@ def _held(run: RunResult) -> tuple[float, float] | None:
 
 
 def way(score: float, base: float) -> float:
-    """Convert a score to a scale from 0 for guessing to 1 for a perfect score. Return 1 if guessing is perfect."""
+    """Convert a score to a scale on which 0 is the score of guessing and 1 is a perfect score. If the score of guessing
+    is itself perfect, return 1.
+    """
     return (score - base) / (1 - base) if base < 1 else 1.0
 
 
 def is_little(share: float, metric: str) -> bool:
-    """Return True if a model that only guesses may reach the fraction `share` of the way from guessing to a perfect
-    score.
+    """Return True if a model that only guesses may reach `share`. On the scale of `share`, 0 is the score of guessing,
+    and 1 is a perfect score.
     """
     return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
@@ -231,10 +228,10 @@ def is_little(share: float, metric: str) -> bool:
 def is_still_rising(run: RunResult) -> bool:
     """Return True if the validation score rises over the last half of the rounds.
 
-    The test averages the values in at most six segments, and compares each segment with each later segment. With five
-    segments, no later segment may have a lower mean. With six segments, a later segment may have a lower mean in at
-    most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 % of runs (Mann
-    1945).
+    To test for a rise, the curve is averaged in at most six segments, and each segment is compared with each later
+    segment. With five segments, no later segment may have a lower mean. With six segments, a later segment may have a
+    lower mean in at most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 %
+    of runs (Mann 1945).
     """
     curve = [value for value in run.mean_curve if value is not None]
     if len(curve) < ENOUGH:
@@ -254,8 +251,8 @@ def _hardly(run: RunResult) -> bool:
 
 
 def _is_below(run: RunResult) -> bool:
-    """Return True if the mean score is clearly below the score of guessing: by more than BELOW, and by one test case
-    per site.
+    """Return True if the mean score is below the score of guessing by more than BELOW and by at least one test case per
+    site.
     """
     held = _held(run)
     return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)
@@ -283,7 +280,6 @@ def _rising(run: RunResult) -> str:
 
 
 def _guess(run: RunResult) -> str:
-    """Describe the score of guessing."""
     if run.summary.metric != "accuracy":
         return GUESS.get(run.summary.metric, "always saying the mean")
     bases = [base for site in run.sites if (base := guessing(run, site)) is not None]
@@ -291,8 +287,8 @@ def _guess(run: RunResult) -> str:
 
 
 GUESS = {"dice": "an empty mask", "concordance": "a coin"}
-RANKS = 0.6  # smallest AUROC of a model that separates the classes
-# functions that return a warning about a run or an empty text, by the first words of the warning
+RANKS = 0.6  # minimum AUROC of a model that separates the classes
+# functions that return a warning about a run, or an empty text, by the first words of the warning
 LEARNED: dict[str, Callable[[RunResult], str]] = {
     "Below guessing": _below,
     "Not learned": _little,

@@ -23,22 +23,16 @@ from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, 
 from medsilo_lab.study.words import interval_in_points, points, repetitions
 from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
-DARKEST = 0.3  # smallest difference with the darkest cell
-# table headers, each with a mark: the question is declared, or the p-value is corrected
+DARKEST = 0.3  # differences of at least this size have the darkest cells
+# table headers, each with a mark: the question was declared before the study, or the p-value is corrected
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # with more seeds, the page shows only the number of seeds
-Rows = dict[str, list[RunResult]]  # finished runs of each configuration by its title
+FEW = 6  # if a comparison has more seeds, the page shows only the number of seeds
+Rows = dict[str, list[RunResult]]
 
 
 def write_study(folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any) -> Path:
-    """Read a comparison's folder, write its page and return the page's path.
-
-    Args:
-        template: file name of the page's template
-        more: additional values for the template
-    """
     verdict = read_verdict(folder)
     found = runs_of(folder, verdict, whole=True)
     return save(render(verdict, found, template, **more), destination or folder / paths.REPORT)
@@ -55,7 +49,7 @@ def write_demo(folder: Path, pictured: str) -> Path:
 
 
 def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: Any) -> str:
-    """Return the page as HTML. The HTML depends only on the arguments."""
+    """Return the page as HTML, which depends only on the arguments."""
     runs = [run for own in found.values() for run in own]
     about, rows = verdict.about, verdict.rows
     looks = _looks(verdict)
@@ -111,8 +105,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
 
 def _looks(verdict: Verdict) -> list[int]:
     """Return the line style of each configuration in a chart. The declared federation and single-site training have
-    their own styles, and all other configurations are grey. In a small comparison without a declared federation or
-    baseline, each configuration has its own style.
+    separate styles, and all other configurations are grey. In a small comparison without a declared federation or
+    baseline, each configuration has a separate style.
     """
     asked = verdict.declared or verdict.baseline
     if asked is None and len(verdict.rows) <= FEW_CURVES:
@@ -135,13 +129,14 @@ def _context(verdict: Verdict) -> str:
 
 
 def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
-    """Return the lead's description of the study, in which the comparison's title replaces the study's title."""
+    """Return the lead's description of the study, in which the title of the comparison replaces the title of
+    the study.
+    """
     told = runs[0].summary.description if runs else StudyFacts()
     return told.changed(title=verdict.about.title or told.title)
 
 
 def _sample(verdict: Verdict) -> str:
-    """Describe the comparison's number of test patients and its number of seeds."""
     seeds = repetitions(len(verdict.seeds))
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
@@ -149,7 +144,6 @@ def _sample(verdict: Verdict) -> str:
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
-    """Return a table header for each site: its name and its number of test patients."""
     told = {site: counted(number, "test patient") for site, number in verdict.patients.items()}
     return [(site, ", ".join(filter(None, (told.get(site, ""), more)))) for site in verdict.sites]
 
@@ -198,7 +192,7 @@ def _gaining(verdict: Verdict) -> list[VerdictRow]:
 
 
 def _tested(verdict: Verdict) -> list[VerdictRow]:
-    """Return the configurations with a baseline. Return an empty list if only single-site training has a baseline,
+    """Return the configurations with a baseline. If only single-site training has a baseline, return an empty list,
     because the first screen shows this difference.
     """
     rows = [row for row in verdict.rows if row.baseline]
@@ -206,7 +200,6 @@ def _tested(verdict: Verdict) -> list[VerdictRow]:
 
 
 def _shaded(found: PairedDifference | None) -> dict[str, Any]:
-    """Make a table cell with a difference. A larger difference has a darker cell."""
     if found is None:
         return cell(None)
     look = f"{'higher' if found.mean > 0 else 'lower'}{' sure' if found.sure else ''}"
@@ -215,7 +208,7 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
-    """Draw a curve for each configuration: the mean validation score over sites and seeds, by round."""
+    """Draw a curve for each configuration, which shows the mean validation score over sites and seeds by round."""
     lines = []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
@@ -230,13 +223,11 @@ def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is missing."""
     known = [value for value in values if value is not None]
     return statistics.mean(known) if known and len(known) == len(values) else None
 
 
 def _figures(found: Rows) -> dict[str, Any]:
-    """Return a table of each configuration's measures over the test cases of all sites, averaged over seeds."""
     known = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
     names = [name for name in known if not deciding.OF_CLASS.fullmatch(name)]
     rows = [(title, [_over_runs(runs, name) for name in names]) for title, runs in found.items()]

@@ -16,7 +16,7 @@ def section(tables: Mapping[str, Sequence[SubgroupTable]]) -> dict[str, Any]:
     """Return the section, which is empty if no subgroup is disclosed.
 
     Args:
-        tables: from the label of a run or configuration to its tables
+        tables: the tables of subgroups, by the label of their run or configuration
     """
     panels = [_panel(label, table) for label, own in tables.items() for table in own]
     return {"panels": panels, "baseline": next((one.baseline for own in tables.values() for one in own), "")}

@@ -18,11 +18,11 @@ HERE = Path(__file__).parent
 
 
 def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts | None = None, **content: Any) -> str:
-    """Fill a template and return the page as HTML. The HTML depends only on the arguments.
+    """Fill a template and return the page as HTML, which depends only on the arguments.
 
     Args:
-        title: the main finding
-        folder: folder of the template; a plug-in has its own
+        title: the main finding, which becomes the title
+        folder: folder of the template; the templates of a plug-in are in the plug-in's folder
         description: the lead's description of the study
     """
     environment = templates_in(folder, HERE)
@@ -38,7 +38,7 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
 
 
 def save(page: str, destination: Path) -> Path:
-    """Write the page atomically, and return its path."""
-    # A site's message may contain unpaired surrogates, which UTF-8 can't encode, so the report replaces them.
+    """Write a page, so that the file is never incomplete, and return the path of the file."""
+    # unpaired surrogates are replaced, because a message of a site may contain them and UTF-8 cannot encode them
     write_text(destination, page.encode("utf-8", "replace").decode())
     return destination

@@ -14,31 +14,27 @@ from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit
 from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, renamed, renamed_words, yes_last
 
-# smallest number of test or validation patients for which scores are disclosed (min_patients_per_metric)
+# minimum number of test or validation patients for which scores are disclosed (min_patients_per_metric)
 LEAST_TESTED = 5
-LEAST_TRAINED = 9  # smallest number of patients with which a hospital trains
-FEWEST = 2  # smallest number of classes in a classification
-THIN = 16  # with fewer slices per volume, a 3-D network learns little
-AIR = -500  # Hounsfield units; a lower value means that the image is a CT
-WIDER = 0.25  # margin at both ends of an intensity window, as a fraction of the structures' intensity range
-STEPS = 12  # smallest number of optimizer steps per round
-LONGEST_ROUND = 8  # largest number of epochs per round
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # allowed names of structures and classes
+LEAST_TRAINED = 9  # minimum number of patients of a hospital that trains
+FEWEST = 2
+THIN = 16  # a 3-D network learns little from volumes with fewer slices
+AIR = -500  # images with a value below this number of Hounsfield units are CT images
+WIDER = 0.25  # margin at both ends of an intensity window, as a fraction of the intensity range in structures
+STEPS = 12
+LONGEST_ROUND = 8
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # matches the allowed names of structures and classes
 
-Choices = Mapping[str, tuple[Any, str]]  # from a key, such as task.name, to its value and the reason for this value
+Choices = Mapping[str, tuple[Any, str]]  # the value of each key, such as task.name, and the reason for this value
 
 
 class Choice(NamedTuple):
-    """A key's value in a plan or in medsilo.yaml, with the reason for this value."""
-
     value: Any
     why: str
 
 
 @dataclass(frozen=True)
 class Draft:
-    """All choices for a folder of data."""
-
     plan: Choices
     settings: Choices
     # choices for single hospitals, which replace the common choices
@@ -48,13 +44,13 @@ class Draft:
 METHOD = Choice("fedavg", "the plainest; 'medsilo compare' compares others with it")
 BATCH = Choice(32, "cases are small: any machine has room")
 ADAMS_RATE = "usual for adam; less where the loss jumps"
-# order of the plan's sections; other sections follow
+# order of the sections in a plan; sections that are not listed follow at the end
 SECTIONS = ("algorithm", "task", "network", "training", "participation")
-BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that follow task.shares in a plan
+BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that come after task.shares in a plan
 
 
 def in_order(choices: Choices) -> Choices:
-    """Sort choices by section. Choices without a section come last."""
+    """Sort choices by the section of the plan; choices without a section come last."""
     section = {key: key.rpartition(".")[0] for key in choices}
     places = {name: place for place, name in enumerate(SECTIONS)}
     keys = sorted(choices, key=lambda key: (not section[key], places.get(section[key], len(places)), section[key]))
@@ -68,8 +64,8 @@ def trained_of(patients: Mapping[str, int]) -> list[str]:
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals for the plan. A folder with very few patients is left out, because it could disclose no
-    number, and may belong to a single patient.
+    """Return the hospitals for the plan, without folders that have very few patients. A folder with very few patients
+    could disclose no number, and may belong to a single patient.
     """
     if len(patients) < 2:
         return dict(patients)
@@ -85,7 +81,7 @@ def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
 
 def course_of(patients: Mapping[str, int], site: str) -> Choices:
     """Choose the participating hospitals, the seed and the protocol. If `site` is the only hospital, `patients` has the
-    key "".
+    single key "".
     """
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
@@ -102,7 +98,9 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the plan's labels. Return the plan's labels, and a map from the hospital's labels to the plan's labels."""
+    """Choose the labels of the plan. Return these labels, and a map from the labels of the hospital to the labels of
+    the plan.
+    """
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
@@ -132,7 +130,6 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
 
 
 def channels_of(looks: DatasetFacts) -> Choices:
-    """Choose the plan's channels."""
     channels = looks.channels
     if looks.flat:
         told = "all images have three channels" if channels == 3 else "all images have 1 channel"
@@ -151,8 +148,8 @@ def channels_of(looks: DatasetFacts) -> Choices:
 
 
 def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
-    """Choose between a 3-D network and a 2-D network on slices; None for 2-D images. `by_slices` is true if the user
-    requests slices.
+    """Choose between a 3-D network and a 2-D network on slices, or return None for 2-D images. `by_slices` is true if
+    the user requests slices.
     """
     if looks.flat:
         return None
@@ -165,7 +162,9 @@ def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None
 
 
 def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
-    """Choose the voxel spacing for all hospitals; None for 2-D images, and for images that are resized to one size."""
+    """Choose the voxel spacing for all hospitals, or return None for 2-D images and for images that are resized to one
+    size.
+    """
     if looks.flat or not looks.segments:
         return None
     middle = [float(f"{looks.spaced(axis):.2g}") for axis in range(dimensions)]
@@ -174,7 +173,6 @@ def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
 
 
 def intensity_of(looks: DatasetFacts) -> Choice:
-    """Choose the scaling of intensities."""
     low, high = min(look.low for look in looks.looked), max(look.high for look in looks.looked)
     kinds = {look.kind for look in looks.looked}
     if looks.flat and kinds == {"uint8"}:
@@ -196,15 +194,14 @@ def _window(looks: DatasetFacts) -> dict[str, Any]:
 
 
 def augmentation_of(looks: DatasetFacts) -> Choice:
-    """Choose the augmentation of images in training."""
     if looks.flat and looks.channels == 3:
         return Choice(["flip-x", "flip-y", "intensity"], "colours: no flips where left or up means something")
     return Choice(["affine", "intensity"], "small turns, other brightness; no flips, as bodies have a left and a right")
 
 
 def shares_of(patients: Mapping[str, int]) -> Choice:
-    """Choose which fractions of the largest hospital's patients are for training, validation and test.
-    `shares_of_small` chooses the fractions of small hospitals.
+    """Choose the fractions of the largest hospital's patients for training, validation and test. `shares_of_small`
+    chooses the fractions of small hospitals.
     """
     most = max(patients.values())
     small = any(_shares(count) != _shares(most) for count in patients.values())
@@ -237,7 +234,7 @@ def _tested(patients: int) -> int:
 
 def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
     """Choose the size of the network's input. Large 2-D images with masks are not resized. `limit` is the reason for
-    the largest input size.
+    the maximum input size.
     """
     axes = len(fit.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
@@ -260,7 +257,8 @@ def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -
 
 
 def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
-    """Return the size of a patch, which covers a whole image or less. Every side is a multiple of `least`.
+    """Return the size of a patch, which covers a whole image or a part of it. Every side of the patch is a multiple of
+    `least`.
 
     The function repeatedly shrinks the side that covers the largest fraction of the image's side, until the patch has
     at most `most` voxels.
@@ -276,7 +274,6 @@ def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
 
 # ---------------------------------------------------------------------------------------------------- learning
 def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
-    """Choose the network that fits the machine and the images."""
     dimensions = len(fit.caps)
     if not looks.segments:
         norm = "batch" if fit.network == "densenet121" else "group"
@@ -302,7 +299,7 @@ _OWN_NORM = "no running statistics, which hospitals with other scanners would sp
 
 
 def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
-    """Choose rounds, epochs and learning rate. `cases` is the number of training cases in the median hospital."""
+    """Choose rounds, epochs and learning rate. `cases` is the number of training cases in a hospital of median size."""
     steps = max(1, cases // batch[0])
     epochs = min(LONGEST_ROUND, max(1, math.ceil(STEPS / steps)))
     return {
@@ -316,7 +313,6 @@ def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the settings
 def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
-    """Choose the description of the data for medsilo.yaml."""
     source, found = looks.source, dict[str, tuple[Any, str]]()
     if looks.layout.images:
         images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)

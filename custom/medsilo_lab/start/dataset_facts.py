@@ -15,33 +15,32 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
-MOST = 60  # largest number of opened cases, taken from the hospitals in turn
-TAIL = (0.5, 99.5)  # percentiles of intensities in the report
-MOST_VALUES = 50  # files with more different values are masks of single objects, or are not masks
-LEAST_PATIENTS = 6  # smallest number of patients per hospital for which a pattern in file names is accepted
+MOST = 60  # maximum number of cases that are opened; cases are taken from the hospitals in turn
+TAIL = (0.5, 99.5)
+MOST_VALUES = 50  # label files with more different values are masks of single objects, or are no masks
+LEAST_PATIENTS = 6  # minimum number of patients per hospital for which a pattern in file names is accepted
 TELLING = (
     r"(.*?[^_/])(?:_\d+)+$",
     r"(.*[^_/])_\d+$",
     r"([^/]+)/[^/]+$",
     r"((?:.*/)?[^\d_/]*\d+)_[^\W\d_][^/]*$",
-)  # patterns of a patient's name in file names
-# words before a patient's number in a file name
+)  # patterns for a patient's name in file names
+# words that precede a patient's number in a file name
 SAYING = r"(?:.*/)?((?i:patient|pat|subject|subj|participant|proband|paciente|paziente)[-_ .]?\d+)$"
-CLASS = r"[^/]+/"  # the class folder before a patient's name; a patient may have images of several classes
+CLASS = r"[^/]+/"  # the class folder before the name of a patient, who may have images of several classes
 
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """Facts about one case's image and label."""
-
-    size: tuple[int, ...]  # voxels along x, y (and z)
+    size: tuple[int, ...]
     spacing: tuple[float, ...]
     channels: int
-    kind: str  # name of numpy's dtype
+    kind: str
     low: float
     high: float
-    tail: tuple[float, float]  # percentiles of the intensities, inside the structures if the mask has any
-    values: tuple[int, ...] = ()  # values in the mask
+    # percentiles of the intensities inside the structures, or of all intensities if the mask has no structures
+    tail: tuple[float, float]
+    values: tuple[int, ...] = ()
 
 
 Case = TypeVar("Case", Path, Entry)
@@ -50,41 +49,40 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Facts about a folder: its numbers of patients and cases by hospital, and the properties of a sample of cases."""
+    """The properties of a folder: numbers of patients and cases by hospital, and properties of a sample of the
+    cases.
+    """
 
     layout: FolderLayout
     source: DataSource
-    patients: dict[str, int]  # number of patients by hospital
+    patients: dict[str, int]
     cases: dict[str, int]
-    patients_of: dict[str, int]  # number of patients by class of a classification
+    patients_of: dict[str, int]
     looked: tuple[CaseFacts, ...]
-    left_out: dict[str, int]  # number of omitted cases by reason
+    left_out: dict[str, int]
     segments: bool
-    patients_known: bool = False  # true if a table names each case's patient, false if only file names do
+    # true if a table names the patient of each case; false if only file names show the patient
+    patients_known: bool = False
 
     @property
     def flat(self) -> bool:
-        """True for 2-D images."""
         return len(self.looked[0].size) == 2
 
     @property
     def channels(self) -> int:
-        """The number of channels. If some images are grey and others are in colour, the number is that of the images in
-        colour.
+        """The number of channels. In a mixture of grey images and colour images, the number of channels of the colour
+        images.
         """
         return max(look.channels for look in self.looked)
 
     def middle(self, axis: int) -> float:
-        """Return the median size along an axis."""
         return float(np.median([look.size[axis] for look in self.looked]))
 
     def spaced(self, axis: int) -> float:
-        """Return the median spacing along an axis, in millimetres."""
         return float(np.median([look.spacing[axis] for look in self.looked]))
 
     @property
     def summary(self) -> list[str]:
-        """Describe the facts in sentences, one per line."""
         kind, unit = ("flat images", "pixels") if self.flat else ("volumes", "voxels")
         task = "segmentation" if self.segments else "classification"
         cases, patients = sum(self.cases.values()), sum(self.patients.values())
@@ -102,7 +100,6 @@ class DatasetFacts:
 
 
 def ranges(rows: Sequence[Sequence[float]]) -> str:
-    """Format the range of the values along each axis."""
     axes = []
     for axis in zip(*rows, strict=True):
         low, high = min(axis), max(axis)
@@ -111,7 +108,7 @@ def ranges(rows: Sequence[Sequence[float]]) -> str:
 
 
 def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
-    """Open a sample of cases in a folder with a known layout. Raises DataError if the cases are unusable."""
+    """Open a sample of the cases in a folder with a known layout; raise DataError if the cases are unusable."""
     patterns = {"images": layout.images or None, "labels": layout.labels if layout.images else None}
     source = DataSource.model_validate({"folder": folder, **(layout.table.described() if layout.table else patterns)})
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
@@ -129,7 +126,7 @@ def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
 def facts_of_cases(
     layout: FolderLayout, source: DataSource, listings: Mapping[str, CaseIndex], segments: bool
 ) -> "DatasetFacts":
-    """Open a sample of the hospitals' cases, and return facts about the folder. Raises DataError if the cases are
+    """Open a sample of the hospitals' cases, and return the properties of the folder; raise DataError if the cases are
     unusable.
     """
     looks = looks_of(layout, source, listings, _look, segments)
@@ -144,8 +141,8 @@ def looks_of(
     look: Callable[[Entry], CaseFacts],
     segments: bool,
 ) -> DatasetFacts:
-    """Open a sample of the hospitals' cases with `look`, and return facts about the folder. `listings` has the key ""
-    for a single hospital.
+    """Open a sample of the hospitals' cases with `look`, and return the properties of the folder. For a single
+    hospital, `listings` has the key "".
     """
     entries = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
@@ -167,7 +164,6 @@ def looks_of(
 
 
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
-    """Return True if a table's labels are file names."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
     entries = CaseIndex.of_cases(source, place, masks=False).entries
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
@@ -179,12 +175,13 @@ def names_patients(names: Iterable[str]) -> bool:
 
 
 def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
-    """Return a regular expression that finds the patient in the names of cases. Return None if every case may be from a
+    """Return a regular expression that finds the patient in the names of cases, or None if every case may be from a
     different patient.
 
-    `names` has the names of cases by hospital. With `classes`, each name of a case begins with a class folder.
+    `names` has the names of the cases of each hospital. With `classes`, the name of each case begins with a class
+    folder.
 
-    The order of the expressions favours few patients, because merging two patients costs little, but splitting a
+    Expressions that find few patients are tried first, because merging two patients costs little, but splitting a
     patient inflates the test score.
     """
     for telling in (SAYING, *TELLING):
@@ -206,12 +203,12 @@ def opened(
     look: Callable[[Case], Seen],
     left_out: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[list[Seen], Counter[str]]:
-    """Open a sample of each hospital's cases with `look`. Return the results of `look`, and the numbers of omitted
-    cases by reason. Raises DataError if no case is usable.
+    """Open a sample of each hospital's cases with `look`; raise DataError if no case is usable. Return the results of
+    `look`, and the number of omitted cases for each reason.
 
     Args:
         look: opens a case, or raises DataError
-        left_out: for each hospital, the numbers of earlier omitted cases by reason
+        left_out: for each hospital, the number of cases that were omitted earlier, by reason
     """
     total = sum(map(len, cases.values()))
     looked, wrong, names = list[Seen](), Counter[str](), list[str]()
@@ -238,8 +235,8 @@ def _look(entry: Entry) -> CaseFacts:
 
 
 def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
-    """Return facts about an image, and about its mask if there is one. `files` is the number of files per image, one
-    for each channel.
+    """Return the properties of an image, and of its mask if there is a mask. `files` is the number of files per image,
+    one file for each channel.
     """
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
@@ -262,7 +259,7 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
 # -------------------------------------------------------------------------------------------------- rejections
 def _refuse_mixtures(looked: Sequence[tuple[CaseFacts, str]]) -> None:
     """Raise DataError unless all images have the same number of axes and the same number of channels. As an exception,
-    2-D images in grey and 2-D images in colour may be mixed.
+    grey and coloured 2-D images may be mixed.
     """
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),
@@ -281,7 +278,7 @@ def _channels_of(look: CaseFacts) -> int:
 
 
 def _refuse_labels(looks: DatasetFacts) -> None:
-    """Raise DataError if there is only one class, or if masks are empty or have too many values."""
+    """Raise DataError if there is only one class, if masks are empty, or if masks have too many values."""
     values = {value for look in looks.looked for value in look.values}
     if not looks.segments:
         if len(looks.patients_of) < 2:

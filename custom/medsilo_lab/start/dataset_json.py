@@ -14,23 +14,19 @@ from medsilo.core.files import read_bounded
 from medsilo.core.text import latin
 
 FILE = "dataset.json"
-LARGEST = 1 << 24  # largest file in bytes; the Decathlon's files list every case
+LARGEST = 1 << 24  # maximum size of dataset.json in bytes; the Decathlon's files list every case
 
 
 class _DatasetFile(BaseModel):
-    """The keys of dataset.json that medsilo uses."""
-
     model_config = ConfigDict(extra="ignore")
 
     labels: dict[str, Any] = Field(max_length=1000)
-    channel_names: dict[str, str] | list[str] = Field([], max_length=100)  # key of nnU-Net
-    modality: dict[str, str] | list[str] = Field([], max_length=100)  # key of the Decathlon
+    channel_names: dict[str, str] | list[str] = Field([], max_length=100)
+    modality: dict[str, str] | list[str] = Field([], max_length=100)
 
 
 @dataclass(frozen=True)
 class DatasetNames:
-    """Names of the channels in their order, and names of the mask values."""
-
     channels: tuple[str, ...]
     structures: tuple[tuple[int, str], ...]
 
@@ -39,7 +35,7 @@ def dataset_names(files: Mapping[str, Path]) -> DatasetNames | None:
     """Read the names from dataset.json in a folder, or in each of its hospitals' folders. Return None if there is no
     dataset.json.
 
-    If a name in dataset.json stands for several mask values, the names of all mask values are ignored.
+    If one name in dataset.json stands for several mask values, all names of mask values are ignored.
     """
     found = {_read(path) for name, path in files.items() if name.count("/") < 2 and Path(name).name == FILE}
     if len(found) > 1:

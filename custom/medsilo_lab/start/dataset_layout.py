@@ -63,20 +63,20 @@ class DatasetLayout:
     """
 
     path: Path
-    site: str  # name of the hospital, if the folder belongs to one hospital
-    device: str | None = None  # device that the user requested
-    gpu: bool = False  # true if this machine has a GPU for training
-    by_slices: bool = False  # true if the user requests slices instead of volumes
-    target: str | None = None  # column of the label, if the user named it
-    hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
-    # the user's answers about the columns of every table (table_folder.SAID)
+    site: str
+    device: str | None = None
+    gpu: bool = False
+    by_slices: bool = False
+    target: str | None = None  # name of the label column, if the user has given this name
+    hospitals: bool = False
+    # answers of the user about the columns of every table (table_folder.SAID)
     said: Mapping[str, Any] = field(default_factory=dict)
-    # for each hospital, the user's answers about the columns of the hospital's table
+    # answers of the user about the columns of the tables of single hospitals
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    facts: Any = None  # facts from the probe that later questions use
-    summary: Sequence[str] = ()  # the results in sentences, one per line
-    several: bool = False  # true if the folder has several hospitals
-    patients: Mapping[str, int] = field(default_factory=dict)  # number of patients of each hospital in the plan
+    facts: Any = None  # facts that the dataset probe found, and that later questions use
+    summary: Sequence[str] = ()
+    several: bool = False
+    patients: Mapping[str, int] = field(default_factory=dict)
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
 
     by_hospital = staticmethod(by_hospital)
@@ -86,18 +86,18 @@ class DatasetLayout:
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
-        """Visible files below the folder, by relative path."""
+        """The visible files below the folder, by their relative paths."""
         return CaseIndex.files_below(self.path)[0]
 
     @cached_property
     def images(self) -> Sequence[str]:
-        """The paths of all images and masks. The path of a DICOM series is the path of its folder, and ends in
-        a slash.
+        """The paths of all images and masks. The path of a DICOM series is the path of the folder of the series, and
+        ends in a slash.
         """
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str]) -> FileTable | None:
-        """Find the folder's table whose lines name these images or recordings."""
+        """Return the table in the folder that names these images or recordings in its lines, or None."""
         return table_of_files(self.files, named, self.target)
 
     def sites_of(self, tops: Collection[str]) -> dict[str, str]:
@@ -105,7 +105,7 @@ class DatasetLayout:
         return sites_of(tops, self.hospitals)
 
     def folders_of(self, tops: Collection[str]) -> dict[str, Choices]:
-        """Return the setting `data.folder` for each hospital whose name in the plan differs from the name of the
+        """Return the setting `data.folder` of each hospital whose name in the plan differs from the name of the
         hospital's folder.
         """
         return {
@@ -115,7 +115,6 @@ class DatasetLayout:
         }
 
     def _is_renamed(self, site: str) -> bool:
-        """Return True if no folder or table has the name that the hospital has in the plan."""
         there = [] if self.path.is_file() else [*self.path.iterdir()]
         return bool(there) and site not in {safe_name(own) for item in there for own in (item.name, item.stem)}
 
@@ -130,8 +129,8 @@ class DatasetLayout:
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
     ) -> "DatasetLayout":
-        """Return a copy with the results of a probe. The probe's choices replace the default choices for all kinds of
-        data.
+        """Return a copy with the results of a dataset probe. The choices of the probe replace the default choices for
+        all kinds of data.
 
         Args:
             found: the results in sentences
@@ -156,12 +155,12 @@ class DatasetLayout:
                 *found,
                 "hospital-1 and so on may be people: --hospitals names them as their folders",
             ]
-        divided = "shares" in TASKS[task].model_fields  # a task without the key `shares` divides the data itself
+        divided = "shares" in TASKS[task].model_fields  # a task without the key `shares` divides the data by itself
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
             "algorithm.name": choices.METHOD,
-            # The plan omits the counts in the summary, because a plan is sent to other hospitals.
+            # the plan omits the numbers in the summary, because a plan is sent to other hospitals
             "task.name": (task, found[0].partition(":")[0]),
             **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
             **({"task.shares": shares} if divided else {}),
@@ -199,7 +198,7 @@ class DatasetLayout:
 
         Args:
             kind: description of the kind of folder
-            listings: the cases that a probe found, by hospital; the key "" stands for a single hospital
+            listings: the cases that a probe found, by hospital; a single hospital has the key ""
             seen: opens an image and its mask
             plan: the probe's choices for the plan
             settings: the probe's choices for the hospitals' settings
@@ -212,11 +211,10 @@ class DatasetLayout:
         return self._of_images(task, looks, plan, settings)
 
     def choose_for(self, looks: DatasetFacts) -> "DatasetLayout":
-        """Return a copy with the facts about images, and with all choices for these images."""
+        """Return a copy with the properties of the images and with all choices for these images."""
         return self._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
 
     def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
-        """Return a copy with the facts about images. The chosen network fits this machine's GPU or CPU."""
         dimensions = choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
         fit, limit = fit_for(looks.segments, axes, self.gpu), LIMITS[self.gpu]
@@ -256,13 +254,13 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [*chain(*map(_texts, value))] if isinstance(value, list) else []
 
 
-# reason for the input size: with a GPU (True), and without a GPU (False)
+# reason for the input size on a machine with a GPU (True) and without a GPU (False)
 LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}
 
 
 def first_sight(folder: DatasetLayout) -> DatasetLayout:
     """Examine a folder with the dataset probes in `medsilo.dataset_probes`, and propose a plan. If no probe matches the
-    folder, examine it as a folder of images.
+    folder, examine the folder as a folder of images.
     """
     for name in DATASET_PROBES:
         if (sight := DATASET_PROBES[name](folder)) is not None:
@@ -271,7 +269,7 @@ def first_sight(folder: DatasetLayout) -> DatasetLayout:
 
 
 def look(folder: DatasetLayout) -> DatasetLayout:
-    """Propose a plan for a folder of images. Raises DataError if images or labels are missing."""
+    """Propose a plan for a folder of images; raise DataError if images or labels are missing."""
     return folder.choose_for(look_at(folder.path, layout_of_folder(folder.path, folder.target, folder.hospitals)))
 
 
@@ -289,13 +287,11 @@ SHOWN = (
 
 
 def shown_lines(draft: Draft) -> list[str]:
-    """Return the most important choices, one per line."""
     own = {**draft.plan, **draft.settings}
     return [f"{key}: {in_yaml(value)}  ({why})" for key, (value, why) in own.items() if key in SHOWN]
 
 
 def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
-    """Return the choices as rows of file, key, value and reason."""
     files = [(f"{JOB}/app/config/plan.yaml", draft.plan), (f"{DATA_SET}/{DataSet.FILE}", _of_data(draft.settings))]
     files += [(f"{DATA_SET}/{site}/{DataSet.FILE}", _of_data(own)) for site, own in draft.sites.items()]
     files += [(FILE_NAME, _of_data(draft.settings, False))]
@@ -303,17 +299,17 @@ def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
 
 
 def _of_data(own: Choices, whether: bool = True) -> Choices:
-    """Return the choices for the keys that begin with `data.`. If `whether` is False, return the choices for all other
-    keys.
+    """Return the choices for the keys that begin with `data.`. If `whether` is false, return the choices for all other
+    keys instead.
     """
     return {key: choice for key, choice in own.items() if key.startswith("data.") == whether}
 
 
 def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the next steps for the user. Each step has a purpose and a command, which may be empty.
+    """Return the next steps for the user, each with a purpose and a command; the command may be empty.
 
-    `several` is true if the folder contains all hospitals. `stopped` has the hospitals at which 'medsilo check' found
-    an obstacle.
+    `several` is true if the folder contains all hospitals. `stopped` contains the hospitals at which 'medsilo check'
+    found an obstacle.
     """
     job = out / JOB
     given = f"--settings {out}"
@@ -335,7 +331,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
 
 
 JOB, TRIAL, CHECKS, DATA_SET = "job", "trial", "check", "data-set"
-COMPARED = ("local", "fedavg")  # methods in the command 'medsilo compare' that 'medsilo init' proposes
+COMPARED = ("local", "fedavg")
 WIDTH = 118
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
@@ -361,16 +357,14 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
 
 
 class Written(Protocol):
-    """A data set that `write_start` can write."""
-
     def write(self, folder: Path) -> None:
         """Write the data set into a folder."""
 
 
 def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
-    """Write the data sets, a medsilo.yaml for trying out each data set, and the job. Return the job's plan.
+    """Write the data sets, a medsilo.yaml for trying out each data set, and the job. Return the plan.
 
-    `sets` has the key "" for a single hospital.
+    For a single hospital, `sets` has the key "".
     """
     text = text_of(OF_PLAN, draft.plan)
     plan = parse_plan(load_yaml(text))
@@ -387,12 +381,13 @@ def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
 
 
 def place_of(out: Path, site: str) -> Path:
-    """Return the folder that has the hospital's medsilo.yaml: the hospital's folder, or else the common folder."""
+    """Return the folder that contains the hospital's medsilo.yaml: the folder of the hospital, or else the common
+    folder.
+    """
     return out / site if (out / site / FILE_NAME).exists() else out
 
 
 def text_of(head: Sequence[str], own: Choices) -> str:
-    """Return choices as YAML, with the reasons as comments."""
     lines = [f"# {line}" for line in head]
     for section, keys in groupby(own, key=lambda key: key.rpartition(".")[0]):
         lines += ["", *([f"{section}:"] if section else [])]
@@ -401,8 +396,8 @@ def text_of(head: Sequence[str], own: Choices) -> str:
 
 
 def _rows(own: Choices, indent: str) -> list[str]:
-    """Return the lines of a YAML section. A reason is a comment after its key, or above its key if the line would be
-    too long.
+    """Return the lines of a YAML section. The reason for a key is a comment behind the key, or a comment above the key
+    if the line would be too long.
     """
     texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
@@ -417,5 +412,4 @@ def _rows(own: Choices, indent: str) -> list[str]:
 
 
 def in_yaml(value: Any) -> str:
-    """Format a value as one line of YAML."""
     return dump_yaml([value], in_line=True)[1:-2]  # YAML quotes a text with a comma only inside a list

@@ -19,14 +19,14 @@ from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
 from medsilo_lab.start.dataset_layout import DatasetLayout
 
-# minimum number of patients in a hospital's folder, and minimum number of studies with a structure that is learned
+# minimum number of patients in a hospital's folder, and minimum number of studies that must contain a structure
 LEAST = 3
 TRIED = 2  # number of studies of each hospital that are checked for overlapping structures
 OFTEN = 0.5  # minimum fraction of a hospital's studies that must contain a structure, so that the structure is learned
 # names of structures that contain other structures
 OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}
 KIND = "DICOM series, with segmentations or contours that refer to them"
-Files = tuple[tuple[Path, ...], Path | str]  # the files of a series, and the file of its label
+Files = tuple[tuple[Path, ...], Path | str]
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
@@ -63,8 +63,8 @@ def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
 
 def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, ...]:
     """Return the subfolders that each hold the studies of one hospital. Each subfolder must have several patients, and
-    no patient may be in two subfolders. If the user has said that hospitals number their own patients, neither is
-    checked.
+    no patient may be in two subfolders. If the user has said that hospitals number their own patients, these two
+    conditions are not checked.
     """
     patients: dict[str, set[str]] = {}
     for headers in tree.images.values():
@@ -76,15 +76,11 @@ def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, 
 
 
 def _of(tree: Tree, names: Mapping[Path, str], top: str) -> Tree:
-    """Return the tree with only the series and annotations of one hospital."""
     images = {series: own for series, own in tree.images.items() if _top(own, names) == top}
     return Tree(images, {series: own for series, own in tree.annotations.items() if series in images})
 
 
 def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str, str], Counter[str]]:
-    """Return the structures to learn, the spelling of their names in the files, and the number of studies in which each
-    name occurs.
-    """
     counts, often = Counter[str](), set[str]()
     called: dict[str, str] = {}
     for listing in listings.values():
@@ -108,8 +104,8 @@ def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str,
 
 
 def _apart(names: list[str], some: list[Files]) -> list[str]:
-    """Return the names of structures, without each structure that overlaps an earlier structure. For example, a target
-    volume overlaps the tumour inside it.
+    """Return the names of structures, and leave out each structure that overlaps an earlier structure. For example, a
+    target volume overlaps the tumour inside the target volume.
     """
     if not any(_overlap(names, one) for one in some):
         return names
@@ -121,8 +117,8 @@ def _apart(names: list[str], some: list[Files]) -> list[str]:
 
 
 def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tuple[Scan, np.ndarray]:
-    """Read a series, and the mask from its segmentation or contour file. `names` are the structures' names in lower
-    case; the structures get the labels 1, 2, ... in this order.
+    """Read a series, and its mask from a segmentation or contour file. The structures in `names` (in lower case) get
+    the labels 1, 2, ... in this order.
     """
     scan = scan_of_series(read_again(files))
     numbered = {name: number for number, name in enumerate(names, 1)} | {REST: 0}
@@ -132,20 +128,20 @@ def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tup
 def _overlap(names: list[str], one: Files) -> bool:
     try:
         _opened(names, *one)
-    except DataError as error:  # Errors other than overlaps are reported when the case is read.
+    # faults other than overlapping structures are reported when the case is read
+    except DataError as error:
         return str(error) == OVERLAP
     return False
 
 
 def _named(path: Path, called: dict[str, str]) -> set[str]:
-    """Return the names of the structures in a segmentation or contour file, in the spelling that occurred first."""
     try:
-        # The file is first read into memory, so that a wrong length in a header cannot make pydicom allocate too much
-        # memory.
+        # The whole DICOM file is read into memory first, so that a wrong length in its header cannot make pydicom
+        # allocate too much memory.
         elements = library().dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True)
         drawn = {int(one.ReferencedROINumber) for one in elements.get("ROIContourSequence") or ()}
         found = [str(one.SegmentLabel) for one in elements.get("SegmentSequence") or ()]
         found += [str(one.ROIName) for one in elements.get("StructureSetROISequence") or () if one.ROINumber in drawn]
-    except Exception:  # pydicom can raise any error for damaged files; when the case is read, the reason is reported.
+    except Exception:  # pydicom can raise any error for damaged files, and reading the case reports the reason later
         return set()
     return {called.setdefault(name.lower(), name) for name in map(as_compared, found) if name}

@@ -18,7 +18,7 @@ images/: a bright and a dark ellipsoid before stripes, under noise; labels/: 1 i
 
 
 def write_example(folder: Path) -> int:
-    """Write the hospitals' images and masks as NIfTI files. Return the number of all patients."""
+    """Write the images and masks of the hospitals as NIfTI files, and return the number of all patients."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise MedsiloError(f"{folder} exists and is not empty; choose another folder for the example")
     task = SyntheticProstate(similarity="high")
@@ -36,7 +36,7 @@ def write_example(folder: Path) -> int:
 
 
 def write_volume(path: Path, values: np.ndarray, spacing: Sequence[float]) -> None:
-    """Write a volume [D, H, W] as NIfTI in LPS orientation. `spacing` is along x, y, z."""
+    """Write a volume [D, H, W] as NIfTI in LPS orientation, with the spacing in the order x, y, z."""
     import nibabel
 
     x, y, z = spacing

@@ -10,34 +10,32 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import files_by_short_name
 from medsilo.tasks.table_reader import ENDINGS, TableReader
 
-NAMED = 0.8  # in a column of files, smallest fraction of cells that name a file in the folder
-# names of label columns, most reliable names first
+NAMED = 0.8  # minimum fraction of the cells of a file column that must name a file in the folder
+# names of label columns, sorted from the most reliable to the least reliable name
 LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")
 PATIENTS = (
     *("patient", "patientid", "patientno", "patientnr", "patientnumber", "patid", "patno", "patnr", "ptid", "pid"),
     *("subject", "subjectid", "subjid", "participant", "participantid", "person", "personid", "pseudonym", "mrn"),
     *("case", "caseid", "patientname", "proband", "probandid", "fallnr", "fallnummer", "patientennummer", "record"),
     *("recordid", "studyid", "usubjid", "medicalrecordnumber", "paciente", "paziente", "nhc", "ipp"),
-)  # names of patient columns without punctuation, most reliable names first
-# a column with a name in SURELY is a patient column even if its cells are file names
+)  # names of patient columns without punctuation, sorted from the most reliable to the least reliable name
+# a column with a name in SURELY is a patient column, even if its cells are file names
 SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
-FILE, LABEL = "recording", "label"  # column names for a table without a header
-SHOWN = 20  # largest number of columns in an error message
+FILE, LABEL = "recording", "label"  # column names of a table without a header
+SHOWN = 20
 
 
 @dataclass(frozen=True)
 class FileTable:
-    """A table whose lines name files."""
-
     name: str
-    file: str  # name of the column of files
+    file: str
     label: str
     patient: str | None
-    head: tuple[str, ...] = ()  # column names, if the table has no header
+    head: tuple[str, ...] = ()  # names of the columns, if the table has no header
 
     def described(self, usual: str = "image") -> dict[str, Any]:
-        """Return the keys of a hospital's settings for this table. `usual` is the default name of the column of
-        files.
+        """Return the keys of a hospital's settings that describe this table. `usual` is the default name of the column
+        with file names.
         """
         file = {} if self.file == usual else {"image": self.file}
         columns = {"label": self.label, "patient": self.patient or self.file}
@@ -46,18 +44,16 @@ class FileTable:
 
     @property
     def why(self) -> str:
-        """Explain the choice of columns."""
         alone = "; no column names patients, so each file counts as one of its own: correct it" * (not self.patient)
         return f"what these are called in {self.name}: a guess by the names{alone}"
 
 
 def table_of_files(files: Mapping[str, Path], named: Collection[str], target: str | None) -> FileTable | None:
-    """At the top level of a folder, find the table whose lines name files in the folder. Return None if no table names
-    files.
+    """At the top level of a folder, find the table whose lines name files in the folder, or return None.
 
     Args:
         named: paths of images or recordings
-        target: label column, if the user named it
+        target: name of the label column, if the user has given this name
     """
     for name, path in files.items():
         if "/" in name or not name.lower().endswith(ENDINGS):
@@ -95,7 +91,7 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
 
 
 def called(columns: Collection[str], words: Collection[str]) -> str | None:
-    """Return the column whose name is among `words`. Earlier words have priority."""
+    """Return the column whose name is among `words`, where earlier words have priority."""
     return next((name for word in words for name in columns if is_called(name, (word,))), None)
 
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DEEPEST = 5  # largest number of levels in a U-Net
-SMALLEST = 4  # smallest number of voxels along an axis at the deepest level of a U-Net
+DEEPEST = 5
+SMALLEST = 4  # minimum number of voxels along an axis at the deepest level of a U-Net
 WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A network that a machine can train in reasonable time, with its largest input, its batch size, and a U-Net's
-    features.
+    """A network that a machine can train in reasonable time, with the maximum input size, the batch size, and the
+    features of a U-Net.
     """
 
     caps: tuple[int, ...]
@@ -23,8 +23,8 @@ class Fit:
     network: str = "unet"
 
     def levels(self, sizes: Sequence[float]) -> tuple[int, ...]:
-        """Return the features of each level of a U-Net. Larger images allow more levels; the smallest number of levels
-        is two.
+        """Return the number of features of each level of a U-Net. Larger images allow more levels, and the minimum is
+        two levels.
         """
         shortest = min(min(size, cap) for size, cap in zip(sizes, self.caps, strict=True))
         count = int(math.log2(max(shortest, 1) / SMALLEST)) + 1 if shortest >= SMALLEST else 0
@@ -38,9 +38,7 @@ class Fit:
 
 
 def fit_for(segments: bool, dimensions: int, gpu: bool) -> Fit:
-    """Return the network and its sizes. With these sizes, training needs 5 GB on a GPU, or minutes per round on
-    a CPU.
-    """
+    """Return a network and its sizes, with which training needs 5 GB on a GPU, or minutes per round on a CPU."""
     if segments and dimensions == 3:
         return Fit((128, 128, 64), 2, WIDE) if gpu else Fit((64, 64, 32), 2, SLIM)
     if segments:

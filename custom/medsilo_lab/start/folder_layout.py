@@ -1,6 +1,6 @@
 """Find images, labels and hospitals in a folder by file names only.
 
-The module does not read the pixels of images. Each function in `KINDS` recognises a kind of folder.
+The module does not read the pixels of images. Each function in `KINDS` recognises one kind of folder.
 """
 
 import re
@@ -24,12 +24,14 @@ IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "v
 LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
 PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
-REGULAR = 0.8  # a file name counts as regular if at least this fraction of the cases' folders has it
-LEAST_OF_CLASS = 3  # with fewer images per folder on average, the folders are patients and not classes
+# a file name is regular if a file of this name is in at least this fraction of the cases' folders
+REGULAR = 0.8
+LEAST_OF_CLASS = 3  # folders with fewer images on average are folders of patients and not of classes
 MOST_CLASSES = 254
-MOST_HOSPITALS = 8  # largest number of hospitals' folders without names of places, because more folders may be patients
+# maximum number of hospital folders without names of places, because more folders may belong to patients
+MOST_HOSPITALS = 8
 TELL = "if each is a hospital's, say --hospitals"
-SHOWN = 6  # largest number of names in an error message
+SHOWN = 6
 READ = (
     "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP, and tables (CSV, Parquet, Excel, Stata, SAS) whose first line "
     "names the columns"
@@ -42,27 +44,26 @@ HOW = (
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """Patterns of the image and label files in a folder, or in each hospital's folder."""
+    """Patterns of the image files and label files in a folder, or in the folder of each hospital."""
 
-    kind: str  # description of the kind of folder
+    kind: str
     images: tuple[str, ...] = ()  # a pattern for each channel; empty if a table names the files
     labels: str | None = None  # pattern of masks; None if folders are named after classes
     channels: tuple[str, ...] = ("image",)
     classes: tuple[str, ...] = ()
-    hospitals: tuple[str, ...] = ()  # hospitals' folders; empty if the folder belongs to one hospital
-    unused: tuple[str, ...] = ()  # ignored folders and tables
-    named: DatasetNames | None = None  # names in the folder's dataset.json
-    table: FileTable | None = None  # table that names the files, if its file name is not TABLE
-    told: bool = False  # true if the user declared that each folder belongs to a hospital
+    hospitals: tuple[str, ...] = ()  # folders of the hospitals; empty if the folder belongs to a single hospital
+    unused: tuple[str, ...] = ()
+    named: DatasetNames | None = None
+    table: FileTable | None = None  # the table that names the files, if its file name is not TABLE
+    told: bool = False
 
     @property
     def by_table(self) -> bool:
-        """True if a table names the files."""
         return not self.images
 
 
 def layout_of_folder(folder: Path, target: str | None = None, told: bool = False) -> FolderLayout:
-    """Find the layout of a folder. Raises DataError, with a remedy, if images or labels are missing.
+    """Find the layout of a folder. If images or labels are missing, raise DataError with a remedy.
 
     Args:
         target: label column of a table
@@ -99,8 +100,8 @@ def tables_in(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def items_of(names: Mapping[str, Path]) -> list[str]:
-    """Return the paths of images, masks and tables of cases. The path of a DICOM series is the path of its folder, and
-    ends in a slash.
+    """Return the paths of images, masks and tables of cases. The path of a DICOM series is the path of the folder of
+    the series, and ends in a slash.
     """
     items = [name for name in names if name == TABLE or name.endswith(f"/{TABLE}") or suffix_of(name) in SUFFIXES]
     slices: defaultdict[str, list[str]] = defaultdict(list)
@@ -115,12 +116,12 @@ def items_of(names: Mapping[str, Path]) -> list[str]:
 def _says_dicom(path: Path) -> bool:
     try:
         return path.is_file() and is_dicom(path)
-    except OSError:  # the file may be unreadable
+    except OSError:
         return False
 
 
 def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
-    """If the files are a single DICOM series, return the folder. If each file is a separate image, return the files."""
+    """Return the folder if the files are a single DICOM series; return the files if each file is a separate image."""
     import SimpleITK
 
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
@@ -128,7 +129,7 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
         for file in files:
             check_dicom(folder / file.rpartition("/")[2])
         series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
-    except DataError:  # a damaged image is reported and omitted later, when it is opened
+    except DataError:  # a damaged image is reported and omitted later, when the image is opened
         series = 1
     if series == len(files) or not place:
         return files
@@ -139,12 +140,10 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
 
 
 def suffix_of(name: str) -> str:
-    """Return an image's file suffix in lower case; empty for an unknown format."""
     return next((suffix for suffix in (*SUFFIXES, DICOM) if name.lower().endswith(suffix)), "")
 
 
 def layout_of(items: Sequence[str], told: bool = False) -> FolderLayout:
-    """Find the layout of the files of one hospital, or of several hospitals in separate folders."""
     whole = _of_one(items)
     if whole:
         return whole
@@ -161,7 +160,7 @@ def layout_of(items: Sequence[str], told: bool = False) -> FolderLayout:
 
 
 def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
-    """Return the common layout of the hospitals' folders. The folders may differ only in the classes of their
+    """Return the common layout of the folders of all hospitals. Folders may differ only in the classes of their
     images.
     """
     first = next(iter(known.values()))
@@ -183,12 +182,12 @@ def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
 
 
 def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
-    """Return the hospitals' folders by the hospital's name in the plan. A hospital's name in the plan has no spaces or
-    umlauts. `told` is true if the user declared the folders to be hospitals.
+    """Return the folder of each hospital, by the hospital's name in the plan. Names in the plan have no spaces or
+    umlauts. `told` is true if the user declared that the folders are hospitals.
 
-    If the user has not declared hospitals, a folder may belong to a patient. Raises DataError if many folders may
-    belong to patients. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so on. A
-    hospital never gets a person's name.
+    If the user has not declared hospitals, a folder may belong to a patient, and DataError is raised if many folders
+    may belong to patients. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so
+    on. A hospital never gets a person's name.
     """
     found: dict[str, str] = {}
     hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
@@ -208,18 +207,17 @@ def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
 
 # ---------------------------------------------------------------------------------------------------- kinds of folders
 def _of_one(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of one hospital's files; None if no function in `KINDS` recognises the layout."""
+    """Return the layout of one hospital's files, or None if no function in `KINDS` recognises the layout."""
     return next((found for kind in KINDS if (found := kind(items))), None)
 
 
 def a_table(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of a folder with a table of cases."""
     return FolderLayout(f"a table of cases, {TABLE}") if TABLE in items else None
 
 
 def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout if one folder has the images and another folder has the masks. Names of image files may end in
-    nnU-Net's channel numbers.
+    """Return the layout if one folder has the images and another folder has the masks. The names of image files may end
+    in a channel number, as in nnU-Net.
     """
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
@@ -238,7 +236,9 @@ def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _tail(names: Sequence[str], words: Collection[str]) -> str:
-    """Return the last word that all names have in common, if it is among `words`: _mask in p01_mask.nii.gz."""
+    """Return the last word that all names have in common if it is among `words`, for example _mask in
+    p01_mask.nii.gz.
+    """
     found = {match[0] if (match := re.search(r"[-_. ][A-Za-z]+$", _stem(name))) else "" for name in names}
     tail = found.pop() if len(found) == 1 else ""
     return tail if tail[1:].lower() in words else ""
@@ -247,8 +247,8 @@ def _tail(names: Sequence[str], words: Collection[str]) -> str:
 def _by_channel(
     place: str, names: Sequence[str], masks: Collection[str], tail: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns and names of the channels. The channels of a mask `case` are the files case_0000, case_0001
-    and so on.
+    """Return the patterns and names of the channels of images. The channels that belong to a mask `case` are the files
+    case_0000, case_0001 and so on.
     """
     parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
     whole = {_stem(name).removesuffix(tail) for name in names}
@@ -264,7 +264,7 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
     below = _below(items)
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
         return None
-    endings = Counter(  # a star stands for the folder's name in a file name
+    endings = Counter(  # in a pattern, a star replaces the name of the folder in a file name
         f"*{name.removeprefix(top)}" if name.startswith(top) else name for top, inner in below.items() for name in inner
     )
     regular = [ending for ending, count in endings.items() if count >= REGULAR * len(below)]
@@ -279,12 +279,10 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _word(ending: str) -> str:
-    """Return the last word of a pattern: t1 in *_t1.nii.gz."""
     return re.split(r"[^A-Za-z0-9]+", _stem(ending))[-1].lower()
 
 
 def _stem(name: str) -> str:
-    """Return a file name without its suffix."""
     return name[: len(name) - len(suffix_of(name))]
 
 
@@ -314,8 +312,8 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Group paths by top folder if every path has two folders, or if the top folders have names such as hospital-1.
-    Otherwise, all paths have the key "".
+    """Group paths by top folder, if every path has two folders or the top folders have names such as hospital-1.
+    Otherwise, group all paths under the key "".
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -326,7 +324,7 @@ def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def _below(items: Iterable[str]) -> dict[str, list[str]]:
-    """Return the items of each top folder, with paths relative to this folder."""
+    """Return the items in each top folder, with paths that are relative to the top folder."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for item in items:
         top, slash, rest = item.partition("/")
@@ -336,7 +334,7 @@ def _below(items: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _pattern(place: str, names: Sequence[str], tail: str = "") -> str:
-    """Return a pattern that matches all given files of a folder. The pattern ends in `tail` and in the common suffix of
+    """Return a pattern that matches all given files of a folder. The pattern ends in `tail` and the common suffix of
     the files.
     """
     deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
@@ -356,7 +354,6 @@ def _refuse_parts(tops: Iterable[str]) -> None:
 
 
 def _why_not(items: Sequence[str]) -> str:
-    """Explain why the files have no known layout, and name the remedy."""
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
     labels = [top for top in below if top.lower() in LABEL_WORDS]

@@ -43,15 +43,15 @@ from medsilo_lab.start.wording import is_common, names_a_person
 Ask = Callable[[Question], str]
 MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
-# largest number of values in a column of classes, and smallest number of images in a folder of a class
+# maximum number of values in a column of classes, and minimum number of images in a folder of a class
 MOST_CLASSES, LEAST_OF_CLASS = 20, 3
-# COVERED: smallest fraction of images that a table must name. NAMED: smallest fraction of a table's lines with an image
-# that needs no question.
+# COVERED: minimum fraction of all images that a table must name. NAMED: if a smaller fraction of a table's lines have
+# an image, the user is asked.
 COVERED, NAMED = 0.2, 0.8
-RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # masks in Kaggle's run-length format
-LARGEST_JSON = 1 << 28  # largest JSON file in bytes
+RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # matches masks in Kaggle's run-length format
+LARGEST_JSON = 1 << 28
 SESSION = re.compile(r"(ses|session|visit|study|scan|exam|series|view|tp|timepoint|time)[-_ ]?\w{0,12}", re.IGNORECASE)
-MOST_NAMES = 5  # largest median number of patients per folder at which the user is asked about patients
+MOST_NAMES = 5  # if the median number of patients per folder is not larger, the user is asked about patients
 BY_HEADER = "each name in headers is a patient"
 NEITHER, EACH_FOLDER = "neither", "each folder is a patient"
 WHERE = frozenset(
@@ -62,7 +62,7 @@ WHERE = frozenset(
     noord zuid oost central city rural urban private public hier here there
     left right links rechts case cases
     """.split()  # noqa: SIM905 - one word beside the other
-)  # words in COMMON for places and sides of the body
+)  # words from COMMON that name places or sides of the body
 ORDINALS = ("first", "second", "third", "fourth", "last")
 PATIENTS, HOSPITALS, CLASSES = "patients", "hospitals", "classes"
 EACH, ONE_HOSPITAL, DRAWN, LEFT_OUT = "each image is a patient", "one hospital", "drawn anew", "left out"
@@ -70,29 +70,28 @@ EACH, ONE_HOSPITAL, DRAWN, LEFT_OUT = "each image is a patient", "one hospital",
 
 @dataclass(frozen=True)
 class FoundCase:
-    """A case: its image, its mask or class, its patient and its hospital. Paths are relative to the data folder."""
+    """A case with its image, its mask or class, its patient and its hospital. Paths are relative to the data folder."""
 
     image: str
-    label: str = ""  # path of the mask, or the class
+    label: str = ""
     patient: str = ""
     hospital: str = ""
 
 
 @dataclass
 class FoundCases:
-    """The cases of a folder, as found from names of files and answers of the user."""
+    """The cases of a folder, which were found from file names and from answers of the user."""
 
-    kind: str  # description of the kind of folder
+    kind: str
     segments: bool
     cases: list[FoundCase]
-    patients_by: str = ""  # source of the patients' names; empty if each image counts as a patient
-    told: bool = False  # true if the user declared that folders are hospitals
+    patients_by: str = ""  # description of the source of the patients' names; empty if each image counts as a patient
+    told: bool = False
     left_out: dict[str, int] = field(default_factory=dict)
-    named: DatasetNames | None = None  # names in the folder's dataset.json
-    unused: tuple[str, ...] = ()  # ignored tables
+    named: DatasetNames | None = None
+    unused: tuple[str, ...] = ()
 
     def leave_out(self, why: str, count: int) -> None:
-        """Add a number of omitted cases to the count for the reason of the omission."""
         if count:
             self.left_out[why] = self.left_out.get(why, 0) + count
 
@@ -105,7 +104,6 @@ class FoundCases:
         return {site: [case for case in self.cases if case.hospital == top] for site, top in named.items()}
 
     def listings(self, folder: Path) -> dict[str, CaseIndex]:
-        """Return an index of each hospital's cases, with their files."""
         found = {}
         for site, cases in self.sites().items():
             found[site] = CaseIndex()
@@ -115,7 +113,6 @@ class FoundCases:
         return found
 
     def layout(self) -> FolderLayout:
-        """Return the layout of the cases, without patterns of file names."""
         known = None if self.patients_by else FileTable("", "image", "label", None)
         hospitals = tuple(sorted({case.hospital for case in self.cases} - {""}))
         return FolderLayout(
@@ -125,8 +122,6 @@ class FoundCases:
 
 @dataclass(frozen=True)
 class Images:
-    """Images, masks and tables in a folder, by relative path."""
-
     root: Path
     files: Mapping[str, Path]
     images: tuple[str, ...]
@@ -134,15 +129,14 @@ class Images:
     target: str | None = None
 
     def levels(self, names: Iterable[str]) -> list[list[str]]:
-        """For each level of folders that all images have, return the name of each image's folder."""
+        """For each level of folders that all images have, return the folder name of each image."""
         rows = [PurePosixPath(name).parts[:-1] for name in names]
         deep = min(map(len, rows), default=0)
         return [[row[level] for row in rows] for level in range(deep)]
 
 
 def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None:
-    """Return the cases in a folder of images, and ask about ambiguous names. Return None for data without ambiguous
-    names.
+    """Return the cases in a folder of images, and ask about ambiguous names. If no name is ambiguous, return None.
 
     `ask` receives a question and returns the answer.
     """
@@ -173,7 +167,6 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
 
 
 def sight_of(found: FoundCases, folder: DatasetLayout) -> DatasetLayout:
-    """Open a sample of the cases, and make all choices for these cases."""
     source = DataSource(folder=folder.path)
     looks = facts_of_cases(found.layout(), source, found.listings(folder.path), found.segments)
     if found.layout().hospitals:
@@ -201,15 +194,14 @@ def _is_usual(path: Path) -> bool:
 
 
 def _inside(root: Path, files: Mapping[str, Path], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the images inside a folder, and the symbolic links that lead out of this folder."""
     top = root.resolve()
     out = [name for name in names if leads_out(files[name], top)]
     return [name for name in names if name not in {*out}], out
 
 
 def _words(name: str) -> list[str]:
-    """Return the names of a file's folders in lower case. If the file name has several words, also return its last
-    word.
+    """Return the names of a file's folders in lower case. If the file name consists of several words, also return the
+    last word.
     """
     *folders, last = PurePosixPath(name).parts
     stem = last[: len(last) - len(suffix_of(last))]
@@ -227,7 +219,7 @@ def _stem(name: str) -> str:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """Return a key that an image and its mask have in common: the path without words such as images or mask."""
+    """Return a key that is the same for an image and its mask: the path without words such as images or mask."""
     folders = [part for part in PurePosixPath(name).parts[:-1] if part.lower() not in IMAGE_WORDS | MASKS]
     words = re.split(r"([-_. ])", _stem(name))
     while len(words) > 2 and words[-1].lower() in IMAGE_WORDS | MASKS:
@@ -239,43 +231,40 @@ def _key(name: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------- tables
 @dataclass(frozen=True)
 class Lines:
-    """A table with a line for each image or for each patient."""
-
     name: str
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
-    key: str  # column that names images or patients
-    by: str  # kind of names in that column: "file" or "patient"
-    line_of: Mapping[str, int]  # from an image to the number of its line
-    named: Mapping[str, str]  # from an image to its patient, if the column names patients
+    key: str
+    by: str  # "file" if the column `key` identifies images, "patient" if it identifies patients
+    line_of: Mapping[str, int]  # number of the table line of each image, by the image's path
+    named: Mapping[str, str]  # patient of each image, if the column `key` identifies patients
 
     def cell(self, image: str, column: str) -> str:
-        """Return the cell of an image's line in a column; an empty text if the image has no line."""
+        """Return the cell of an image's line in a column, or an empty text if the image has no line."""
         place = self.line_of.get(image)
         return "" if place is None else self.lines[place][self.head.index(column)].strip()
 
     def values(self, column: str) -> Counter[str]:
-        """Return the number of lines with each value of a column."""
         place = self.head.index(column)
         return Counter(line[place].strip() for line in self.lines if line[place].strip())
 
     @property
     def patient(self) -> str | None:
-        """Return the column with the most reliable name for patients. If no column has a name for patients, return the
-        column that matches images to patients.
+        """The column with the most reliable name for a patient column. If there is no such column, the column that
+        matches images to patients.
         """
         own = called([own for own in self.head if self.by == "patient" or own != self.key], PATIENT_WORDS)
         return own or (self.key if self.by == "patient" else None)
 
     @property
     def is_sure(self) -> bool:
-        """Return True if the name or the values of the patient column show that the column contains patients."""
+        """True if the name or the values of the patient column show that the column contains patients."""
         return self.patient is not None and (is_called(self.patient) or names_patients(self.named.values()))
 
     @property
     def like_names(self) -> list[str]:
-        """Return the columns that may contain patients. A column that may contain patients has more values than a
-        column of classes, and no measurements.
+        """The columns that may contain patients. A column of patients has more values than a column of classes, and
+        contains no measurements.
         """
         found = []
         for column in self.head:
@@ -287,12 +276,13 @@ class Lines:
 
 
 def _tables(seen: Images) -> list[Lines]:
-    """Return the tables that name images or patients. The table that names most images comes first."""
+    """Return the tables that name images or patients, sorted by the number of named images."""
     found: dict[tuple[str, ...], tuple[str, list[tuple[str, ...]], list[str]]] = {}
     for name in tables_in(seen.files):
         head, *lines = TableReader.first_lines(seen.files[name], TableReader.MOST_LINES) or [[]]
         whole = [tuple(line) for line in lines if len(line) == len(head)]
-        if len(head) > 1 and whole:  # joins tables with the same columns, such as tables of training and test cases
+        # tables with the same columns are joined, such as tables of training and test cases
+        if len(head) > 1 and whole:
             _, lines_, places = found.setdefault(tuple(head), (name, [], []))
             lines_.extend(whole)
             places.extend([name.rpartition("/")[0]] * len(whole))
@@ -305,10 +295,10 @@ def _tables(seen: Images) -> list[Lines]:
 def _named_by(
     seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], places: list[str]
 ) -> Lines | None:
-    """Find the column that names most images or patients. Return None if no column names enough images or patients.
+    """Find the column that names most images or patients, or return None if no column names enough images or patients.
 
     Args:
-        places: for each line, the folder of the file that has this line
+        places: for each line, the folder of the table's file
     """
     below = {place: [own for own in seen.images if not place or own.startswith(f"{place}/")] for place in {*places}}
     by_file = {place: _ways_to_name(own) for place, own in below.items()}
@@ -341,7 +331,9 @@ def _named_by(
 
 
 def _ways_to_name(images: Sequence[str]) -> dict[str, str]:
-    """Return the image for each name that a table may use: each end of a path that only a single image has."""
+    """Return the image for each name that a table may use. A table may use any end of a path that belongs to a single
+    image.
+    """
     found: defaultdict[str, set[str]] = defaultdict(set)
     for image in images:
         parts = PurePosixPath(image).parts
@@ -358,14 +350,15 @@ def _image_of(cell: str, known: Mapping[str, str]) -> str | None:
 
 
 def _names_of_patient(image: str) -> list[str]:
-    """Return possible names of an image's patient: the image's folders, and the beginnings of the image's file name."""
+    """Return possible names of the patient of an image: the image's folders, and beginnings of the image's file
+    name.
+    """
     stem = _stem(image)
     ends = [match.start() for match in re.finditer(r"[-_. ]", stem)]
     return [*PurePosixPath(image).parts[:-1], *(stem[:end] for end in reversed(ends))]
 
 
 def _with_table(seen: Images, table: Lines, ask: Ask) -> FoundCases:
-    """Return the cases of images whose labels are in a table."""
     label = _label_column(seen, table, ask)
     named = [image for image in seen.images if image in table.line_of]
     cases = [FoundCase(image, table.cell(image, label)) for image in named]
@@ -384,7 +377,7 @@ def _with_table(seen: Images, table: Lines, ask: Ask) -> FoundCases:
 
 
 def _once(found: FoundCases, ask: Ask) -> None:
-    """If a patient occurs at several hospitals, keep the cases of the first hospital."""
+    """If a patient occurs at several hospitals, keep only the patient's cases at the first hospital."""
     first = {case.patient: case.hospital for case in sorted(found.cases, key=lambda own: own.hospital, reverse=True)}
     again = [case for case in found.cases if case.hospital != first[case.patient]]
     if again:
@@ -395,7 +388,6 @@ def _once(found: FoundCases, ask: Ask) -> None:
 
 
 def _by_column(found: FoundCases, table: Lines, column: str) -> None:
-    """Take each case's patient from a column of the table. Leave out cases without a patient."""
     whose = {case.image: table.cell(case.image, column) for case in found.cases}
     known = [replace(case, patient=whose.get(case.image, "")) for case in found.cases]
     found.leave_out(f"images without a patient in {table.name}", sum(not case.patient for case in known))
@@ -407,7 +399,7 @@ def _is_number(text: str) -> bool:
 
 
 def _check_lines(found: FoundCases, seen: Images, table: Lines, label: str, ask: Ask) -> None:
-    """Ask about lines without images, reject patients with two labels, and leave out images without a line."""
+    """Ask about table lines without images, reject patients with two labels, and leave out images without a line."""
     lone = len(table.lines) - len({*table.line_of.values()})
     if table.by == "file" and lone > (1 - NAMED) * len(table.lines):
         text = f"{lone} of {len(table.lines)} lines of {table.name} name images that are not there"
@@ -428,7 +420,6 @@ def _check_lines(found: FoundCases, seen: Images, table: Lines, label: str, ask:
 
 
 def _columns_of_classes(table: Lines) -> list[str]:
-    """Return the columns whose values may be classes."""
     others = [
         own for own in table.head if own not in (table.key, table.patient) and not is_called(own, HOSPITAL_COLUMNS)
     ]
@@ -436,7 +427,6 @@ def _columns_of_classes(table: Lines) -> list[str]:
 
 
 def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
-    """Return the label column, and ask the user if several columns are possible."""
     others = [own for own in table.head if own not in (table.key, table.patient)]
     if seen.target:
         if (own := next((name for name in table.head if name.lower() == seen.target.lower()), None)) is None:
@@ -467,7 +457,7 @@ def _shown(values: Mapping[str, int]) -> str:
 
 
 def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
-    """If a column has a usual name for hospitals, ask whether the values of this column are hospitals."""
+    """If a column has a usual name for a column of hospitals, ask whether its values are hospitals."""
     column = next((own for own in table.head if is_called(own, HOSPITAL_COLUMNS) and own != table.key), None)
     if not column or len(values := Counter(table.cell(case.image, column) for case in found.cases)) < 2:
         return
@@ -481,7 +471,7 @@ def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
 
 # ---------------------------------------------------------------------------------------------------- masks
 def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases | None:
-    """Return the cases of images with masks. Return None if images have several channels, or if `layout_of` knows the
+    """Return the cases of images with masks, or None if images have several channels or `layout_of` recognises the
     layout.
     """
     table = next((own for own in tables if own.patient), None)
@@ -516,8 +506,8 @@ def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases |
 
 
 def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
-    """Ask whether the folders are patients or hospitals. Raise DataError if the folders are patients, who then have
-    several visits.
+    """Ask whether the folders are patients or hospitals. Raise DataError if the folders are patients, because each
+    patient then has several visits.
     """
     if all(top.lower().startswith(HOSPITAL_WORDS) for top in tops):
         return
@@ -532,8 +522,8 @@ def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
 
 # ---------------------------------------------------------------------------------------------------- BIDS
 def _bids(seen: Images, ask: Ask) -> FoundCases:
-    """Return the cases of all sessions in a BIDS folder. Masks are in the folder derivatives. Without masks, labels are
-    in participants.tsv.
+    """Return the cases of all sessions in a BIDS folder. Masks come from the folder derivatives; without masks, labels
+    come from participants.tsv.
     """
     own = [name for name in seen.images if PurePosixPath(name).parts[0].startswith("sub-")]
     kinds = Counter(_stem(name).rsplit("_", 1)[-1] for name in own)
@@ -579,7 +569,6 @@ def _entities(name: str) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------------------------------------- folders
 def _in_folders(seen: Images, table: Lines | None, ask: Ask) -> FoundCases | None:
-    """Return the cases of images in folders that are named after classes."""
     found_ = FoundCases("images in folders named after their classes", False, [FoundCase(name) for name in seen.images])
     levels = seen.levels(seen.images)
     _ask_parts(levels, ask)
@@ -604,7 +593,7 @@ def _ask_parts(levels: Sequence[Sequence[str]], ask: Ask) -> None:
 
 
 def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
-    """Return the level at which folders are named after classes; None if there is no such level."""
+    """Return the level at which folders are named after classes, or None if there is no such level."""
     several = [
         at for at, own in enumerate(levels) if len({*own}) > 1 and not {name.lower() for name in own} <= PART_WORDS
     ]
@@ -657,7 +646,7 @@ def _if_classes(names: Sequence[str], level: int, ask: Ask) -> int:
 
 
 def _is_finding(name: str) -> bool:
-    """Return True if a folder's name is usual for a class, and not for a place or a patient's number."""
+    """Return True if the name of a folder is usual for a class, and not usual for a place or for a patient's number."""
     words = re.findall(r"[^\W\d_]+", name.lower())
     numbered = sum(char.isdigit() for char in name) > 1 or not (len(name) == 1 or any(len(word) > 1 for word in words))
     return is_common(name) and not numbered and not {*words} & WHERE
@@ -669,8 +658,8 @@ def _range(counts: Iterable[int]) -> str:
 
 
 def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: bool = True) -> None:
-    """Ask whether folders at other levels are patients or hospitals. If no folder names the patients, ask for the
-    patients.
+    """Ask whether folders at other levels than `taken` are patients or hospitals. If no folder names patients, ask for
+    the patients.
     """
     rows = [PurePosixPath(case.image).parts[:-1] for case in found.cases]
     deep = min(map(len, rows))
@@ -692,7 +681,7 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
     above_class = not taken or level < min(taken)
     if hospitals:
         said = HOSPITALS
-    elif not above_class:  # folders inside a class are patients or series, never hospitals
+    elif not above_class:  # folders inside a folder of a class are patients or series, but never hospitals
         said = PATIENTS
     else:
         text = f"{listed(tops)}: {len(tops)} folders of {_range(counts.values())}. Patients, hospitals or neither?"
@@ -714,8 +703,8 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
 
 
 def _patients_at(found: FoundCases, level: int, ask: Ask) -> None:
-    """Take each case's patient from the name of the case's folder at the level `level`. Folders with the same name are
-    the same patient, even at different paths.
+    """Take the patient of each case from the name of the case's folder at the level `level`. Folders with the same name
+    are the same patient, even if their paths differ.
     """
     named = [PurePosixPath(case.image).parts[level] for case in found.cases]
     if expression := _prefix({"": sorted({*named})}):
@@ -735,8 +724,8 @@ def _folder_at(level: int) -> str:
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
     """Ask for the patient of each image.
 
-    Possible answers are a folder in the path, a pattern of file names, a column of the table, or a patient for each
-    image.
+    The possible answers are a folder in the path, a pattern of file names, a table column, or a separate patient for
+    each image.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:
@@ -764,7 +753,7 @@ def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), ta
         ways[way] = {case.image: table.cell(case.image, own) for case in found.cases}
     sizes = {way: len({*whose.values()}) for way, whose in ways.items()}
     # Answers with few patients come first, because merging two patients costs little. Answers with very few patients
-    # are unlikely, and come last.
+    # are unlikely, so they come last.
     ways = dict(sorted(ways.items(), key=lambda way: (sizes[way[0]] < LEAST_PATIENTS, sizes[way[0]])))
 
     def named(answer: str) -> Mapping[str, str]:
@@ -799,9 +788,7 @@ PREFIX, ALL_BUT_LAST = r"^(.*?\d+)[-_. ].+$", r"^(.*\d.*)[-_. ][^-_. ]+$"
 
 
 def _prefix(stems: Mapping[str, Sequence[str]], expression: str = PREFIX) -> str | None:
-    """Return `expression` if `expression` matches every name, and finds the same beginning in several names. Otherwise
-    return None.
-    """
+    """Return `expression` if it matches every name and finds the same beginning in several names, otherwise None."""
     found = {site: [re.search(expression, stem) for stem in own] for site, own in stems.items()}
     every = [match for own in found.values() for match in own]
     values = {match[1] for match in every if match}
@@ -830,7 +817,6 @@ def _refuse_coco(seen: Images) -> None:
 
 
 def _is_coco(path: Path) -> bool:
-    """Return True if a file has the sections of the COCO format."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             return True
@@ -842,7 +828,6 @@ def _is_coco(path: Path) -> bool:
 
 # --------------------------------------------------------------------------------------------------- for any layout
 def guessed_patients(seen: Proposal) -> Iterator[Question]:
-    """Ask whether the patients that were found in file names are right."""
     expression = seen.data.get("patient")
     if not expression or not seen.survey.patients_named:
         return
@@ -863,9 +848,7 @@ def guessed_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
-    """Ask whether patients with the same name in two folders are the same people. `whose` has the patient of each
-    image.
-    """
+    """Ask whether patients with the same name in two folders are the same person, given the patient of each image."""
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for name, patient in whose.items():
         if "/" in name:
@@ -883,8 +866,8 @@ def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
 
 
 def patients_of_headers(seen: Proposal) -> Iterator[Question]:
-    """Ask about the patients in image headers, as in DICOM. Questions arise if a folder has several patients, or if
-    patients' names are similar.
+    """Ask about the patients in image headers, as in DICOM. There is a question if a folder has several patients, or if
+    the names of patients are similar.
     """
     told = seen.data.get("patient") or seen.data.get("table")
     if told or not seen.survey.patients_named or not isinstance(seen.task, FolderTask):

@@ -56,30 +56,27 @@ from medsilo_lab.start.folder_questions import (
 from medsilo_lab.start.questions import DETECTORS, Proposal, Question, Values, listed
 from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
 
-# keys of a task whose values may contain words of the data
+# keys of a task whose values may contain words from the data
 SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
-OF_TABLE = "table."  # prefix of answers that change how a table is read
-OF_ALL = ("hospitals", "alone")  # answers that apply to all tables in a folder
+OF_TABLE = "table."  # prefix of the keys of answers that change how a table is read
+OF_ALL = ("hospitals", "alone")  # keys of answers that apply to all tables in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
-MOST_VALUES = 1000  # largest number of different values of a column that questions use
+MOST_VALUES = 1000  # questions about a column use at most this number of different values
 Ask = Callable[[Question], str]
 
 
 @dataclass(frozen=True)
 class Made:
-    """A new data set, with a list of its files, and with the proposed plan."""
-
     data_set: DataSet
     files: list[KnownFile]
     plan: Plan
     data: SiteData
     source: DataSource
-    cases: str = ""  # the list of cases as text, if patterns of file names do not describe all cases
-    reasons: Mapping[str, str] = field(default_factory=dict)  # reasons for the keys in the data set's `reading`
+    cases: str = ""  # list of the cases as text; needed if patterns of file names do not describe all cases
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the data set into a new folder, with a page for its review."""
         self.data_set.write(folder, self.files, self.cases, self.reasons)
         task = self.plan.task
         table = read_columns(self.source.table_file()) if isinstance(task, PatientTable) else None
@@ -88,21 +85,18 @@ class Made:
 
 @dataclass(frozen=True)
 class MadeSets:
-    """The data sets of a folder, the facts about the folder, and the plan that is proposed for all hospitals."""
-
     sight: DatasetLayout
-    # data sets by hospital; the key "" stands for a single hospital, or for a table of several hospitals
+    # data sets by hospital; a single hospital, or a table of several hospitals, has the key ""
     sets: dict[str, Made]
 
     @property
     def plan(self) -> Plan:
-        """The proposed plan."""
         return parse_plan(load_yaml(text_of((), self.sight.choices.plan)))
 
 
 @dataclass
 class Asked:
-    """The answers to questions: the user's earlier answers, and answers for which the user is asked once."""
+    """The answers to questions. The user is asked each question only once, unless an earlier answer exists."""
 
     ask: Ask
     said: Mapping[str, str]
@@ -110,9 +104,9 @@ class Asked:
 
     def __call__(self, question: Question, site: str = "") -> str:
         """Return the answer to a question. An earlier answer applies to all hospitals, unless its key is "KEY of SITE".
-        Raises DataError for an invalid answer.
+        For an invalid answer, raise DataError.
 
-        `site` is the hospital of the question, if there are several hospitals.
+        `site` is the hospital that the question is about, if there are several hospitals.
         """
         key = f"{question.key} of {site}" if site else question.key
         if key not in self.answers:
@@ -142,7 +136,7 @@ def make_each(
         before: the folder of an earlier version of the data set, or of several hospitals' earlier versions.
         said: answers that the user gave earlier.
         progress: receives the size in bytes of each file that was read.
-        floor: disclosed numbers of patients are multiples of this number (min_patients_per_metric).
+        floor: numbers of patients are disclosed as multiples of this number (min_patients_per_metric).
         ready: folder for preprocessed images.
         called: names in plans of columns, levels and classes, by their names in the data.
         subgroups: subgroups of patients whose scores may leave, in addition to those of the earlier version.
@@ -162,23 +156,19 @@ def make_each(
 
 
 class _Making:
-    """The state of a folder while its data sets are made."""
-
     def __init__(
         self, layout: DatasetLayout, found: FoundCases | None, asked: Asked, scratch: Path, ready: Path | None
     ) -> None:
         self.layout, self.found, self.asked, self.scratch, self.ready = layout, found, asked, scratch, ready
         self.sight = sight_of(found, layout) if found else first_sight(layout)
-        self.facts: dict[str, Any] = {}  # facts about images that were already read, by the image's key
+        self.facts: dict[str, Any] = {}
 
     @property
     def several(self) -> bool:
-        """True if the folder has several hospitals."""
         return self.sight.several and "task.partition" not in self.sight.choices.plan
 
     @property
     def sites(self) -> dict[str, Any]:
-        """The sites in the plan of a data set: the sites of the proposed plan, or the single hospital."""
         keys = ("sites", "evaluation_sites")
         return (
             {key: own for key in keys if (own := _chosen(self.sight, f"participation.{key}"))}
@@ -187,9 +177,9 @@ class _Making:
         )
 
     def makers(self) -> "list[_Maker]":
-        """Ask all questions, and return a maker for each hospital's data set.
+        """Ask all questions, and return an object for each hospital that makes the hospital's data set.
 
-        A hospital with very few patients has no maker. Answers can change the number of a hospital's patients.
+        A hospital with very few patients is left out. Answers can change the number of a hospital's patients.
         """
         every: dict[str, _Maker] = {}
         while True:
@@ -203,7 +193,7 @@ class _Making:
                 return [every[name] for name in names]
 
     def take(self, site: str, said: Values) -> None:
-        """Examine the folder again, because an answer changes how a hospital's table is read."""
+        """Examine the folder again after an answer that changes how the table of a hospital is read."""
         own = {key: value for key, value in said.items() if key not in OF_ALL}
         more = {key: value for key, value in said.items() if key in OF_ALL}
         of = self.layout.said_of
@@ -232,8 +222,6 @@ def _cases_text(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class _Maker:
-    """Makes the data set of one hospital, step by step."""
-
     def __init__(self, making: _Making, name: str) -> None:
         self.making, self.name, self.found, self.asked = making, name, making.found, making.asked
         self.folder: Path | None
@@ -242,12 +230,11 @@ class _Maker:
         self.answers = dict(self.asked.answers)
         self.changes: dict[str, Any] = {}
         self.left_out = dict(self.found.left_out) if self.found and not making.sight.several else {}
-        self.data: SiteData | None = None  # data of a table, for questions about the table
+        self.data: SiteData | None = None
         self.old: DataSet | None = None
         self.files: list[KnownFile] = []
 
     def _found_cases(self) -> tuple[Path, str]:
-        """Return the folder of the hospital's cases, and the list of these cases as text."""
         assert self.found
         segments = self.found.segments
         cases = self.found.sites()[self.name] if self.making.several else self.found.cases
@@ -262,13 +249,11 @@ class _Maker:
         return self.making.layout.path / inner, _cases_text(["image", "label", "patient"], rows)
 
     def drafted(self) -> dict[str, tuple[Any, str]]:
-        """Return the keys that are proposed for the section `data`, each with its value and its reason."""
         draft = self.making.sight.choices
         own = {**draft.settings, **(draft.sites.get(self.name, {}) if self.making.several else {})}
         return {key.removeprefix("data."): said for key, said in own.items() if key.startswith("data.")}
 
     def place(self) -> Path:
-        """Return the folder of the hospital's data."""
         if self.folder:
             return self.folder
         sight, own = self.making.sight, self.making.sight.choices.sites.get(self.name, {})
@@ -276,7 +261,6 @@ class _Maker:
         return folder if self.making.several and "data.table" not in own and folder.is_dir() else sight.path
 
     def read_as(self) -> tuple[Plan, DataSource]:
-        """Return the proposed plan and the description of the data, with the changes from the user's answers."""
         plan_values = load_yaml(text_of((), self.making.sight.choices.plan))
         plan_values["participation"] = dict(self.making.sites)
         plan_values["task"].pop("partition", None)
@@ -297,7 +281,7 @@ class _Maker:
         return _read_as(parse_plan(plan_values), data)
 
     def ask(self) -> None:
-        """Ask all questions about the hospital. An answer may lead to further questions."""
+        """Ask all questions about the hospital, including further questions that an answer leads to."""
         done = {*self.asked.answers} if self.found else set[str]()
         while True:
             self.seen, self.data = self._proposal(*self.read_as())
@@ -318,10 +302,10 @@ class _Maker:
             if of_table:
                 self.making.take(self.name, of_table)
                 if not any(self.name in own for own in self.making.sites.values()):
-                    return  # the hospital has too few patients after this answer
+                    return  # with this answer, the hospital has too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
-        """Return the proposal that the questions are about. Also return the data if the function has read the data."""
+        """Return the proposal to which the questions refer, and the data if they were read."""
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
             table = read_columns(source.table_file())
@@ -329,12 +313,12 @@ class _Maker:
         sight, tested = self.making.sight, self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data, survey = None, None
-        if columns:  # all cases of a table fit into memory
+        if columns:  # the cases of a table always fit into memory, so they can be read completely
             try:
                 data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
                 survey = data.survey
             except MedsiloError:
-                data = None  # the survey reports the reason for this error
+                data = None  # the survey reports the reason of this error
         survey = survey or plan.task.survey(self.name, plan.participation.sites, 0, own)
         if stops := [problem for problem in survey.problems if problem.severity == "stops"]:
             raise DataError(stops[0].counted, "; ".join(stops[0].private[:6]))
@@ -342,25 +326,23 @@ class _Maker:
         return Proposal(sight, plan.task, self.name, told, survey, list(sight.files), columns), data
 
     def _read_once(self, source: DataSource, plan: Plan) -> DataSource:
-        """Return a data source with which each image is preprocessed only once."""
         if not _has_images(plan):
             return source
         ready = self.making.ready
         return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
 
     def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
-        """List the data set's files. Read only files that are new since the data set's earlier version in the folder
+        """List the files of the data set, and read only files that are not in the earlier data set in the folder
         `before`.
         """
         self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
         known: Mapping[str, KnownFile] = {}
         if before and self.old:
-            with suppress(DataError):  # with a damaged inventory, every file is read
+            with suppress(DataError):  # if the earlier inventory is damaged, every file is read
                 known = read_inventory(before)
         self.files = scan(files_of(self.read_as()[1]), known, progress)
 
     def entries(self) -> list[Entry]:
-        """The cases with images; an empty list for a table, a time series or a DICOM series."""
         plan, source = self.read_as()
         if not isinstance(plan.task, FolderTask):
             return []
@@ -368,8 +350,8 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Keep only the cases in `entries`. `why` is the reason for omitting the other cases, which are from `patients`
-        patients.
+        """Keep only the cases in `entries`. All other cases, which are from `patients` patients, are omitted for the
+        reason `why`.
         """
         channels, folder = len(entries[0].images), self.place()
         heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
@@ -388,22 +370,16 @@ class _Maker:
         return DataSource.from_values(self.old.reading, DataSet.FILE).subgroups if self.old else {}
 
     def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
-        """Return the data set.
-
-        Args:
-            floor: disclosed numbers of patients are multiples of this number
-            called: names in plans, by words in the data
-            subgroups: subgroups that the user requests
-        """
         plan, source = self.read_as()
-        before = self.old.called if self.old else {}  # names in plans, from the data set's earlier version
+        # names in plans, from the earlier version of the data set
+        before = self.old.called if self.old else {}
         asked, names = asked_again(self._subgroups_before(), subgroups)
         names |= called
         called = {**{word: name for word, name in before.items() if word in plan.task.words}, **called}
         of_plan = {word: name for word, name in called.items() if not asked or word in plan.task.words}
         if of_plan:
             plan, source = renamed(plan, source, of_plan)
-            self.data = None  # the renamed data are read again
+            self.data = None  # the data must be read again after words were renamed
         tested = self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data = self.data or plan.task.site_data(self.name, plan.participation.everyone, 0, own)
@@ -443,8 +419,8 @@ class _Maker:
 
 
 def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
-    """Ask about images that belong to two patients or two hospitals. Of several patients with the same image, only the
-    first patient is kept.
+    """Ask about images that belong to two patients or two hospitals. If several patients have the same image, only the
+    first of these patients is kept.
     """
     owners: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     entries = {maker.name: maker.entries() for maker in makers}
@@ -477,29 +453,30 @@ def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
 
 
 def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
-    """Return the plan, and the description of the data with its outcome, all classes and the default `shares`."""
+    """Return the plan and the description of the data. The description contains the outcome, all classes and the
+    default `shares`.
+    """
     task, known = plan.task, data.get("label_map", {})
     if isinstance(task, PatientTable):
         data["outcome"] = [data.get("columns", {}).get(own, own) for own in task.outcomes]
         data["learned_as"] = task.kind
-    if getattr(task, "kind", "") == "classification":  # adds all classes, even classes with few patients
+    if getattr(task, "kind", "") == "classification":  # all classes are added, even classes with few patients
         plain = {label: label for label in map(str, getattr(task, "labels", ())) if label not in known.values()}
         data["label_map"] = {**known, **plain}
-    # a task without the key `shares` divides the data itself
+    # a task without the key `shares` divides the data by itself
     usual = {"shares": SHARES} if hasattr(task, "shares") else {}
     return plan, DataSource.from_values({**usual, **data, "folder": str(data["folder"])}, "data")
 
 
 def _called(word: Any, called: Mapping[str, str]) -> Any:
-    """Replace a word of the data, or all words in a value of a task, by the names in plans."""
     if isinstance(word, dict):
         return {key: _called(own, called) if key in ("name", "levels") else own for key, own in word.items()}
     return [_called(own, called) for own in word] if isinstance(word, list | tuple) else called.get(word, word)
 
 
 def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
-    """In a folder's choices, replace words of the data by the names in plans. Remove reasons that contain words of the
-    data.
+    """In the choices for a folder, replace words from the data by the names in plans. Reasons that contain words from
+    the data are removed.
     """
     own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
     there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))
@@ -511,7 +488,7 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
-    """Rename words of the data in a plan, and in the description of the data. Raises DataError if a word is not in the
+    """Rename words from the data in a plan and in the description of the data; raise DataError if a word is not in the
     plan.
     """
     task = plan.task
@@ -531,7 +508,7 @@ def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[
     for key in ("codes", "spans", "unannotated"):
         if own := data.get(key):
             data[key] = {name(column): value for column, value in own.items()} if isinstance(own, dict) else name(own)
-    own_numbers = getattr(task, "numbers", ())  # numeric columns of a table or of recordings
+    own_numbers = getattr(task, "numbers", ())
     if own_numbers:
         key = "columns" if isinstance(task, PatientTable) else "recording_columns"
         read = (*getattr(task, "outcomes", ()), *(one.name for one in own_numbers))
@@ -573,7 +550,6 @@ def _patients(
 
 
 def _learns(plan: Plan) -> dict[str, Any]:
-    """Return the plan's keys that define the objective, with their values."""
     task, of_kind = plan.task, LEARNED.get(getattr(plan.task, "kind", ""), ("labels",))
     kept = (*of_kind, *(["target"] if isinstance(task, PatientTable) and task.kind == "classification" else []))
     told = {key: getattr(task, key) for key in ("kind", *kept) if hasattr(task, key)}
@@ -591,7 +567,7 @@ def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Return the proposed answer if the proposal is safe. Raises MedsiloError for any other question."""
+    """Return the proposed answer if the proposal is safe; raise MedsiloError for any other question."""
     if question.safe:
         return question.proposed
     other = " or another answer" if question.free or len(question.answers) > 1 else ""
@@ -601,7 +577,9 @@ def stop_at_questions(question: Question) -> str:
 
 
 def questions_of(seen: Proposal) -> list[Question]:
-    """Return the questions about a proposal. Of several questions with the same key, return the first."""
+    """Return the questions about a proposal. Of several questions with the same key, only the first question is
+    returned.
+    """
     found: dict[str, Question] = {}
     for detector in (*table_questions.DETECTORS, *DETECTORS, guessed_patients, patients_of_headers):
         for question in detector(seen):

@@ -1,8 +1,8 @@
-"""Questions about a folder or table. A question is asked if a wrong guess could leak data, split a patient or invert a
-label.
+"""Questions about a folder or a table. A question is asked if a wrong guess could disclose data, split a patient or
+invert a label.
 
-Each question shows evidence for its proposal. `--yes` accepts only safe proposals. A safe proposal that is wrong may
-reduce accuracy or omit patients. A safe proposal never discloses data or inflates a test score.
+Each question shows evidence for its proposed answer. `--yes` accepts only safe proposals. Even a wrong safe proposal
+never discloses data or inflates a test score, but it may reduce accuracy or omit patients.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,31 +19,28 @@ from medsilo.tasks.task import Task
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.file_table import SURELY, is_called
 
-# values by key; a key belongs to a hospital's data (`data.columns.patient`) or to the plan (`task.target`)
+# values by key; the key `data.columns.patient` belongs to the hospital's data, and the key `task.target` to the plan
 Values = Mapping[str, Any]
-ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB's files with annotated rhythms and beats
-SHOWN = 5  # largest number of examples in a question
+ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
+SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a hospital's data, with the changes that each answer makes."""
-
     key: str
-    text: str  # the question and its evidence
-    answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposal
-    safe: bool = False  # true if the proposal may be accepted without asking a person
-    # returns the changes for any other answer; None allows no other answer
+    text: str
+    answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposed answer
+    safe: bool = False  # true if the proposed answer may be accepted without asking a person
+    # returns the changes for any further answer; None if no further answer is allowed
     free: Callable[[str], Values] | None = None
-    of_all: bool = False  # true if the answer applies to all hospitals in a folder
+    of_all: bool = False
 
     @property
     def proposed(self) -> str:
-        """The proposed answer, which is the first answer."""
         return next(iter(self.answers))
 
     def changes(self, answer: str) -> Values:
-        """Return the changes that an answer makes. Raises DataError for an invalid answer."""
+        """Return the changes that an answer makes; raise DataError for an invalid answer."""
         if answer in self.answers:
             return self.answers[answer]
         if self.free is None:
@@ -54,21 +51,18 @@ class Question:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The facts about a folder and the proposed choices, about which the user is asked."""
-
     sight: DatasetLayout
     task: Task
     site: str
-    data: Values  # keys of the hospital's `data` section, without the prefix `data.`
+    data: Values  # keys of the hospital's section `data`, without the prefix `data.`
     survey: Survey
-    names: Sequence[str] = ()  # file names relative to the folder
-    # the different values of each column in a table
+    names: Sequence[str] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def takes_files_as_patients(self) -> bool:
-        """True if the column of files also serves as the patient column, although the column's name is not usual for
-        patients.
+        """True if the column of files also serves as the patient column, although its name is not usual for a patient
+        column.
         """
         own = self.data.get("columns", {})
         file = own.get("image", "recording")
@@ -79,7 +73,6 @@ Detector = Callable[[Proposal], Iterator[Question]]
 
 
 def listed(examples: Sequence[str], count: int | None = None) -> str:
-    """Format some examples, and the number of further examples."""
     more = (len(examples) if count is None else count) - min(len(examples), SHOWN)
     return ", ".join(examples[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -19,46 +19,43 @@ from medsilo_series.recordings import Reader, Recording, units_of
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
-LINES = 200  # number of rows from which the meaning of a recording's columns is recognised
+LINES = 200  # number of a recording's rows from which the meaning of the columns is recognised
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
-ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
+ANNOTATIONS = (".atr", ".qrs")
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
-SLOWEST = 1.0  # sampling rate in Hz below which times without a unit are probably milliseconds
+SLOWEST = 1.0  # a sampling rate in Hz below this value suggests that times without a unit are in milliseconds
 USUAL_RATE = 50.0  # default sampling rate in Hz
 SECONDS = 2.56  # default length of a window in seconds, which is about the duration of a movement
 SHORTEST = 8  # minimum length of a window in steps
 FEWEST, MOST_CLASSES = 2, 254
-# settings, names of the signals, and possible units of the time column
 Described = tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class SeriesFacts:
-    """The properties of the recordings in a folder."""
-
     source: DataSource
     hospitals: tuple[str, ...]
-    tops: tuple[str, ...]  # the folders of the hospitals
+    tops: tuple[str, ...]
     signals: tuple[str, ...]
-    labels: dict[str, int]  # number of patients that have each label
-    where: str  # words about the source of the labels, for the summary
-    patients: dict[str, int]  # number of patients at each hospital
+    labels: dict[str, int]
+    where: str
+    patients: dict[str, int]
     recordings: dict[str, int]
-    rows: int  # median number of rows in a recording
-    stretch: int  # median length of runs of rows with the same label and without a gap
-    rate: float | None  # sampling rate in Hz
-    supposed: bool  # True if it is only assumed that times are in seconds
-    gaps: int  # number of recordings with gaps or missing values
+    rows: int
+    stretch: int  # median number of consecutive rows that have the same label and no gap between them
+    rate: float | None
+    supposed: bool  # True if the unit of times is unknown, and seconds are assumed
+    gaps: int
     opened: int
-    left_out: dict[str, int]  # number of recordings that cannot be used, by reason
-    dealt: bool  # True if a column of the table names the hospital of each recording
-    patients_known: bool  # True if a column names the patient of each recording, False if the file name does
+    left_out: dict[str, int]
+    dealt: bool  # True if a column of the recordings' table names the hospital of each recording
+    # True if a column names the patient of each recording; False if the patient is part of the file name
+    patients_known: bool
 
     @property
     def summary(self) -> list[str]:
-        """The properties of the recordings as sentences, with one sentence in each line."""
         count, patients = sum(self.recordings.values()), sum(self.patients.values())
         lines = [f"classification of time series: {count} recordings of {patients} patients, labels {self.where}"]
         if self.hospitals:
@@ -81,7 +78,6 @@ def recordings_in(folder: DatasetLayout) -> list[str]:
 
 
 def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
-    """Inspect the recordings of a folder; raise DataError if the recordings cannot be used."""
     beside = folder.table_of(names)
     names = [name for name in names if not beside or name != beside.name]
     tops = [] if beside else [*filter(None, folder.by_hospital(names))]
@@ -159,9 +155,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
 
 
 def _pieces(one: Recording) -> list[tuple[int, int]]:
-    """Return the first row, and the row after the last, of each run of rows that have the same label and no gap between
-    them.
-    """
+    """Return the limits [start, end) of each run of rows that have the same label and no gap between them."""
     begins = one.begins.copy()
     if one.labels:
         begins[1:] |= one.labels.rows[1:] != one.labels.rows[:-1]
@@ -175,8 +169,8 @@ def _round_rate(rate: float) -> float:
 
 # ---------------------------------------------------------------------------------------------------- contents
 def _described(folder: Path, names: Sequence[str], table: Path) -> Described:
-    """Derive the settings for all recordings of a folder from the first recording."""
-    if table.is_file():  # The folder may contain files that the table does not name.
+    """Propose settings for all recordings of a folder by inspecting the folder's first recording."""
+    if table.is_file():  # the recordings' folder may contain files that the table does not name
         told = table.read_text("utf-8", errors="replace")
         names = [name for name in names if PurePosixPath(name).name in told] or names
     endings = {PurePosixPath(name).suffix.lower() for name in names}
@@ -208,13 +202,12 @@ def _columns(path: Path, by_table: bool) -> Described:
     found: dict[str, Any] = {"recording_columns": {role: name for role, name in roles.items() if name}}
     if commas:
         found["decimal"] = decimal
-    units = units_of(time or "") if time in numbers else (1.0,)  # Dates need no unit of time.
+    units = units_of(time or "") if time in numbers else (1.0,)  # a time column with dates needs no unit of time
     return {key: value for key, value in found.items() if value != {}}, signals, units
 
 
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
-    """Return the folder's layout with a summary of the recordings, a proposed plan and proposed settings."""
     window, why = _window(seen)
     step = max(1, window // 2)
     words = folder.plans_words(seen.labels, seen.patients_known)

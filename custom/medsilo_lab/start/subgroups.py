@@ -1,4 +1,4 @@
-"""Subgroups that the user requests for a data set. A level of a subgroup must have enough patients."""
+"""Subgroups that the user requests for a data set. Each level of a subgroup must have enough patients."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -24,13 +24,13 @@ class AskedSubgroup:
     """
 
     name: str
-    column: str  # an empty column removes the earlier version's subgroup of this name
+    column: str  # name of the subgroup's column; with an empty name, the subgroup is removed from the data set
     bands: tuple[float, ...] = ()
     table: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse NAME=COLUMN, NAME=COLUMN:40,60 or NAME=TABLE/COLUMN. Raises DataError for other texts."""
+        """Parse NAME=COLUMN, NAME=COLUMN:40,60 or NAME=TABLE/COLUMN. Raise DataError for any other text."""
         name, equals, rest = text.partition("=")
         column, colon, numbers = rest.rpartition(":")
         bands: tuple[float, ...] = ()
@@ -48,8 +48,8 @@ class AskedSubgroup:
     def found_in(
         self, source: DataSource, folder: Path, patients: Collection[str], called: Mapping[str, str]
     ) -> Subgroup:
-        """Return the subgroup with the names of its levels. Raises DataError if the subgroup's column does not divide
-        the patients.
+        """Return the subgroup with the names of its levels; raise DataError if the column of the subgroup does not
+        divide the patients.
         """
         if self.bands:
             column_of(self.name, self.column, self.table, source, folder)
@@ -77,8 +77,8 @@ class AskedSubgroup:
 def asked_again(
     before: Mapping[str, Subgroup], now: Sequence[AskedSubgroup]
 ) -> tuple[list[AskedSubgroup], dict[str, str]]:
-    """Combine new requests with the subgroups of the data set's earlier version. Return all requests, and the earlier
-    names of levels.
+    """Combine new requests with the subgroups of the data set's earlier version. Return all requests, and the names
+    that levels had in the earlier version.
     """
     every = {name: AskedSubgroup(name, own.column, own.bands, own.table) for name, own in before.items()}
     every |= {own.name: own for own in now}

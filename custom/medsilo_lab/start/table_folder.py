@@ -38,7 +38,7 @@ PATIENTS = (
     *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
     *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
 )
-# names that mean a patient column even with few patients; names have no blanks or punctuation here
+# names of columns that contain patients even if there are few patients, written without blanks and punctuation
 SURE = frozenset(
     """
     patient patientid patid patnr patno patientnr patientno patientnumber patientcode patientkey ptid ptno pt pnr pid
@@ -69,58 +69,56 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
-SAID = {  # keys of answers about a table, in addition to left, patient, survival, alone and event
+SAID = {  # further keys of answers about a table, in addition to left, patient, survival, alone and event
     "codes": "values that mean 'not known'",
     "limits": "columns in which <0.5 stands for 0.5, what could be measured",
     "spans": "days from one date to another",
     "fill": "columns whose value a patient's later lines have, too",
 }
 LOOKALIKES = frozenset({"stage", "percentage", "dosage", "voltage", "clinical", "composite", "instrument", "opposite"})
-# Words for parts of the body, because a column "tumor site" does not name hospitals
+# Words for parts of the body, because a column such as "tumor site" does not name hospitals.
 BODY = re.compile("tumou?r|primary|lesion|anatom|metasta|biops|infect|surg|cancer", re.IGNORECASE)
 MEASUREMENTS = ("gene", "feature", "marker", "parameter", "variable", "measurement", "analyte", "protein", "probe")
 DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}\b")
 WORDS = "has lines that are no numbers: write NA there, or remove lines of units and totals"
 DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-MOST_DATES = 200  # largest number of values that are tested as dates
+MOST_DATES = 200
 MANY = "has too many different values for a category"
 DATES = "has dates: write days, or an age"
 ONE_VALUE = "has one value at most, as '-', NA and the like stand for none"
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 FOLDS = frozenset(("fold", "folds", "cv", "cvfold", "kfold", "split", "partition", "trainval", "istest", "istrain"))
-SHOWN = 4  # largest number of tables in an error message
-RARE = 0.5  # columns with values in a smaller fraction of lines are left out
-NOTES = 0.1  # a text column has free-text notes if a larger fraction of patients has rare values
-UNIQUE, LONG = 0.95, 1e5  # record numbers: smallest fraction of lines with different numbers, and smallest number
-SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value in this column
+SHOWN = 4
+RARE = 0.5  # columns with values in a smaller fraction of the lines are left out
+NOTES = 0.1  # a text column contains free-text notes if a larger fraction of patients has rare values
+# for columns of record numbers: minimum fraction of lines with different numbers, and minimum value of the numbers
+UNIQUE, LONG = 0.95, 1e5
+SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value in the column
 LATER = 0.2  # if a larger fraction of lines has no outcome, baseline and follow-up are in separate lines
 STEADY = 0.05  # if the label changes at a smaller fraction of lines, the lines are time steps of a recording
-FEW = 1000  # with fewer patients at the largest hospital, the network has a single layer
+FEW = 1000  # if the largest hospital has fewer patients, the network has a single layer
 BATCH, LARGE_BATCH = 32, 128
 
 
 @dataclass(frozen=True)
 class CaseTable:
-    """A hospital's table: its file and its columns."""
-
     path: Path
     lines: int
     columns: Mapping[str, TextColumn]
     decimal: str
-    asked: str | None = None  # column that the option --target names
-    said: Mapping[str, Any] = field(default_factory=dict)  # the user's answers about the table's columns (SAID)
+    asked: str | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
     _facts: dict[str, "_ColumnFacts"] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, name: str) -> "_ColumnFacts":
-        """Return the facts about a column, which are computed once."""
         if name not in self._facts:
             codes = self.said.get("codes", {}).get(name, ())
             self._facts[name] = _ColumnFacts(self.columns[name].shown(), self.decimal, codes)
         return self._facts[name]
 
     def changed(self, columns: Mapping[str, TextColumn], **others: Any) -> "CaseTable":
-        """Return a copy of the table with other columns. The facts about unchanged columns are kept."""
+        """Return a copy of the table with other columns. The cached facts about unchanged columns are kept."""
         own = replace(self, columns=columns, **others)
         codes, before = own.said.get("codes", {}), self.said.get("codes", {})
         kept = {name: facts for name, facts in self._facts.items() if columns.get(name) is self.columns[name]}
@@ -128,21 +126,18 @@ class CaseTable:
         return replace(own, _facts=kept)
 
     def is_numbers(self, name: str) -> bool:
-        """Return True if all values of a column are numbers."""
         own = self.of(name)
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns whose names match a word in `words`. Earlier words have priority."""
+        """Return the columns whose names match a word in `words`. Earlier words in `words` have priority."""
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
     def distinct(self, name: str) -> list[str]:
-        """Return the different values of a column, with numbers in ascending order."""
         return self.of(name).distinct
 
     def patients_by(self, name: str) -> Counter[str]:
-        """Return the number of patients with each value of a column."""
         own, patients = self.of(name), self.patient_codes
         known = own.codes >= 0
         width = 1 + int(patients.max(initial=0))
@@ -153,7 +148,7 @@ class CaseTable:
     @cached_property
     def patient(self) -> str | None:
         """The patient column: the first column with a usual name for patients and many values. Columns with people's
-        names come last, because two patients may share a name.
+        names are the last choice, because two patients may have the same name.
         """
         if "patient" in self.said:
             return self.said["patient"] or None
@@ -161,8 +156,8 @@ class CaseTable:
 
     @cached_property
     def patients_called(self) -> list[str]:
-        """The columns with a usual name for patients and many values. Columns with the most reliable names need not
-        have many values.
+        """The columns with a usual name for patients and many values. A column with one of the most reliable names need
+        not have many values.
         """
         sure = [name for name in self.columns if plain_name(name) in SURE]
         found = [*sure, *self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)]
@@ -171,18 +166,17 @@ class CaseTable:
 
     @property
     def patient_codes(self) -> np.ndarray:
-        """A number for the patient of each line. Without a patient column, each line is a different patient."""
+        """The number of each line's patient; without a patient column, each line has a different patient."""
         return self.columns[self.patient].codes if self.patient else np.arange(self.lines)
 
     @cached_property
     def patients(self) -> int:
-        """The number of patients."""
         return int(np.count_nonzero(np.bincount(self.patient_codes)))
 
     @property
     def names_patients(self) -> bool:
         """True if the table shows which lines belong to the same patient. A column `id` with a different value in every
-        line may number the lines, and does not count.
+        line does not count, because such a column may number the lines.
         """
         if self.patient is None or "patient" in self.said:
             return self.patient is not None
@@ -190,7 +184,6 @@ class CaseTable:
 
     @cached_property
     def site(self) -> str | None:
-        """The column that names hospitals."""
         if "site" in self.said:
             return str(self.said["site"])
         found = self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)
@@ -198,7 +191,7 @@ class CaseTable:
 
     @cached_property
     def survival(self) -> tuple[str, str] | None:
-        """The columns of time and event, if the table has both."""
+        """The columns of time and event, or None if the table does not have both columns."""
         if "survival" in self.said:
             return tuple(self.said["survival"])
         if self.asked:
@@ -208,7 +201,8 @@ class CaseTable:
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.columns).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
-        return min(near)[2:] if near else None  # the time and the event whose columns are nearest to each other
+        # chooses the pair of a time and an event whose columns are nearest to each other
+        return min(near)[2:] if near else None
 
     @cached_property
     def target(self) -> str | None:
@@ -219,18 +213,17 @@ class CaseTable:
 
     @property
     def event(self) -> str | None:
-        """The column of an event. Without a column of times, the event is learned as two classes."""
+        """The column of an event, if the table has no column of times; the event is then learned as two classes."""
         return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The outcome columns, which are found by their names or by the user's answers."""
+        """The outcome columns, which follow from their names or from the user's answers."""
         if self.target:
             return (self.target,)
         return self.survival or ((self.event,) if self.event else ())
 
     def has_outcome(self) -> np.ndarray:
-        """A mask of the lines with a complete outcome."""
         return (
             np.all([self.of(name).codes >= 0 for name in self.learned], axis=0) if self.learned else np.zeros(0, bool)
         )
@@ -249,7 +242,9 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """True if the lines are time steps of a recording: times never decrease, or labels recur but rarely change."""
+        """True if the lines are time steps of a recording: the times never decrease, or the labels recur but rarely
+        change.
+        """
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             numbers = self.of(name).of_lines
             cells = self.columns[name].texts()
@@ -266,13 +261,11 @@ class CaseTable:
 
 
 class _ColumnFacts:
-    """The values of a column, as numbers and as categories."""
-
     def __init__(self, column: TextColumn, decimal: str, codes: Sequence[str] = ()) -> None:
         self.column = column
         known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
         self.known = np.fromiter(known, bool, len(column.values))
-        # the number in each distinct text of the column; NaN for a text without a number
+        # the number in each distinct text of the column, or NaN for a text that is no number
         self.numbers = numbers_in(column.values, decimal)
         whole = np.isfinite(self.numbers) & (self.numbers == np.floor(self.numbers))
         levels = [
@@ -287,22 +280,19 @@ class _ColumnFacts:
         self.distinct = sorted(by_size, key=by_size.__getitem__)
         place = {level: number for number, level in enumerate(self.distinct)}
         own = [place[level] if known else -1 for level, known in zip(levels, self.known.tolist(), strict=True)]
-        # for each line, the index of its value in `distinct`; -1 if the line has no value
+        # for each line, the index of its value in `distinct`, or -1 if the line has no value
         self.codes = np.array(own, int)[column.codes]
 
     @property
     def of_lines(self) -> np.ndarray:
-        """The number in each line; NaN if the line has no number."""
         return self.numbers[self.column.codes]
 
     @property
     def filled(self) -> int:
-        """The number of lines with a value."""
         return int((self.codes >= 0).sum())
 
     @property
     def texts(self) -> int:
-        """The number of lines with a text that is not a number."""
         return int(((self.codes >= 0) & np.isnan(self.of_lines)).sum())
 
 
@@ -319,14 +309,14 @@ def plain_name(name: str) -> str:
 
 
 def _says(name: str, word: str) -> bool:
-    """Return True if a column name equals a word, or begins or ends with this word: rfstime, patient_id."""
+    """Return True if a column name equals a word, or begins or ends with the word, as in rfstime and patient_id."""
     text = plain_name(name)
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
 def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
-    """Return a folder's tables by hospital: a single table, or a table for each hospital. The result is empty for other
-    folders.
+    """Return the tables of a folder by hospital: a single table, or a table for each hospital. If the folder has other
+    contents, return no tables.
     """
     if folder.table_of([name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]):
         return {}
@@ -351,10 +341,10 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
 
 
 def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
-    """Raise DataError if a folder has two tables of patients, and if only one of these tables has an outcome.
+    """Raise DataError if a folder has two tables of patients, of which only one has an outcome.
 
-    The check compares neighbouring files, up to MOST_LEVELS files. Recordings pass the check, because they have no
-    patient column.
+    The check compares neighbouring files, up to MOST_LEVELS files. Recordings pass the check, because a recording has
+    no patient column.
     """
     words = [target] if target else [*TARGETS, *EVENTS]
     pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
@@ -368,7 +358,6 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
 
 
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
-    """Return the table with the outcome column that the user named."""
     if (column := spelling(table.columns)(target)) is None:
         names = ", ".join([*table.columns][:MOST_LEVELS])
         raise DataError(f"--target {target!r} is no column of {table.path.name}; there are {names}")
@@ -376,7 +365,7 @@ def _asked_of(table: CaseTable, target: str) -> CaseTable:
 
 
 def _table(path: Path) -> CaseTable | None:
-    """Read a table. Return None if the table has a single column, or if its lines name files."""
+    """Read a table, or return None if the table has a single column or if its lines name files."""
     table = read_columns(path)
     head = table.names
     if not table.count and len(head) > 1:
@@ -401,39 +390,35 @@ def _table(path: Path) -> CaseTable | None:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The facts about a folder's tables. All tables of the folder are read in the same way."""
-
     folder: Path
-    tables: Mapping[str, CaseTable]  # tables by hospital; a table of all hospitals has its own name as the key
+    # tables by hospital; for a table of all hospitals, the key is the name of the table
+    tables: Mapping[str, CaseTable]
     kind: str
-    outcomes: Mapping[str, tuple[str, ...]]  # columns of the outcome in each table
-    labels: Mapping[str, int]  # for a classification, the number of patients with each label
-    words: Mapping[str, Mapping[str, str]]  # for each categorical column, the plan's name of each value
+    outcomes: Mapping[str, tuple[str, ...]]
+    labels: Mapping[str, int]  # in a classification, number of patients with each label
+    words: Mapping[str, Mapping[str, str]]  # for each categorical column, the name in plans of each value
     columns: tuple[Any, ...]
-    left: Mapping[str, str]  # omitted columns, with the reasons
-    sites: Mapping[str, int]  # number of patients by hospital
-    by_column: str | None  # column that names hospitals
-    small: Mapping[str, str] = field(default_factory=dict)  # omitted hospitals, with the reasons
-    # from hospitals' names in the table to their names in plans
+    left: Mapping[str, str]  # columns that are left out, with the reasons
+    sites: Mapping[str, int]
+    by_column: str | None
+    small: Mapping[str, str] = field(default_factory=dict)  # hospitals that are left out, with the reasons
+    # names of hospitals in plans, by their names in the table
     called: Mapping[str, str] = field(default_factory=dict)
 
     def outcome_of(self, table: CaseTable) -> tuple[str, ...]:
-        """Return the names of the outcome columns in this table."""
         return next(own for site, own in self.outcomes.items() if self.tables.get(site) is table)
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes in the plan."""
         return yes_last(_in_order(set(self.words[self.target].values())))
 
     @property
     def target(self) -> str:
-        """The name of the outcome column in the plan."""
         return self.outcomes[next(iter(self.tables))][0]
 
 
 def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableFacts:
-    """Find the outcome and the inputs in tables. Raises DataError if there is no outcome or no input."""
+    """Find the outcome and the inputs in tables; raise DataError if there is no outcome or no input."""
     several = len(tables) > 1
     tables = _spelt_alike(tables)
     _refuse_patients_in_columns(tables)
@@ -474,7 +459,7 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
 
 
 def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, str]:
-    """Return the hospitals' names in the spelling of plans: without blanks and umlauts. Raises DataError if two
+    """Return the names of hospitals in the spelling of plans, without blanks and umlauts; raise DataError if two
     hospitals get the same name.
     """
     called = {name: safe_name(name) for name in hospitals}
@@ -488,7 +473,7 @@ def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, st
 
 
 def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError if the columns may be patients, or if each line has a single measurement."""
+    """Raise DataError if the columns may stand for patients, or if each line has a single measurement."""
     for table in tables.values():
         first = next(iter(table.columns))
         names = {plain_name(name) for name in table.columns}
@@ -510,7 +495,7 @@ def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
 
 
 def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
-    """If column names of several tables differ only in case, use the first table's spelling in all tables."""
+    """If column names of several tables differ only in case, use the spelling of the first table in all tables."""
     spelt: dict[str, str] = {}
     found = {}
     for site, table in tables.items():
@@ -531,7 +516,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     targets = {site: targets[site] or table.event for site, table in tables.items()}
     learned = sorted(filter(None, targets.values()))
     for site, table in tables.items():
-        # A hospital with only healthy people may have a single value in the other tables' outcome column.
+        # at a hospital with only healthy people, the outcome column of the other tables may have a single value
         targets[site] = targets[site] or next((name for name in learned if name in table.columns), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
@@ -547,7 +532,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
 def _events(
     tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]], by_column: str | None
 ) -> Counter[str]:
-    """For a survival outcome, return the number of patients with the event at each hospital."""
+    """In a survival outcome, return the number of patients with the event at each hospital."""
     found = Counter[str]()
     for site, table in tables.items():
         column = outcomes[site][1]
@@ -569,8 +554,8 @@ def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str
 
 
 def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
-    """Return each class's name in plans. The classes 0 and 1 become no and yes. `known` is true if each line's patient
-    is known.
+    """Return the name in plans of each class, where the classes 0 and 1 become no and yes. `known` is true if the
+    patient of each line is known.
     """
     if tuple(labels) == ("0", "1"):
         return {"0": "no", "1": "yes"}
@@ -587,7 +572,7 @@ def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
 def _are_measured(labels: Sequence[str]) -> bool:
     """Return True if the values of the outcome are measurements or counts, and not classes.
 
-    Grades count as classes: they are few different numbers, mostly in steps of 1.
+    Grades, which are few different numbers mostly in steps of 1, count as classes.
     """
     numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
     ones = sum(after - before == 1 for before, after in pairwise(numbers))
@@ -596,7 +581,6 @@ def _are_measured(labels: Sequence[str]) -> bool:
 
 
 def _in_order(levels: set[str]) -> list[str]:
-    """Sort levels. Numeric levels come first, in ascending order."""
     return sorted(
         levels, key=lambda level: (TableReader.number(level) is None, TableReader.number(level) or 0.0, level)
     )
@@ -611,8 +595,8 @@ def _read(
     """Return the input columns, and the reasons for omitting other columns.
 
     Args:
-        words: receives, for each categorical column, the name in plans of each value
-        known: true if each line's patient is known
+        words: a dictionary, which receives the name in plans of each value of each categorical column
+        known: true if the patient of each line is known
     """
     columns, left = list[Any](), dict[str, str]()
     telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
@@ -651,7 +635,7 @@ def _read(
 
 
 def _why_not(table: CaseTable, name: str) -> str:
-    """Return the reason for omitting a hospital's column; an empty text if the column is not omitted."""
+    """Return the reason why a column is left out, or an empty text if the column is used."""
     values = table.distinct(name)
     if why := table.said.get("left", {}).get(name):
         return str(why)
@@ -687,8 +671,8 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
-    """Return True if a column numbers the lines or records. The numbers of lines or records are all different, or
-    nearly all different and large.
+    """Return True if a column numbers the lines or records. The numbers of lines or records are all different, or they
+    are large and nearly all different.
     """
     own = table.of(name)
     numbers = np.unique(own.numbers[own.known])
@@ -699,7 +683,6 @@ def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
-    """Describe tables, and make all choices for these tables."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
     if looks.kind == "survival":
@@ -728,14 +711,13 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         looks.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
-        # the number of patients of the median hospital; of two middle numbers, the larger
+        # number of patients of the median hospital, or of the larger of two middle hospitals
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )
 
 
 def _why(looks: TableFacts) -> str:
-    """Explain why the outcome is learned by regression or by classification, and how to choose the alternative."""
     if looks.kind == "regression":
         return "many numbers; for classes write classification, and labels in place of range"
     if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
@@ -744,7 +726,9 @@ def _why(looks: TableFacts) -> str:
 
 
 def _learned(looks: TableFacts) -> Choices:
-    """Return the plan's keys about the outcome. The values of these keys use the first table's column names."""
+    """Return the keys of the plan about the outcome. Their values are column names in the spelling of the first
+    table.
+    """
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
         why = "a guess by the names: correct it, and data.columns where a hospital has others"
@@ -766,13 +750,12 @@ def _learned(looks: TableFacts) -> Choices:
 
 
 def _around(least: float, most: float) -> tuple[float, float]:
-    """Widen a range to round numbers, which reveal no patient's value."""
+    """Widen a range to round numbers, so that the range reveals no patient's value."""
     step = 10.0 ** math.floor(math.log10(max(abs(least), abs(most), 1e-9)))
     return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
 def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
-    """Return the settings of the hospital that has this table."""
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
     }
@@ -800,7 +783,7 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
 
 
 def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
-    """Return a column's values whose names in the plan differ from the values, each with its name in the plan."""
+    """Return the values of a column that have another name in the plan, each with its name in the plan."""
     own = table.distinct(name)
     return {value: plans for value, plans in renamed(words).items() if value in own}
 
@@ -810,9 +793,8 @@ def _number(value: str) -> int | str:
 
 
 def found_lines(looks: TableFacts) -> list[str]:
-    """Describe the facts in sentences, one per line."""
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
-    if looks.by_column:  # counts only the lines of participating hospitals
+    if looks.by_column:
         first = next(iter(looks.tables.values())).of(looks.by_column)
         known = {place for place, name in enumerate(first.distinct) if looks.called.get(name) in looks.sites}
         lines = int(np.isin(first.codes, [*known]).sum())
@@ -831,7 +813,7 @@ def found_lines(looks: TableFacts) -> list[str]:
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Propose a plan for a folder of tables, or for one table; None for other data."""
+    """Propose a plan for a folder of tables or for a single table; return None for other data."""
     if folder.path.is_file() and folder.path.suffix.lower() in ENDINGS:
         table = _table(folder.path)
         tables = {folder.path.stem: table} if table else {}
@@ -851,7 +833,7 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
 
 
 def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError, which explains how to make data sets from several tables. The error's message gives the number
+    """Raise DataError, which explains how to make data sets from several tables. The error message contains the number
     of patients who occur in two tables.
     """
     names = [table.path.name for table in tables.values()]
@@ -868,7 +850,6 @@ def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
 
 
 def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
-    """Return the table after all changes that follow from the user's answers about columns."""
     said = _respelt(said, lambda name: _there(table, name))
     columns = dict(table.columns)
     for name, (first, last) in said.get("spans", {}).items():
@@ -890,7 +871,6 @@ def _there(table: CaseTable, name: str) -> str:
 
 
 def _respelt(said: Mapping[str, Any], of: Callable[[str], str]) -> dict[str, Any]:
-    """Replace column names in the user's answers by the table's spelling."""
     found, drawn = dict(said), said.get("spans", {})
     for key in ("patient", "site"):
         if said.get(key):

@@ -24,15 +24,15 @@ from medsilo_lab.start.table_folder import (
 )
 from medsilo_lab.start.wording import YES, names_a_place, yes_last
 
-TELLS = 0.98  # smallest AUROC of a single column that reveals the outcome
+TELLS = 0.98  # minimum AUROC of a single column that reveals the outcome
 HOSPITALS = "hospitals"
-LEAST_LINES = 20  # smallest number of lines for which the AUROC is calculated
+LEAST_LINES = 20
 CODES = tuple(digit * count for digit in "987" for count in range(1, 6))
-GAP = 0.6  # all other values are below this fraction of a code
+GAP = 0.6  # a number is a code only if all other values are below this fraction of the number
 LINE_NUMBERS = frozenset(("id", "nr", "no", "num", "number", "index", "idx", "row", "rownumber", "line", "lfdnr", "x"))
-# Words for outcomes whose value 1 may mean that the event did not occur
+# words in the names of outcomes whose value 1 may mean that the event did not occur
 TURNED = re.compile("alive|surviv|vital|lebt|censor|zensiert")
-NOT_KNOWN = frozenset(  # words for unknown values in any column
+NOT_KNOWN = frozenset(  # words that mean an unknown value in any column
     (
         *("unknown", "not known", "missing", "unk", "not available", "not recorded", "not reported", "not documented"),
         *("not assessed", "not done", "no data", "n/a", "n.a.", "n.a", "n.d.", "n/d", "--", "---"),
@@ -42,14 +42,14 @@ NOT_KNOWN = frozenset(  # words for unknown values in any column
         *("non noto", "non disponibile", "non rilevato", "desconhecido", "sem dados", "onbekend", "nezname"),
     )
 )
-# words for unknown values in an outcome; in other columns, these words may be findings
+# words that mean an unknown value in an outcome, but may be findings in other columns
 UNKNOWN = NOT_KNOWN | frozenset(
     (
         *("pending", "ausstehend", "tbd", "offen", "indeterminate", "nd", "nk", "ne", "n.e.", "not evaluable"),
         *("not assessable", "nicht beurteilbar", "nicht auswertbar"),
     )
 )
-DAMAGED = re.compile(r"\d(?:[.,]\d+)?[eE]\+\d+")  # a long number that Excel has rounded
+DAMAGED = re.compile(r"\d(?:[.,]\d+)?[eE]\+\d+")  # matches a long number that Excel has rounded
 DEAD = frozenset(("dead", "died", "deceased", "tot", "verstorben", "gestorben", "décédé", "fallecido", "deceduto"))
 ENTRY = frozenset(("start", "tstart", "starttime", "timestart", "entry", "entrytime", "begin"))
 EXIT = frozenset(("stop", "tstop", "stoptime", "timestop", "exit", "exittime", "end", "endtime"))
@@ -67,15 +67,15 @@ ENDS: tuple[str, ...] = (
     "censor",
 )
 ENDS += ("letzterkontakt", "dernierenouvelle", "ultimocontacto", "status", "lfu")
-AFTER = re.compile(  # parts of the names of columns with facts that are known only after the outcome
+AFTER = re.compile(  # matches parts of the names of columns with facts that are known only after the outcome
     r"discharg|lengthofstay|hospitalstay|autopsy|morgue|causeofdeath|deathcause|dateofdeath|deathdate|hospice|"
     r"entlass|liegedauer|verweildauer|todesursache|sortie|dureedesejour|alta$|fechadealta|dimission|"
     r"readmi|postop|followup|lastcontact|lastvisit|outcome|^los$|losdays|losd$|billing|drg"
 )
-# days per unit, by the first letter of the unit's name
+# number of days in a unit of time, by the first letter of the unit's name
 PERIODS = {"d": 1.0, "t": 1.0, "w": 7.0, "m": 365 / 12, "y": 365.0, "j": 365.0}
 PERIOD = "d|days?|tage?|w|wks?|weeks?|wochen?|mo?|mon|months?|monate?|y|yrs?|years?|jahre?"
-AT = re.compile(  # a time at the end of a column name: crp_d30, mort_90d, month 6
+AT = re.compile(  # matches a time at the end of a column name, as in crp_d30, mort_90d and month 6
     rf"(?:^|[\W_])(?:(?P<unit>{PERIOD})[\W_]?(?P<count>\d{{1,4}})|(?P<count_>\d{{1,4}})[\W_]?(?P<unit_>{PERIOD}))$"
 )
 ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
@@ -83,7 +83,7 @@ TYPED = re.compile(r"[\W_]+")
 
 
 def facts_of(seen: Proposal) -> tuple[TableFacts, CaseTable] | None:
-    """Return the facts about a hospital's table, and the table itself; None if the data are not a table."""
+    """Return the facts about a hospital's table, and the table itself. If the data are not a table, return None."""
     facts = seen.sight.facts
     if not isinstance(facts, TableFacts):
         return None
@@ -93,7 +93,6 @@ def facts_of(seen: Proposal) -> tuple[TableFacts, CaseTable] | None:
 
 
 def grouped(table: CaseTable, name: str) -> str:
-    """Describe the values of a column: some examples, the number of values, and the number of lines for each value."""
     own = table.of(name)
     counts = np.bincount(own.codes[own.codes >= 0])
     least, most = int(counts.min()), int(counts.max())
@@ -102,13 +101,11 @@ def grouped(table: CaseTable, name: str) -> str:
 
 
 def _named(answer: str) -> set[str]:
-    """Return the column names in an answer, which are separated by commas."""
     return {name.strip() for name in answer.split(",") if name.strip()}
 
 
 # ---------------------------------------------------------------------------------------------------- patients
 def patients(seen: Proposal) -> Iterator[Question]:
-    """Ask for the patient column if no column or several columns could name the patients."""
     if (found := facts_of(seen)) is None or "patient" in found[1].said:
         return
     _, table = found
@@ -148,7 +145,6 @@ def patients(seen: Proposal) -> Iterator[Question]:
 
 
 def table_column(table: CaseTable, name: str) -> str:
-    """Return the column name in an answer. Raises DataError if the table has no such column."""
     from medsilo.core.errors import DataError
 
     if name not in table.columns:
@@ -157,8 +153,8 @@ def table_column(table: CaseTable, name: str) -> str:
 
 
 def _like_names(table: CaseTable) -> list[str]:
-    """Return the columns that may name patients. A column that may name patients has many values, some of which occur
-    in several lines.
+    """Return the columns that may contain patients. A column of patients has many values, some of which occur in
+    several lines.
     """
     found = []
     for name in table.columns:
@@ -172,7 +168,7 @@ def _like_names(table: CaseTable) -> list[str]:
 
 
 def _nested(table: CaseTable, coarse: str, others: Sequence[str]) -> bool:
-    """Return True if lines with the same value in another column always have the same value in `coarse`."""
+    """Return True if lines with the same value in a column of `others` always have the same value in `coarse`."""
     first = table.of(coarse).codes
     for name in others:
         own = table.of(name).codes
@@ -189,7 +185,6 @@ def plain_spelling(name: str) -> str:
 
 
 def _odd_names(table: CaseTable, name: str) -> Iterator[Question]:
-    """Ask about patients with similar names, and about lines without a patient."""
     own = table.of(name)
     if damaged := [value for value in own.column.values if DAMAGED.fullmatch(value)]:
         yield Question(
@@ -199,7 +194,7 @@ def _odd_names(table: CaseTable, name: str) -> Iterator[Question]:
             {"take them as they are": {}},
         )
         return
-    values = [*filter(None, own.column.values)]  # keeps leading zeros, because 0007 and 7 may be different patients
+    values = [*filter(None, own.column.values)]  # leading zeros are kept, because 0007 and 7 may be different patients
     spelt = [plain_spelling(value) for value in values]
     counts = Counter(spelt)
     if len(counts) < len(values):
@@ -259,13 +254,12 @@ def whose(seen: Proposal) -> Iterator[Question]:
 
 
 def _counts_up(table: CaseTable, name: str) -> bool:
-    """Return True if the patients of a table are numbered 1, 2, 3 and so on."""
     numbers = table.of(name).numbers[table.of(name).known]
     return bool(len(numbers)) and bool((np.abs(numbers) <= 2 * len(numbers)).all())
 
 
 def hospitals(seen: Proposal) -> Iterator[Question]:
-    """Ask about patients who occur at two hospitals, and about lines that are identical at two hospitals."""
+    """Ask about patients who occur at two hospitals, and about identical lines at two hospitals."""
     if (found := facts_of(seen)) is None or not (site := found[1].site):
         return
     _, table = found
@@ -303,7 +297,6 @@ def hospitals(seen: Proposal) -> Iterator[Question]:
 
 # ---------------------------------------------------------------------------------------------------- the outcome
 def outcome(seen: Proposal) -> Iterator[Question]:
-    """Ask for the outcome if several columns may be the outcome."""
     if (found := facts_of(seen)) is None:
         return
     facts, table = found
@@ -341,7 +334,7 @@ def _told(table: CaseTable, name: str) -> str:
 
 
 def event(seen: Proposal) -> Iterator[Question]:
-    """Ask which value means that the event occurred, unless the values are clear words, or are 0 and 1."""
+    """Ask which value means that the event occurred, unless the values are clear words or are 0 and 1."""
     if (found := facts_of(seen)) is None or found[0].kind != "survival" or "event" in found[1].said:
         return
     facts, table = found
@@ -361,8 +354,8 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. If survival data have entry times, ask whether to
-    learn classes instead.
+    """Ask whether two dates and an event are a survival outcome. If survival data have entry times, ask whether classes
+    should be learned instead.
     """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
@@ -458,7 +451,6 @@ def codes(seen: Proposal) -> Iterator[Question]:
 
 
 def limits(seen: Proposal) -> Iterator[Question]:
-    """Ask about values outside a laboratory's measurable range, such as <0,5."""
     if (found := facts_of(seen)) is None:
         return
     facts, table = found
@@ -515,7 +507,9 @@ def limits_in(table: CaseTable, name: str) -> list[str]:
 
 
 def _words_among_numbers(table: CaseTable, name: str) -> list[str]:
-    """Return the texts without digits in a column of numbers; an empty list if there are more than three texts."""
+    """Return the texts without digits in a column of numbers, or an empty list if the column has more than three
+    different texts.
+    """
     own = table.of(name)
     texts = [value for value in own.distinct if TableReader.number(value) is None]
     several = len(own.distinct) - len(texts) > MOST_CLASSES and own.texts < table.lines / 2
@@ -531,9 +525,10 @@ def _counted(table: CaseTable, name: str, values: Sequence[str]) -> list[str]:
 
 
 def codes_in(table: CaseTable, name: str) -> list[str]:
-    """Return the numbers of a column that look like codes for unknown values: 99, 999, -9.
+    """Return the numbers in a column that look like codes for unknown values, such as 99, 999 and -9.
 
-    A code is negative if all other numbers are positive, or repeats the digit 9, 8 or 7 far above all other numbers.
+    A code is a negative number among positive numbers, or a number far above all other numbers that repeats the digit
+    9, 8 or 7.
     """
     numbers = table.of(name).numbers[table.of(name).known]
     if not len(numbers) or np.isnan(numbers).any():
@@ -575,8 +570,8 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask about inputs that reveal the outcome, that are measured after the outcome, or that are missing in lines with
-    an outcome.
+    """Ask about inputs that reveal the outcome, are measured after the outcome, or are missing in lines with an
+    outcome.
     """
     if (found := facts_of(seen)) is None:
         return
@@ -640,7 +635,7 @@ def inputs(seen: Proposal) -> Iterator[Question]:
 
 
 def _days_in(name: str) -> float:
-    """Return the day of a measurement according to its column name; 0 if the name has no time.
+    """Return the day of a measurement, which is read from the column name, or 0 if the name contains no time.
 
     >>> _days_in("crp_d30"), _days_in("mort_90d"), _days_in("Month 6"), _days_in("age")
     (30.0, 90.0, 182.5, 0.0)
@@ -651,13 +646,12 @@ def _days_in(name: str) -> float:
 
 
 def _stem(name: str) -> str:
-    """Return a column name without the time of the measurement."""
     return plain_name(AT.sub("", name.lower()))
 
 
 def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
     """Return the AUROC with which a single column predicts a class or an event. For a numeric outcome, return 1 if the
-    column sorts the lines nearly like the outcome, otherwise 0.
+    order of the lines by the column is nearly their order by the outcome, otherwise 0.
     """
     learned = facts.outcome_of(table)
     own, goal = table.of(name), table.of(learned[-1])
@@ -678,7 +672,7 @@ def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
         came = goal.codes[both] == place
         if min(came.sum(), (~came).sum()) < LEAST_LINES / 4:
             continue
-        if np.isnan(scores[both]).any():  # the score of a category is its fraction of events
+        if np.isnan(scores[both]).any():  # the score of a category is the fraction of its lines with the event
             codes = own.codes[both]
             share = np.bincount(codes, came) / np.maximum(np.bincount(codes), 1)
             area = area_under(share[codes], came)

@@ -14,11 +14,11 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.study.reading_once import keeping_ready
 
-ROUNDS = 12  # number of rounds, which suffices for small plans and is the same on every machine
+ROUNDS = 12  # number of rounds, which is large enough for small plans and is the same on every machine
 
 
 def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
-    """Run 'medsilo check' for one hospital. `ready` is a folder for preprocessed images."""
+    """Run 'medsilo check' for one hospital, with `ready` as the folder for preprocessed images."""
     local = place_of(out, site)
     source = keeping_ready(SiteSettings.read(local), plan.task, ready).data
 
@@ -29,13 +29,12 @@ def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
 
 
 def alone(plan: Plan) -> Plan:
-    """Return the plan of the trial: single-site training over a fixed number of rounds."""
     return plan.with_changes(["algorithm.name=local", f"training.rounds={ROUNDS}", "participation.evaluation_sites=[]"])
 
 
 def try_methods(plan: Plan, methods: Sequence[str], settings: SiteSettings) -> None:
-    """Run one short round of each method with all hospitals. Raises MedsiloError, which names the method, if a method
-    fails.
+    """Run one short round of each method with all hospitals; if a method fails, raise MedsiloError with the name of the
+    method.
     """
     for method in methods:
         short = plan.with_changes([f"algorithm.name={method}", "training.rounds=1", "training.local_epochs=1"])

@@ -1,7 +1,8 @@
 """Keep people's names out of plans: find columns that name people, and choose names in plans for words in the data.
 
 A plan goes to every hospital. In any column, a value that few patients have may be a name, a file or an address. A plan
-therefore contains no sentences, and only values of at least `LEAST_NAMED` patients. Other values become "other".
+therefore contains no sentences, and only values that at least `LEAST_NAMED` patients have. All other values become
+"other".
 
 The comments in a plan give no numbers of patients. If the data do not name the patients, a plan contains only words in
 `COMMON`, because five cases may be from the same person. Other values become class-1, class-2 and so on. A plan never
@@ -15,10 +16,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from medsilo.core.text import WHOLE
 
-LEAST_NAMED = 5  # smallest number of patients with a value in a plan; the default of min_patients_per_metric
-LONGEST_NAMED = 60  # largest length of a value in a plan, because longer values may be sentences
+# minimum number of patients with a value that occurs in a plan; equals the default of min_patients_per_metric
+LEAST_NAMED = 5
+LONGEST_NAMED = 60  # maximum length of a value in a plan, because longer values may be sentences
 OTHER = "other"
-# Words in the names of columns with people's names or identifiers, in ten languages. A word with another meaning in
+# Words in the names of columns with people's names or identifiers, in ten languages. A word that has another meaning in
 # another language is omitted. For example, the Turkish word "ad" is also the abbreviation of a disease.
 PERSONAL = frozenset(
     """
@@ -45,7 +47,7 @@ PERSONAL = frozenset(
 )
 ENDINGS = ("name", "arzt", "arztin")  # last parts of German compounds, as in Patientenname and Oberarzt
 
-# Words for diagnoses, findings, places and kinds of people. A word in this list does not count as a person's name.
+# Words for diagnoses, findings, places and kinds of people. A word in COMMON does not count as a person's name.
 COMMON = frozenset(
     """
     a an and of the in on at to with without not no non none or other others unknown never ever former formerly current
@@ -83,10 +85,10 @@ TITLE = re.compile(
     r"(?<![^\W_])"
     r"(?:[Dd]r|[Pp]rof|Professor|Doctora?|Dott|Dra|Herr|Frau|Hr|Fr|Mrs?|Ms|Miss|Mme|Mlle|Sra?)(?:\.|[ _])[ _]*\w"
 )
-WRITTEN = re.compile(  # Formats of a person's name: MUELLER^HANS; Quast, Ida; I. Quast; Ida Q.
+WRITTEN = re.compile(  # Formats in which a person's name may be written: MUELLER^HANS; Quast, Ida; I. Quast; Ida Q.
     r"\w\^\w|^[^\W\d_]{2,}, ?[A-ZÀ-Þ]|^[A-ZÀ-Þ]\. ?[A-ZÀ-Þ]\w|^[A-ZÀ-Þ]\w+ [A-ZÀ-Þ]\.$"
 )
-# Words in hospitals' names. A person's name next to a word in this list is part of a hospital's name.
+# Words in the names of hospitals. A person's name beside a word in PLACES is part of a hospital's name.
 PLACES = frozenset(
     """
     st sankt saint santa hospital clinic klinik klinikum krankenhaus spital zentrum center centre hôpital hopital
@@ -143,8 +145,8 @@ def names_somebody(column: str) -> bool:
 
 
 def yes_last(classes: Iterable[str]) -> list[str]:
-    """Sort classes so that words for yes come last, because a report gives the sensitivity for the second of two
-    classes.
+    """Sort classes so that words for yes come last. The reason is that a report states the sensitivity for the second
+    of two classes.
 
     >>> yes_last(["ja", "nein"]), yes_last(["malignant", "naevus"]), yes_last(["no", "yes"])
     (['nein', 'ja'], ['naevus', 'malignant'], ['no', 'yes'])
@@ -153,7 +155,6 @@ def yes_last(classes: Iterable[str]) -> list[str]:
 
 
 def _letters(text: str) -> list[str]:
-    """Return the words of a text in lower case, without digits."""
     apart = re.sub(r"([a-zß-öø-ÿ])([A-ZÀ-ÖØ-Þ])", r"\1 \2", unicodedata.normalize("NFC", text))
     return re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", apart.casefold())
 
@@ -188,8 +189,8 @@ def names_a_place(text: str) -> bool:
 
 
 def may_be_a_person(text: str) -> bool:
-    """Return True if a value may be a person's name. Two or three capitalised words may also be a name, if the words
-    are uncommon.
+    """Return True if a value may be a person's name. Two or three uncommon words with capital letters may also be a
+    person's name.
 
     >>> [may_be_a_person(text) for text in ("Ida Quast", "QUAST_IDA", "Skin Cancer", "private sector", "Asymptomatic")]
     [True, True, False, False, False]
@@ -200,7 +201,9 @@ def may_be_a_person(text: str) -> bool:
 
 
 def renamed_words(names: Collection[str]) -> str:
-    """Explain why names in a plan differ from the names in the data; an empty text if no name needs an explanation."""
+    """Explain why names in a plan differ from the names in the data. If no name needs an explanation, return an empty
+    text.
+    """
     told = ["what few patients have is 'other'"] if OTHER in names else []
     if any(re.fullmatch(r"class-\d+", name) for name in names):
         told.append("class-1 is a word that may be a name: call it what it is")
@@ -208,10 +211,9 @@ def renamed_words(names: Collection[str]) -> str:
 
 
 def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "class") -> dict[str, str]:
-    """For each value in the data, return the value's name in plans. `patients` is the number of patients with each
-    value.
+    """Return the name in plans of each value in the data. `patients` is the number of patients with each value.
 
-    `known` is true if each case's patient is known. If patients are unknown, or if a value may be a person's name,
+    `known` is true if the patient of each case is known. If patients are unknown, or if a value may be a person's name,
     uncommon words become class-1, class-2 and so on. `called` replaces the word "class".
 
     >>> plans_words({"Benign": 9, "benign": 20, "Mueller": 4, "Malignant": 5})
@@ -224,7 +226,7 @@ def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "
     for value in sorted(patients, key=lambda value: (-patients[value], value)):
         counts[spelt.setdefault(value.casefold(), value)] += patients[value]
     short = (own for own, count in counts.items() if count >= LEAST_NAMED and len(own) <= LONGEST_NAMED)
-    named = [own for own in short if own.isprintable()]  # omits values with line breaks
+    named = [own for own in short if own.isprintable()]  # values with line breaks are left out
     known = known and not any(map(may_be_a_person, named))
     hidden = [] if known else sorted(own for own in named if not is_common(own))
     words = {own: own for own in named} | {own: f"{called}-{place}" for place, own in enumerate(hidden, 1)}
@@ -233,5 +235,5 @@ def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "
 
 
 def renamed(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the values whose names in the plan differ from the values, each with its name in the plan."""
+    """Return the values that have another name in the plan, each with its name in the plan."""
     return {own: plans for own, plans in words.items() if own != plans}

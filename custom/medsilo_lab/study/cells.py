@@ -28,29 +28,28 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines import inprocess
 from medsilo_server.record import Record, alone
 
-ALONE, POOLED = "local", "central"  # reference methods: single-site and centralised training
-LET_GO = 30.0  # seconds within which the processes of a killed comparison end
+ALONE, POOLED = "local", "central"
+LET_GO = 30.0  # seconds within which the processes of a killed comparison must end
 ANOTHER_FOLDER = "choose another -o, or --again for a new folder beside it"
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration of a comparison: its title and its changes to the plan."""
-
     title: str
     changes: tuple[str, ...]
 
     @property
     def method(self) -> str | None:
-        """The method that the configuration sets; None if the configuration keeps the plan's method."""
         named = [change for change in self.changes if change.startswith("algorithm.name=")]
         name = named[-1].removeprefix("algorithm.name=") if named else None
         return METHODS.spelled(name) or name
 
     @property
     def federated(self) -> bool:
-        """False for single-site and centralised training, which are reference methods; true for all other methods."""
+        """False for the reference methods, which are single-site and centralised training; true for all other
+        methods.
+        """
         return self.method not in (ALONE, POOLED)
 
     @classmethod
@@ -64,14 +63,11 @@ class Row:
 
 
 # ---------------------------------------------------------------------------------------------------- normalisation
-# layers
 def kind_of(plan: Plan) -> tuple[str, str]:
-    """Return the network's name and its normalisation layer."""
     return plan.network.name, str(getattr(plan.network, "norm", "none"))
 
 
 def unlike(one: Plan, other: Plan) -> str | None:
-    """Describe how the networks of two plans differ; None if the networks are equal."""
     (mine, norm), (theirs, their_norm) = kind_of(one), kind_of(other)
     if mine != theirs:
         return f"network {mine} instead of {theirs}"
@@ -79,8 +75,8 @@ def unlike(one: Plan, other: Plan) -> str | None:
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
-    """If single-site training is compared, add a single-site configuration for each network and normalisation layer of
-    a federated configuration.
+    """If the comparison includes single-site training, add a single-site configuration for each network and
+    normalisation layer that a federated configuration has.
     """
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
@@ -101,7 +97,7 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
 
 @dataclass(frozen=True)
 class Cell:
-    """A run: the plan of a configuration with a seed, and with a fold in cross-validation."""
+    """A run of a comparison: the plan of a configuration with a seed and, in cross-validation, with a fold."""
 
     row: Row
     seed: int
@@ -110,7 +106,6 @@ class Cell:
 
     @property
     def fold(self) -> int | None:
-        """The number of the cross-validation fold; None without cross-validation."""
         return self.plan.task.fold.number if self.plan.task.fold else None
 
     @property
@@ -118,20 +113,19 @@ class Cell:
         return f"{self.row.title}, seed {self.seed}{f', fold {self.fold}' if self.fold else ''}"
 
     def rounds_done(self) -> int | None:
-        """Return the finished rounds of an active or stopped run; None for other runs."""
+        """Return the number of finished rounds of an active or stopped run, or None for any other run."""
         if not self.folder.is_dir() or (self.folder / paths.SUMMARY).exists():
             return None
         rounds = Record(self.folder).rounds()
         return rounds[-1].round if rounds else 0
 
     def differences(self) -> str:
-        """Describe the differences between the cell's plan and the plan of the run in the cell's folder; an empty text
-        if the plans are equal.
+        """Describe the differences between the plan of the cell and the plan of the run in the cell's folder. If the
+        plans are equal, return an empty text.
         """
         return plan_differences(self.folder, self.plan)
 
     def summary(self) -> Summary | None:
-        """Return the summary of the finished run if the run has this plan and a score; otherwise None."""
         summary = Record(self.folder).finished()
         fits = summary and summary.plan_hash == self.plan.hash and summary.mean_test is not None
         return summary if fits else None
@@ -145,7 +139,7 @@ def cells_of(
     folder: Path,
     folds: int | None = None,
 ) -> list[Cell]:
-    """Return all runs of a comparison as cells, ordered by seed and fold. Raises PlanError if a plan is invalid."""
+    """Return all runs of a comparison as cells, ordered by seed and fold; raise PlanError if a plan is invalid."""
     folders = [re.sub(r"[^\w.-]|_", "-", row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
@@ -160,7 +154,9 @@ def cells_of(
 
 
 def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
-    """Return the plan of a configuration. Raises PlanError, which names the configuration, if the plan is invalid."""
+    """Return the plan of a configuration; if the plan is invalid, raise PlanError with the title of the
+    configuration.
+    """
     try:
         return plan.with_changes([*row.changes, *changes])
     except PlanError as error:
@@ -168,12 +164,14 @@ def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
 
 
 def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]) -> None:
-    """Start all unfinished runs, at most `at_once` at the same time. A failure does not stop the other runs."""
+    """Start all unfinished runs, at most `at_once` at the same time. The failure of one run does not stop the other
+    runs.
+    """
     left = [cell for cell in cells if not cell.summary()]
     for cell in left:
         for site in cell.plan.participation.everyone:
             cell.plan.task.check_source(settings.of(site).data)
-    if at_once == 1:  # runs in this process, so that a script needs no `if __name__ == "__main__"`
+    if at_once == 1:  # without subprocesses, a user's script needs no `if __name__ == "__main__"`
         for cell in left:
             done(cell, run_cell(cell, settings))
         return
@@ -187,7 +185,7 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
                 "a process of the comparison died, maybe from lack of memory; lower --at-once or training.batch_size, "
                 "then repeat the same compare to continue"
             ) from error
-        except BaseException:  # on an interrupt, stops all runs and keeps the finished runs
+        except BaseException:  # an interrupt stops all runs, but the finished runs are kept
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 if worker.pid:
@@ -196,9 +194,9 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
 
 
 def run_cell(cell: Cell, settings: SiteSettings) -> str:
-    """Start one run, or continue a stopped run. Return the failure in one line, or an empty text.
+    """Start a run, or continue a stopped run. Return the reason of a failure in one line, or an empty text.
 
-    If an earlier comparison was killed, the function waits until the processes of the earlier comparison have ended.
+    After an earlier comparison was killed, this function waits until all processes of that comparison have ended.
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
@@ -213,7 +211,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
-    # A checkpoint is needed only to continue a run, and is as large as all models of the run.
+    # A checkpoint is as large as all models of the run together, and is needed only to continue a run.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
@@ -223,7 +221,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
 def _was_stopped(cell: Cell) -> bool:
     """Return True if a run was stopped or killed, and if this version of medsilo can continue the run.
 
-    A failed run starts again, because its state may be damaged.
+    A failed run cannot be continued, because its state may be damaged.
     """
     record = Record(cell.folder)
     if cell.plan.algorithm.pooled:
@@ -240,14 +238,14 @@ def _was_stopped(cell: Cell) -> bool:
 
 
 def _discard(cell: Cell) -> None:
-    """Remove the folder of an unfinished run that can't be continued. A folder without a plan stays unchanged."""
+    """Remove the folder of an unfinished run that can't be continued, unless the folder has no plan."""
     if (cell.folder / paths.PLAN).exists():
         shutil.rmtree(cell.folder, ignore_errors=True)
 
 
 def base_plan() -> dict[str, Any]:
-    """Return the default plan of a comparison, which has the method FedAvg. Other methods use the same task, network
-    and training.
+    """Return the default plan of a comparison, with the method FedAvg. All methods use the task, the network and the
+    training of this plan.
     """
     return {
         "algorithm": {"name": "fedavg"},
@@ -257,12 +255,13 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-MOST_KEYS, LONGEST_VALUE = 3, 80  # limits of a description of differences: number of keys, and length of a value
+# limits of a text about differences: maximum number of keys, and maximum number of characters of a value
+MOST_KEYS, LONGEST_VALUE = 3, 80
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the keys whose values differ, each with both values; an empty text if no value differs. A missing key
-    has the value null.
+    """Describe the keys whose values differ, each with both values, or return an empty text if no value differs. A
+    missing key has the value null.
     """
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     words = [f"{key} {_shown(old.get(key))}, now {_shown(new.get(key))}" for key in keys[:MOST_KEYS]]
@@ -270,8 +269,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def plan_differences(run: Path, plan: Plan) -> str:
-    """Describe the differences between this plan and the plan of the run in a folder. The text is empty if the plans
-    are equal, or if the folder has no run.
+    """Describe the differences between this plan and the plan of the run in a folder. If the plans are equal or the
+    folder contains no run, return an empty text.
     """
     path = run / paths.PLAN
     if not path.exists():

@@ -1,5 +1,5 @@
-"""Simulate comparisons from scores to estimate their power, their smallest detectable difference, and the sample that
-they need.
+"""Simulate comparisons on the basis of scores, to estimate the power, the smallest detectable difference and the
+necessary sample of a comparison.
 
 A simulated study resamples the tested patients, with the observed effect of the method on each patient. The effects of
 seeds vary in a simulated study as much as in the observed study. Estimates of variances from few patients and seeds are
@@ -14,38 +14,35 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy
 
 from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, Difference, Study, by_patient
 from medsilo_lab.study.law import Variance, Variances, crossed, straightened
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
-POWER = 0.8  # fraction of studies in which the difference is significant
-MORE_SEEDS = 12  # number of seeds in the last search for a sufficient number of patients
-STUDIES = 400  # number of simulated studies
-STEP = 0.001  # step between tested differences
+POWER = 0.8  # fraction of studies in which a difference must be significant
+# number of seeds in the last attempt, if neither more patients alone nor more seeds alone are sufficient
+MORE_SEEDS = 12
+STUDIES = 400
+STEP = 0.001  # step between two differences whose power is simulated
 Unit = Literal["test patients", "seeds"]
 
 
 class Design(NamedTuple):
-    """The test patients of each hospital, and the number of training repetitions."""
-
     patients: tuple[int, ...]
     seeds: int
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """A finished comparison as a pilot study for another comparison."""
-
     found: Difference
-    ways: Sequence[np.ndarray]  # each patient's deviation from its hospital's mean difference
-    scores: Sequence[np.ndarray]  # the method's mean score of each patient
-    assumed: Design | None = None  # the assumed sample, if there is no finished study
+    # for each hospital, the deviation of each patient's difference from the hospital's mean difference
+    ways: Sequence[np.ndarray]
+    scores: Sequence[np.ndarray]  # for each hospital, the method's mean score of each patient
+    assumed: Design | None = None  # the assumed sample, if there is no finished comparison
 
     @classmethod
     def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
-        """Return the pilot study; None if the scores do not show the variance of patients or of seeds."""
         mine, theirs = ([by_patient(study, name).mean(0) for name in names] for study in (method, baseline))
         ways = [one - other for one, other in zip(mine, theirs, strict=True)]
         if not found.patients.variance or found.seeds < 2 or any(len(own) < 2 for own in ways):
@@ -54,12 +51,11 @@ class Pilot:
 
     @property
     def design(self) -> Design:
-        """The sample of the finished comparison."""
         return self.assumed or Design(tuple(map(len, self.ways)), self.found.seeds)
 
     def power(self, difference: float, design: Design, error: float) -> float:
         """Return the fraction of simulated studies in which the difference is significant at the level `error`.
-        `design` is the sample of each study.
+        `design` is the sample of each simulated study.
 
         The simulation adds the difference to the scores of the patients, and keeps all scores between 0 and 1.
         """
@@ -98,7 +94,7 @@ class Pilot:
         between = found.between.variance * known / random.chisquare(known, STUDIES)
         luck = np.maximum(between - found.cells, 0.0) / design.seeds
         means = means + random.normal(0, 1, STUDIES) * np.sqrt(luck)
-        # number of configurations from which the between-seed variance is estimated
+        # number of configurations from which the between-seed variance was estimated
         rows = 1.0 if self.assumed else known / (found.seeds - 1)
         degrees = rows * (design.seeds - 1)
         seen = Variances((luck + cells) * random.chisquare(degrees, STUDIES) / degrees, np.full(STUDIES, degrees))
@@ -108,7 +104,7 @@ class Pilot:
         return 2 * scipy.special.stdtr(whole.degrees, -np.abs(straight)) < error
 
     def _cells(self, design: Design) -> float:
-        """Return the part of the mean's variance that comes from the interaction of seeds and patients."""
+        """Return the variance of the mean that comes from the interaction of seeds and patients."""
         here = sum(1 / len(own) for own in self.ways)
         return self.found.cells / design.seeds * sum(1 / size for size in design.patients) / here
 
@@ -117,7 +113,7 @@ class Pilot:
         return max(design.seeds - 1, 1) * max(sum(design.patients) - len(design.patients), 1)
 
     def reach(self, design: Design, error: float) -> float:
-        """Return half the expected width of the difference's confidence interval."""
+        """Return half of the expected width of the confidence interval of the difference."""
         each = [float(own.var(ddof=1)) / max(size, 1) for own, size in zip(self.ways, design.patients, strict=True)]
         variance = sum(each) / len(each) ** 2
         freedom = [max(size - 1, 1) for size in design.patients]
@@ -130,8 +126,8 @@ class Pilot:
         return -float(scipy.special.stdtrit(whole.degrees, error / 2)) * math.sqrt(float(whole.variance))
 
     def least(self, design: Design, error: float) -> float | None:
-        """Return the smallest difference that is significant in four of five studies; None if no possible difference is
-        significant.
+        """Return the smallest difference that is significant in four of five studies, or None if no possible difference
+        is significant.
         """
         room = min(float((1 - own).mean()) for own in self.scores) + self.found.mean
         steps = range(1, max(int(min(room, 1.0) / STEP), 1))
@@ -139,7 +135,7 @@ class Pilot:
         return steps[place] * STEP if place < len(steps) else None
 
     def needed(self, difference: float, error: float) -> "Missing":
-        """Return the sample with which the difference is significant with probability `POWER`.
+        """Return the sample with which the difference is significant with the probability `POWER`.
 
         The sample is a number of patients at each hospital with the present seeds. If no number of patients is
         sufficient, the sample is a number of seeds. If no number of seeds is sufficient, the sample is a number of
@@ -165,18 +161,21 @@ class Pilot:
 
 
 class Missing(NamedTuple):
-    """The sample that a comparison needs. The field `number` has the value None if no tested number is sufficient."""
+    """The sample that a comparison needs for a significant difference. `number` is None if no tested number is
+    sufficient.
+    """
 
     of: Unit
     number: int | None
-    seeds: int | None = None  # number of seeds for these patients
+    seeds: int | None = None
 
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
     """Divide an additional mean difference among the patients, so that scores stay between 0 and 1. Return each
-    patient's deviation from the mean difference; None if the mean difference is too large for these scores.
+    patient's deviation from the mean difference, or None if the mean difference is too large.
     """
-    if scores.min() < 0 or scores.max() > 1:  # a patient's contribution to a rank statistic may be below 0 or above 1
+    # in a rank statistic, the contribution of a patient may be below 0 or above 1
+    if scores.min() < 0 or scores.max() > 1:
         return np.zeros_like(scores)
     room = 1 - scores if more > 0 else scores
     mean = float(room.mean())
@@ -186,8 +185,9 @@ def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
 
 
 def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:
-    """Return the deviations of resampled patients from the mean, [studies, patients]. The deviations of each study are
-    multiplied by the scale of the study.
+    """Return the deviations of resampled patients from the mean, [studies, patients]. The deviations in each simulated
+    study are multiplied by the scale of this study.
     """
-    wide = math.sqrt(len(ways) / (len(ways) - 1))  # corrects for the subtraction of the hospital's mean
+    # corrects the variance, because the mean of the hospital was subtracted
+    wide = math.sqrt(len(ways) / (len(ways) - 1))
     return ways[random.integers(0, len(ways), (STUDIES, size))] * (wide * scale[:, None])

@@ -14,18 +14,18 @@ from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy  # importing scipy itself is fast, because scipy loads its submodules on first use
 
 from medsilo_lab.study.law import NOTHING, Interval, Law, Variance, crossed
 from medsilo_lab.study.unseen import Failing, Share, Unseen
 
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
-LEAST_SEEDS = 4  # smallest number of seeds for a verdict; fewer seeds do not show the variance of training
-# smallest number of patients for a verdict; with fewer patients and skewed scores, the interval is too narrow
+LEAST_SEEDS = 4  # minimum number of seeds for a verdict, because fewer seeds do not show the variance of training
+# minimum number of patients for a verdict, because the interval for fewer patients with skewed scores is too narrow
 LEAST_PATIENTS = 8
-ALIKE = 1e-12  # seeds with a smaller standard deviation do not show the variance of training
-# number of resamples of patients, and largest number of random numbers for all resamples
+ALIKE = 1e-12  # seeds whose standard deviation is smaller do not show the variance of training
+# number of resamples of patients, and maximum number of random numbers for all resamples
 DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
 
@@ -35,8 +35,8 @@ Endpoint = Literal["mean", "pooled", "worst-site"]
 
 @dataclass(frozen=True)
 class Scores:
-    """A method's scores of a site's test cases, [cases], and the number of each case's patient, [cases]. Patients are
-    numbered from 0.
+    """The scores of a method on a site's test cases, [cases], and the number of each case's patient, [cases]. Patients
+    are numbered from 0.
     """
 
     values: np.ndarray
@@ -52,7 +52,6 @@ class Scores:
 
     @property
     def people(self) -> int:
-        """The number of patients."""
         return int(self.patients.max()) + 1
 
 
@@ -61,39 +60,35 @@ Study = Sequence[Mapping[str, Scores]]  # for every seed, the scores by site
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between a method and its baseline, in units of the score."""
-
     mean: float
     low: float
     high: float
     p: float
     seeds: int
-    people: int = field(default=0, compare=False)  # number of test patients
-    patients: Variance = field(default=NOTHING, compare=False)  # variance of the mean over other patients
-    between: Variance = field(default=NOTHING, compare=False)  # between-seed variance of the difference
-    # part of the between-seed variance that is also in the variance of patients
+    people: int = field(default=0, compare=False)
+    patients: Variance = field(default=NOTHING, compare=False)
+    between: Variance = field(default=NOTHING, compare=False)
+    # variance that both the between-seed variance and the variance of patients contain
     cells: float = field(default=0.0, compare=False)
-    # true if all seeds give the same result, so that the between-seed variance is unknown
+    # true if all seeds have the same result, so that the between-seed variance is unknown
     alike: bool = field(default=False, compare=False)
-    # distribution from which the confidence interval for similar patients is calculated
+    # the distribution that determines the confidence interval for similar patients
     law: Law | None = field(default=None, compare=False, repr=False)
-    # estimate from which the confidence interval for untested kinds of patients is calculated
+    # the estimate that determines the confidence interval for untested kinds of patients
     unseen: Unseen | None = field(default=None, compare=False, repr=False)
 
     @property
     def decides(self) -> bool:
-        """True if the confidence interval excludes zero, and if the sample is large enough for a verdict.
+        """True if the confidence interval excludes zero and the sample is large enough for a verdict.
 
-        The sample is too small if its seeds or patients are too few, or if all of them are alike.
+        A sample is too small if it has too few seeds or patients, or if all seeds or all patients have the same result.
         """
         known = self.seeds >= LEAST_SEEDS and self.people >= LEAST_PATIENTS
         return known and not self.alike and self.patients.variance > 0 and (self.low > 0 or self.high < 0)
 
     @property
     def luck(self) -> Variance:
-        """The between-seed variance, without the interaction of seeds and patients that is part of the variance of
-        patients.
-        """
+        """The between-seed variance, without the variance that comes from the interaction of seeds and patients."""
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0))
 
     def within(self, error: float) -> Interval:
@@ -104,7 +99,7 @@ class Difference:
 
     def if_unseen(self, error: float) -> Interval:
         """Return the confidence interval with the error rate `error`, for the case that a method fails for an untested
-        kind of patient.
+        kind of patients.
 
         The returned interval contains the interval for similar patients.
         """
@@ -113,13 +108,12 @@ class Difference:
         return min(low, further[0]), max(high, further[1])
 
     def reversed(self) -> "Difference":
-        """Return the difference with the opposite sign."""
         law, unseen = self.law and self.law.reversed(), self.unseen and self.unseen.reversed()
         return replace(self, mean=-self.mean, low=-self.high, high=-self.low, law=law, unseen=unseen)
 
 
 def joined(folds: Sequence[Scores]) -> Scores:
-    """Combine the scores of a seed's cross-validation folds. No patient is in two folds."""
+    """Combine the scores of all cross-validation folds of a seed, where no patient is in two folds."""
     if len(folds) == 1:
         return folds[0]
     starts = np.cumsum([0, *(own.people for own in folds)])
@@ -197,15 +191,15 @@ def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: En
 
 
 def by_patient(study: Study, name: str) -> np.ndarray:
-    """Return the mean score of each patient, [seeds, patients]. If seeds have different numbers of test patients,
-    surplus patients are left out.
+    """Return the mean score of each patient, [seeds, patients]. If the seeds have different numbers of test patients,
+    only the smallest of these numbers is used.
     """
     means = [np.bincount(own[name].patients, own[name].values) / np.bincount(own[name].patients) for own in study]
     return np.array([own[: min(map(len, means))] for own in means])
 
 
 def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoint = "mean") -> Difference:
-    """Return a method's score as its difference from zero, with a confidence interval between 0 and 1."""
+    """Return the score of a method as a difference from zero, with a confidence interval between 0 and 1."""
     nothing = [
         {site: Scores(np.zeros_like(own.values), own.patients) for site, own in study.items()} for study in method
     ]
@@ -215,12 +209,12 @@ def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoi
 
 
 def interval(scores: Scores) -> Interval | None:
-    """Return the confidence interval of a model's mean score over other patients; None if fewer than two patients were
-    tested.
+    """Return the confidence interval of a model's mean score over other patients, or None if fewer than two patients
+    were tested.
 
     For a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P interval
     (`_Resampled`). In simulations with two or more patients, the interval covers the true score in at least 93 % of
-    studies, even if few patients fail.
+    studies. The interval covers the true score as often if the model fails for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None
@@ -242,18 +236,18 @@ class _Part(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance between patients of the site, after averaging each patient over seeds."""
+        """The variance between the patients of the site, after each patient was averaged over seeds."""
         return float(self.moves.mean(0).var(ddof=1)) / self.weight**2 if self.patients > 1 else 0.0
 
     @property
     def cube(self) -> float:
-        """The third central moment of the site's part of the estimate, over other samples of patients."""
+        """The third central moment, over other samples of patients, of the site's contribution to the estimate."""
         return float((self.moves.mean(0) ** 3).mean()) / self.patients**2
 
     @property
     def of_cells(self) -> float:
-        """The variance that the interaction of seeds and patients adds to the site's part of the estimate, for a single
-        seed.
+        """The variance that the interaction of seeds and patients adds to the site's contribution to the estimate, for
+        a single seed.
         """
         seeds, patients = self.moves.shape
         if seeds < 2 or patients < 2:
@@ -263,8 +257,6 @@ class _Part(NamedTuple):
 
 
 class _Analysis:
-    """The intermediate results for the confidence interval of a difference."""
-
     def __init__(
         self,
         method: Study,
@@ -315,7 +307,6 @@ class _Analysis:
 
     @cached_property
     def between(self) -> Variance:
-        """The between-seed variance of the difference."""
         if self.seeds < 2:
             return NOTHING
         seen = float(self.by_seed.var(ddof=1))
@@ -325,19 +316,18 @@ class _Analysis:
 
     @cached_property
     def cells(self) -> float:
-        """The variance from the interaction of seeds and patients, which is part of the variance of patients."""
+        """The variance from the interaction of seeds and patients, which the variance of patients also contains."""
         return sum(part.of_cells for part in self.parts)
 
     @cached_property
     def of_seeds(self) -> Variance:
-        """The variance of the mean over other seeds, without the interaction of seeds and patients that is part of the
-        variance of patients.
+        """The variance of the mean over other seeds, without the variance that comes from the interaction of seeds and
+        patients.
         """
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0) / self.seeds)
 
     @cached_property
     def law(self) -> Law:
-        """The distribution of the mean over other patients and other seeds."""
         seeds = self.between._replace(variance=self.between.variance / self.seeds)
         rest = Variance(self.cells / self.seeds, (self.seeds - 1) * max(self.people - len(self.parts), 1))
         whole = crossed(self.patients, seeds, rest)
@@ -346,7 +336,6 @@ class _Analysis:
         return Law(self.mean, variance, float(whole.degrees), skewness)
 
     def difference(self, unseen: Unseen | None) -> Difference:
-        """Return the difference with its confidence interval and its p-value."""
         law, alike = self.law, self.seeds > 1 and self.between.variance <= ALIKE**2
         low, high = law.within(1 - LEVEL)
         found = Difference(
@@ -355,7 +344,6 @@ class _Analysis:
         return replace(found, alike=alike, law=law, unseen=unseen)
 
     def of_a_score(self, error: float) -> Interval:
-        """Return the confidence interval of a method's score for the error rate `error`."""
         if self.people < 2 or not self.patients.degrees:
             return self.law.within(error)
         found = _Resampled(self.mean + np.concatenate([_stretched(part, self.people) for part in self.parts]))
@@ -366,12 +354,13 @@ class _Analysis:
 
 
 class _Resampled:
-    """Sorted mean scores of the Bayesian bootstrap (Rubin 1981) over patients, for both ends of a confidence interval.
+    """The sorted mean scores of a Bayesian bootstrap (Rubin 1981) over patients, for both ends of a confidence
+    interval.
 
-    Each resample has one additional patient. For the lower end of the interval, the additional patient has the score 0
-    in three of four resamples, and the score 1 in the fourth resample. With the score 0 in all resamples, the interval
-    would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too
-    wide because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
+    Each resample has one additional patient. For the lower end of the interval, the score of the additional patient is
+    0 in three of four resamples, and 1 in every fourth resample. With the score 0 in all resamples, the interval would
+    be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too wide
+    because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
     interval (Lancaster 1961), whose error rate is up to 9 %. With the score 0 in three of four resamples, the error
     rate is below 7 % for every proportion and 2 to 20 patients.
     """
@@ -379,7 +368,7 @@ class _Resampled:
     def __init__(self, values: np.ndarray) -> None:
         weights, further = _drawn_weights(len(values))
         sums, whole, turn = weights @ values, weights.sum(1) + further, np.arange(len(further)) % 4 > 0
-        # the additional patient has 0 in three of four resamples, and 1 in the others
+        # the additional patient has the score 0 in three of four resamples, and the score 1 in every fourth resample
         self.lows = np.sort((sums + further * ~turn) / whole)
         self.highs = np.sort((sums + further * turn) / whole)[::-1]
 
@@ -398,12 +387,12 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
-    """Convert a site's contributions to contributions to a mean over the patients of all sites. The conversion keeps
-    the variance within the site.
+    """Convert a site's contributions to contributions to a mean over the patients of all sites, without a change of the
+    variance within the site.
     """
     if part.patients < 2:
         return np.zeros(part.patients)
-    # corrects for the subtraction of the site's mean
+    # corrects the variance, because the mean of the site was subtracted
     centred = math.sqrt(part.patients * (people - 1) / ((part.patients - 1) * people))
     return part.moves.mean(0) * people / part.patients * centred
 
@@ -415,12 +404,13 @@ def _part(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) 
     first-order approximation (Cochran, Sampling Techniques, 1977, chapter 6).
 
     Args:
-        pairs: the scores of both methods, for each seed a, b: the weight of the site for each method, by seed
+        pairs: the scores of both methods, for each seed. The weights of the site for the two methods are `a` and `b`,
+            by seed.
     """
     if not all(np.array_equal(x.patients, y.patients) for x, y in pairs):
         raise ValueError("the two methods were not tested on the same cases")
     moves = [w * _moves(x) - v * _moves(y) for w, v, (x, y) in zip(a, b, pairs, strict=True)]
-    patients = min(map(len, moves))  # runs with other seeds may have another number of test patients
+    patients = min(map(len, moves))  # runs with different seeds may have different numbers of test patients
     kept = np.array([own[:patients] for own in moves])
     return _Part(kept - kept.mean(1, keepdims=True), float(np.maximum(a, b).mean()))
 
@@ -432,10 +422,10 @@ def _moves(scores: Scores) -> np.ndarray:
 
 
 def _of_people(ways: np.ndarray, shares: np.ndarray) -> _Part:
-    """Return the contributions of people if each site is a single person.
+    """Return the contributions of people to the difference, if each site is a single person.
 
     Args:
-        ways: each person's part of the difference, [people, seeds]
+        ways: the contribution of each person to the difference, [people, seeds]
         shares: weight of each person
     """
     moves = (ways - shares[:, None] * ways.sum(0)) * len(ways)
@@ -443,19 +433,16 @@ def _of_people(ways: np.ndarray, shares: np.ndarray) -> _Part:
 
 
 def seeds_of(study: Study, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> np.ndarray:
-    """Return the value of the endpoint for each seed, [seeds]."""
     names = sorted(sites or study[0])
     means = np.array([[own[name].values.mean() for name in names] for own in study])
     return (_shares(study, names, endpoint) * means).sum(1)
 
 
 def worst_site(study: Study, sites: Sequence[str] | None = None) -> str:
-    """Return the site with the lowest mean score over all seeds."""
     return min(sorted(sites or study[0]), key=lambda name: float(np.mean([own[name].values.mean() for own in study])))
 
 
 def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarray:
-    """Return the weight of each site, [seeds, sites]."""
     if endpoint == "worst-site":
         worst = worst_site(study, names)
         return np.array([[float(name == worst) for name in names]] * len(study))
@@ -465,7 +452,8 @@ def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarra
 
 # ---------------------------------------------------------------------------------------------------- concordance
 def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> Interval | None:
-    """Return the confidence interval of Harrell's concordance for other patients; None if no two cases are comparable.
+    """Return the confidence interval of Harrell's concordance for other patients, or None if no two cases are
+    comparable.
 
     The result encloses two confidence intervals, which both use Student's t. Newcombe's interval (2006, method 5) uses
     the variance of Hanley and McNeil. Wilson's interval uses the observed variance of the cases' contributions. If the
@@ -492,13 +480,13 @@ def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarra
 
 
 def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> np.ndarray:
-    """Return each case's contribution to the concordance, [cases]. A contribution is calculated from all pairs with
-    this case. The mean contribution is the concordance.
+    """Return the contribution of each case to the concordance, [cases], which is calculated from all pairs that contain
+    the case. The mean of the contributions is the concordance.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
     if not whole:
-        return np.full(len(time), 0.5)  # chance level
+        return np.full(len(time), 0.5)  # without comparable cases, the result is 0.5, the concordance of a random order
     mean = float(right.sum()) / 2 / whole
     return mean + len(time) * (right - mean * pairs) / whole
 
@@ -511,8 +499,8 @@ def _later(time: np.ndarray, event: np.ndarray, case: int) -> np.ndarray:
 
 
 def _roles(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each case's number of concordant pairs, and each case's number of comparable pairs. The case may be first
-    or second in a pair.
+    """Return the number of concordant pairs and the number of comparable pairs of each case. In the counted pairs, the
+    case may be first or second.
     """
     right, pairs = np.zeros(len(time)), np.zeros(len(time))
     for first in np.flatnonzero(event).tolist():
@@ -525,7 +513,6 @@ def _roles(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> tuple[np.nd
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
-    """Correct p-values for multiple comparisons by Holm's method."""
     names = sorted(p_values, key=lambda name: p_values[name])
     each = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
     adjusted = dict(zip(names, accumulate(each, max), strict=True))

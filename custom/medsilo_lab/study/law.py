@@ -6,16 +6,14 @@ import math
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy
 
-STRAIGHT = 1e-9  # smaller skewness has no effect
+STRAIGHT = 1e-9  # an estimate with a smaller skewness counts as symmetric
 Interval = tuple[float, float]
 Number = TypeVar("Number", float, np.ndarray)
 
 
 class Variance(NamedTuple):
-    """A variance, and the degrees of freedom of its estimate."""
-
     variance: float
     degrees: float
 
@@ -24,23 +22,19 @@ NOTHING = Variance(0.0, 0.0)
 
 
 class Variances(NamedTuple):
-    """Variances of several studies, as arrays."""
-
     variance: np.ndarray
     degrees: np.ndarray
 
 
 class Law(NamedTuple):
-    """The distribution of an estimate over other patients and other seeds."""
-
     mean: float
     variance: float
     degrees: float
-    skewness: float  # skewness of the estimate over patients
+    skewness: float
 
     def within(self, error: float) -> Interval:
-        """Return the confidence interval with the error rate `error`: Student's t interval for the ratio that
-        `straightened` transforms.
+        """Return the confidence interval with the error rate `error`. The interval is Student's t interval of the ratio
+        after the transformation `straightened`.
         """
         if not self.variance:
             return -math.inf, math.inf
@@ -49,21 +43,19 @@ class Law(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Return the p-value: the error rate at which an end of the confidence interval is zero."""
+        """The p-value, which is the error rate at which an end of the confidence interval is zero."""
         if not self.variance:
             return 1.0
         straight = straightened(self.mean / math.sqrt(self.variance), self.skewness)
         return 2 * float(scipy.special.stdtr(self.degrees, -abs(straight)))
 
     def _back(self, value: float) -> float:
-        """Invert the transformation `straightened`."""
         skew, moved = self.skewness, value - self.skewness / 6
         if abs(skew) <= STRAIGHT:
             return value
         return moved - skew * moved**2 / 3 if skew * moved < 0 else 3 / skew * (math.cbrt(1 + skew * moved) - 1)
 
     def reversed(self) -> "Law":
-        """Return the distribution of the difference with the opposite sign."""
         return self._replace(mean=-self.mean, skewness=-self.skewness)
 
 
@@ -71,9 +63,9 @@ def straightened(ratio: Number, skewness: Number) -> Number:
     """Transform a ratio by an increasing function that removes most of the ratio's skewness.
 
     The function is Hall's cubic transformation (1992). The slope of Hall's function is zero at the ratio -3 / skewness,
-    so the function can't be inverted there. If the skewness and the ratio have opposite signs, Johnson's transformation
-    (1978) replaces Hall's function. Both transformations have the same first terms, so they are correct to the same
-    order.
+    so the function has no inverse near this ratio. If the skewness and the ratio have opposite signs, Johnson's
+    transformation (1978) replaces Hall's function. Both transformations are correct to the same order, because their
+    first terms are equal.
     """
     moved = ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27
     bent = np.abs(skewness) * np.abs(ratio) * 4 / 3
@@ -86,9 +78,9 @@ def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: 
     """Return the variance of a mean over other patients and other seeds, with Satterthwaite's degrees of freedom
     (1946).
 
-    Both other variances contain the variance `cells` of the interaction of seeds and patients, so `cells` is subtracted
-    once from their sum. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be arrays
-    over several studies.
+    The variances of patients and of seeds both contain the variance `cells` of their interaction, so `cells` is
+    subtracted once from the sum. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be
+    arrays over several studies.
     """
     own, luck = np.maximum(patients.variance, cells.variance), np.maximum(seeds.variance, cells.variance)
     variance = own + luck - cells.variance

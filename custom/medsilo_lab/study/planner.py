@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
@@ -22,24 +22,21 @@ from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import Needed, read_verdict
 from medsilo_lab.study.words import LITTLE, needed_in_words, repetitions
 
-# pairs of assumed standard deviations of the difference: between patients, and between seeds
+# assumed standard deviations of the difference: between patients, and between seeds
 SPREADS = ((0.03, 0.0), (0.03, 0.01), (0.1, 0.0), (0.1, 0.03), (0.3, 0.03))
-ASSUMED = 1000  # degrees of freedom of the assumed variances
+ASSUMED = 1000
 
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a comparison with these test patients and repetitions."""
-
-    whose: str  # name of the hospital, or all hospitals, or the assumed standard deviations
-    patients: tuple[int, ...]  # number of test patients of each hospital
+    whose: str  # a hospital's name, or a text for all hospitals, or the assumed standard deviations
+    patients: tuple[int, ...]
     seeds: int
-    least: float | None  # smallest difference that is significant in four of five studies with this sample
-    reach: float  # half the width of the confidence interval
-    needed: Needed  # sample that would detect the difference in question
+    least: float | None
+    reach: float
+    needed: Needed
 
     def as_json(self) -> dict[str, Any]:
-        """Return the power as a JSON document."""
         return {**asdict(self), "needed": self.needed.as_json()}
 
     def __str__(self) -> str:
@@ -53,7 +50,7 @@ class Power:
 
 
 def power_of(whose: str, pilot: Pilot, design: Design, difference: float, questions: int = 1) -> Power:
-    """Return the power of a study with this sample, and the sample that would detect the difference."""
+    """Return the power of a study with the sample `design`, and the sample that would detect the difference."""
     error = (1 - LEVEL) / questions
     missing = pilot.needed(difference, error)
     needed = Needed(
@@ -102,7 +99,9 @@ def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) 
 
 
 def tested(cells: Sequence[Cell], settings: SiteSettings) -> dict[str, int]:
-    """Count the test patients of each hospital in a planned comparison. The function reads the hospitals' data."""
+    """Count the test patients of each hospital in a planned comparison, which requires reading the data of all
+    hospitals.
+    """
     plan, found = cells[0].plan, {}
     sites = sorted(plan.participation.everyone)
     for site in sites:
@@ -115,7 +114,6 @@ def tested(cells: Sequence[Cell], settings: SiteSettings) -> dict[str, int]:
 
 
 def told(found: Sequence[Power], folder: Path | None = None) -> list[str]:
-    """Describe the results in lines of text."""
     if folder is None:
         head = "Before a comparison nobody knows how far patients and repetitions differ. What could be shown:"
     else:

@@ -22,8 +22,8 @@ from medsilo.tasks.task import Task
 def images_ready(
     plans: Sequence[Plan], settings: SiteSettings, at_once: int, say: Callable[[str], object]
 ) -> Iterator[SiteSettings]:
-    """Preprocess all hospitals' images, one hospital at a time. Yield settings with which no run reads the images
-    again.
+    """Preprocess the images of all hospitals, one hospital at a time. Yield settings with which runs use the
+    preprocessed images.
     """
     tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
     ours = [plan for plan in tasks.values() if isinstance(plan.task, OwnFolder)]
@@ -53,7 +53,7 @@ def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]
 
 
 def _read_site(one: Work) -> int:
-    """Preprocess a hospital's images. Return the number of cases. The runs report faulty images later."""
+    """Preprocess a hospital's images, and return the number of cases. Faulty images are reported later, by the runs."""
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())
@@ -62,7 +62,7 @@ def _read_site(one: Work) -> int:
 def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
     """Return settings with which preprocessed images are also stored in a folder.
 
-    Settings that name another folder, or that disable the cache, are unchanged.
+    Settings that name another folder or disable the cache are returned unchanged.
     """
     if not isinstance(task, OwnFolder):
         return settings

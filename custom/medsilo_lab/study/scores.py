@@ -15,22 +15,19 @@ from medsilo.runs.paths import CASES, site_folder
 from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
 
-CONCORDANCE = "concordance"  # name of a score that is a mean over pairs, and not over cases
-RANKED = ("time", "event", "risk")  # measures of each case that determine the concordance
-CLOSENESS = "closeness"  # name of the score for regression
+CONCORDANCE = "concordance"  # name of a score that is a mean over pairs of cases, and not over cases
+RANKED = ("time", "event", "risk")
+CLOSENESS = "closeness"
 
 
 @dataclass(frozen=True)
 class SiteTest:
-    """A site's test cases, with scores from a run folder."""
-
     metric: str
     scores: Scores
-    measures: Measures  # all measures of each case
+    measures: Measures
 
     @classmethod
     def read(cls, run: Path, site: str, metric: str) -> Self:
-        """Read the test cases of a site from a run folder."""
         try:
             measures, numbers = read_measures(site_folder(run, site))
             values = measures[metric].numpy()
@@ -44,13 +41,12 @@ class SiteTest:
 
     @property
     def interval(self) -> Interval | None:
-        """The confidence interval of the score for other patients; None if too few patients were tested."""
         return interval_over(self.metric, self.scores, lambda: self.measures)
 
     @property
     def mean(self) -> float | None:
-        """For regression, the score of always predicting the mean of the test cases; otherwise None. The score for
-        regression is 1 minus a multiple of the absolute error.
+        """In a regression, the score of always predicting the mean of the test cases; otherwise None. In a regression,
+        a score is 1 minus a multiple of the absolute error.
         """
         if self.metric != CLOSENESS:
             return None
@@ -60,7 +56,6 @@ class SiteTest:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The scores of the worst, the median and the best case."""
         ordered = np.sort(self.scores.values)
         places = {"worst": 0, "median": len(ordered) // 2, "best": len(ordered) - 1}
         return {which: float(ordered[place]) for which, place in places.items()}
@@ -76,9 +71,7 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """Read the measures that `write_measures` wrote. Return the measures of all cases, and the number of each case's
-    patient.
-    """
+    """Read the file of `write_measures`, and return the measures of all cases and the number of each case's patient."""
     with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]

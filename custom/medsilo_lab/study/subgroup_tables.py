@@ -8,7 +8,7 @@ from medsilo.runs.score import Score
 
 
 class SubgroupPair(RecordPart):
-    """A difference between two levels of a subgroup, or between two configurations at one level."""
+    """A difference between two levels of a subgroup, or between two configurations at the same level."""
 
     first: Text = Field(description="the level or configuration with the first score")
     second: Text = Field(description="the level or configuration whose score is subtracted")
@@ -25,8 +25,6 @@ class SubgroupPair(RecordPart):
 
 
 class SubgroupLevel(RecordPart):
-    """The score of one level of a subgroup."""
-
     level: Text = Field(description="name of the level")
     patients: Count = Field(0, description="number of test patients with this level")
     hospitals: Count = Field(0, description="number of hospitals that disclose this level")
@@ -49,8 +47,6 @@ class SubgroupLevel(RecordPart):
 
 
 class SubgroupTable(RecordPart):
-    """A subgroup, with its levels and the differences between these levels."""
-
     subgroup: Text = Field(
         description=("name of the subgroup, as data sets declare it; `hospital` if the levels are the hospitals")
     )

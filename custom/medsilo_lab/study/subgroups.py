@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.raw_results import LEVEL as LEVEL_COLUMN
@@ -40,8 +40,8 @@ from medsilo_lab.study.scores import CONCORDANCE, RANKED, SiteTest, parts_of_con
 from medsilo_lab.study.subgroup_tables import SubgroupLevel, SubgroupPair, SubgroupTable
 
 ERROR = 1 - LEVEL
-STEPS = 40  # steps of a bisection
-Pair = tuple[str, str, str]  # a subgroup, and two of its levels
+STEPS = 40
+Pair = tuple[str, str, str]
 Level = tuple[str, str]
 
 
@@ -51,7 +51,7 @@ class DisclosedScore(NamedTuple):
 
     low: float  # lower end of the range of a rounded score
     high: float
-    variance: float  # variance of the score for other patients
+    variance: float
     patients: int
     hospitals: int
 
@@ -66,7 +66,7 @@ class DisclosedScore(NamedTuple):
 
     def within(self, error: float) -> Interval:
         """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
-        Wilson's formula is that of a proportion with the same variance as the score.
+        Wilson's formula is the sample size of a proportion with the same variance as the score.
         """
         degrees = max(self.patients - self.hospitals, 1)
         square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
@@ -131,8 +131,6 @@ def _level_of_run(word: str, own: Sequence[SubgroupResult], known: DisclosedScor
 
 
 class _Found(NamedTuple):
-    """A difference before the correction for multiple comparisons."""
-
     mean: float
     p: float
     enough: bool  # true if the number of patients is large enough for a significant difference
@@ -140,7 +138,7 @@ class _Found(NamedTuple):
 
 
 def _p(within: Callable[[float], Interval]) -> float:
-    """Return the p-value: the error rate at which an end of the confidence interval is zero."""
+    """Return the p-value, which is the error rate at which an end of the confidence interval is zero."""
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -169,7 +167,7 @@ def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
 def _tables(
     levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
 ) -> list[SubgroupTable]:
-    """Return the tables with corrected differences. The table of hospitals is last."""
+    """Return the tables of all subgroups with corrected differences; the table of hospitals is the last table."""
     told, tables = _corrected(found), []
     for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
         own = [one for (of, _), one in levels.items() if of == name]
@@ -180,12 +178,12 @@ def _tables(
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
-Members = dict[Level, np.ndarray]  # for each level, the numbers that identify its patients among a site's test patients
+Members = dict[Level, np.ndarray]  # the numbers of each level's patients, as counted among the site's test patients
 
 
 def read_members(run: Path, site: str) -> Members:
-    """Read, from a run folder, the site's test patients at each level. A patient is given by a number. A level with a
-    suppressed score has no patients.
+    """Read the numbers of the site's test patients at each level from a run folder. A level with a suppressed score has
+    no patients.
     """
     path = paths.site_folder(run, site) / paths.SUBGROUPS
     if not path.exists():
@@ -204,7 +202,7 @@ def read_members(run: Path, site: str) -> Members:
 
 
 def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
-    """Return the scores of a site's test cases at each level; None for a level with a suppressed score."""
+    """Return the scores of a site's test cases at each level, or None for a level with a suppressed score."""
     members = read_members(run, site)
     if not members:
         return {}
@@ -215,19 +213,20 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
         if not len(cases):
             continue
         values = test.scores.values[cases]
-        if metric == CONCORDANCE:  # only pairs of cases at the same level count
+        if metric == CONCORDANCE:  # for the concordance, only pairs of cases at the same level count
             values = parts_of_concordance(*(test.measures[name].numpy()[cases] for name in RANKED))
         if np.isfinite(values).all():
             found[key] = Scores(values, np.unique(test.scores.patients[cases], return_inverse=True)[1])
     return found
 
 
-Levels = Mapping[Level, Scores | None]  # a level whose score is suppressed has the value None
-Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels by site
+Levels = Mapping[Level, Scores | None]  # scores by level; None for a level whose score is suppressed
+Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels of subgroups by site
 
 
 def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list[SubgroupTable]:
-    """Return the tables of subgroups for a configuration. `base` has the baseline's scores with the same seeds.
+    """Return the tables of subgroups for a configuration. `base` contains the scores of the baseline with the same
+    seeds.
 
     The score of a level is a mean over the patients of all hospitals that disclose this level in all runs.
     """
@@ -274,11 +273,11 @@ def _twice(one: Difference, error: float) -> Interval:
 
 
 def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]) -> Difference:
-    """Return half the difference between two levels, which have different patients and the same models.
+    """Return half of the difference between two levels, which have different patients but the same models.
 
-    Half the difference is the mean of the differences at two artificial sites. The difference at the first site is the
-    score of the first level. The difference at the second site is the negative score of the second level. With these
-    artificial sites, patients and seeds are crossed as in other comparisons.
+    Half of the difference equals the mean of the differences at two artificial sites. The difference at the first site
+    is the score of the first level. The difference at the second site is the negative score of the second level. With
+    two artificial sites, patients and seeds are crossed as in other comparisons.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

@@ -1,11 +1,11 @@
 """Estimate the between-seed variance of a difference between two configurations, from all configurations of a study."""
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy
 
 from medsilo_lab.study.law import Variance
 
-# significance level of the test that excludes a configuration with a larger variance from the estimate
+# significance level of the test that excludes a configuration with a larger variance than the other configurations
 UNSTEADY = 0.02
 
 
@@ -36,7 +36,7 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the between-seed variance of each difference from the configuration `base`, its degrees of freedom, and a
-    mask of the other configurations with this variance.
+    mask of the configurations with this variance.
 
     Every difference contains the baseline's variance, which may be larger than the variance of other configurations.
     The variance of the baseline's deviation from the mean of all other configurations is therefore estimated
@@ -66,8 +66,8 @@ def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
 
 
 def _residual(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract the means of the chosen configurations, and the means of seeds, from the scores. Return the residual sum
-    of squares and its degrees of freedom.
+    """Subtract the means of the chosen configurations, and the means of seeds, from the scores. Return the sum of
+    squares of the residuals and its degrees of freedom.
     """
     weight = chosen[..., None].astype(float)
     number = chosen.sum(-1)

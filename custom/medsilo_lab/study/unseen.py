@@ -1,5 +1,5 @@
 """Estimate the confidence interval of a difference, for the case that a method fails for an untested kind of
-patient.
+patients.
 """
 
 import math
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # scipy loads its submodules on first use
+import scipy
 
 from medsilo_lab.study.law import Interval, Law
 
@@ -21,7 +21,7 @@ class Share(NamedTuple):
     patients: float
 
     def within(self, error: float) -> Interval:
-        """Return the Clopper-Pearson interval of the fraction (1934)."""
+        """Return the Clopper-Pearson interval (1934) of the fraction."""
         failing, right = self.known * self.patients, (1 - self.known) * self.patients
         low = float(scipy.special.betaincinv(failing, right + 1, error / 2)) if failing > 0 else 0.0
         high = float(scipy.special.betaincinv(failing + 1, right, 1 - error / 2)) if right > 0 else 1.0
@@ -30,11 +30,11 @@ class Share(NamedTuple):
     @classmethod
     def learned(cls, shares: Sequence[float], patients: Sequence[int], asked: Sequence[bool]) -> "Share":
         """Estimate the fraction at some hospitals from the fractions at all hospitals, by a beta-binomial model.
-        `asked` is true for hospitals whose fraction is estimated.
+        `asked` is true for the hospitals for which the fraction is estimated.
 
-        If the fractions differ between hospitals by more than chance, patients of a hospital are correlated, and count
+        If the fractions of hospitals differ by more than chance, the patients of a hospital are correlated, and count
         as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
-        1999). A higher correlation lets other hospitals contribute less to the estimate.
+        1999). If the correlation is higher, other hospitals contribute less to the estimate.
         """
         each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
         akin = _correlation(each, sizes)
@@ -72,7 +72,9 @@ class Failing(NamedTuple):
     most: float
 
     def within(self, error: float) -> tuple[float, Interval]:
-        """Return the effect of failing patients on the mean score, and the errors of this effect in both directions."""
+        """Return the effect on the mean score of patients for whom only one method fails, and the errors of this effect
+        in both directions.
+        """
         low, high = self.share.within(error)
         less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)
         return self.lost * self.share.known, (self.lost * less, max(self.lost, self.most) * more)
@@ -91,7 +93,6 @@ class Unseen(NamedTuple):
     baseline: Failing
 
     def within(self, error: float) -> Interval:
-        """Return the confidence interval of the difference with the error rate `error`."""
         mean, (low, high) = self.usual.mean, self.usual.within(error) if self.usual.variance else (self.usual.mean,) * 2
         taken, (less, more) = self.method.within(error)
         given, (fewer, further) = self.baseline.within(error)
@@ -106,5 +107,4 @@ class Unseen(NamedTuple):
         return max(one.share.within(error)[1] for one in (self.method, self.baseline))
 
     def reversed(self) -> "Unseen":
-        """Return the estimate for the difference with the opposite sign."""
         return Unseen(self.usual.reversed(), self.baseline, self.method)

@@ -59,15 +59,15 @@ from medsilo_lab.study.words import (
 
 DEFAULT = "fedavg"
 UNPAIRED = "No verdict: no two configurations have scores of the same hospitals in the same repetitions."
-ENOUGH_PATIENTS = 25  # number of patients that the advice names for a hospital with too few patients for a verdict
-Seeds = dict[int, dict[str, Scores]]  # scores by seed and site
+ENOUGH_PATIENTS = 25  # number of patients that a hospital with too few patients for a verdict is advised to test
+Seeds = dict[int, dict[str, Scores]]
 # the first endpoint is confirmatory, and all other endpoints are exploratory
 ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
 
 
 class PairQuestion(NamedTuple):
-    """A question about the difference between two configurations at some sites. The answer to the reversed question is
-    the difference with the opposite sign.
+    """A question about the difference between two configurations at some sites. If its two configurations are
+    exchanged, the answer to the question has the opposite sign.
     """
 
     row: Row
@@ -81,7 +81,9 @@ class PairQuestion(NamedTuple):
 
 
 def chosen_baseline(rows: Sequence[Row], baseline: str | None) -> str | None:
-    """Return the title of the baseline: the requested configuration, or FedAvg if it is in the comparison."""
+    """Return the title of the baseline, which is the requested configuration, or FedAvg if the comparison contains
+    FedAvg.
+    """
     names = {row.title for row in rows}
     if baseline is not None and baseline not in names:
         raise MedsiloError(f"--baseline {baseline!r}: no row has this title; rows: {', '.join(sorted(names))}")
@@ -89,8 +91,6 @@ def chosen_baseline(rows: Sequence[Row], baseline: str | None) -> str | None:
 
 
 class Statistics:
-    """The statistics of a comparison's finished runs."""
-
     def __init__(self, cells: Sequence[Cell], baseline: str | None) -> None:
         self.plan = cells[0].plan
         self.where = f"in mean test {self.plan.task.goal.metric}"
@@ -101,7 +101,7 @@ class Statistics:
         self.folds: dict[tuple[Row, int], list[Cell]] = {}
         for cell in cells:
             self.folds.setdefault((cell.row, cell.seed), []).append(cell)
-        self.odd: list[str] = []  # excluded scores of runs and sites, with the reasons
+        self.odd: list[str] = []  # excluded scores of runs and sites, with the reasons for the exclusion
         for row, seed in self.cells:
             folds = self.folds[row, seed]
             if scores := _scores_of(folds):
@@ -118,7 +118,6 @@ class Statistics:
         self._lucks: dict[tuple[Row, tuple[str, ...], Endpoint, bool], dict[Row, Variance]] = {}
 
     def verdict(self, about: About, runs: Sequence[RunOfRow]) -> Verdict:
-        """Return the complete verdict for verdict.json."""
         plan = self.plan
         self._known, self._answers, self._lucks = {}, {}, {}
         sites = sorted({site for seeds in self.scores.values() for scores in seeds.values() for site in scores})
@@ -173,8 +172,8 @@ class Statistics:
         )
 
     def _subgroups(self) -> list[SubgroupTable]:
-        """Return the declared configuration's scores of subgroups. Without a declared configuration, use the baseline,
-        or else the first federated configuration.
+        """Return the scores of subgroups for the declared configuration. Without a declared configuration, use the
+        baseline, or else the first federated configuration.
         """
         named = [row for row in self.rows if row.title == self.baseline]
         asked = [self._declared, *named, *(row for row in self.rows if row.federated), *self.rows]
@@ -188,8 +187,8 @@ class Statistics:
         return subgroups.of_row(row.title, study, base.title if base else "", base_study)
 
     def _by_level(self, row: Row, seed: int) -> dict[str, subgroups.Levels]:
-        """Return a run's scores by site and by level of each subgroup. In cross-validation, only levels that every fold
-        discloses have scores.
+        """Return a run's scores by site and by level of each subgroup. In cross-validation, a level has scores only if
+        every fold discloses the level.
         """
         found: dict[str, subgroups.Levels] = {}
         metric = self.plan.task.goal.metric
@@ -234,15 +233,14 @@ class Statistics:
         return unlike(self._plan(row), self._plan(base))
 
     def _sites(self, row: Row, base: Row) -> tuple[str, ...]:
-        """Return the sites at which both configurations were tested."""
         mine, theirs = ({site for own in self.scores[one].values() for site in own} for one in (row, base))
         return tuple(sorted(mine if len(mine) <= len(theirs) else theirs))
 
     def _questions(
         self, pairs: Mapping[Row, Row | None], sites: Sequence[str] | None = None, endpoint: Endpoint = "mean"
     ) -> dict[Row, PairQuestion]:
-        """Return a question for each configuration that has a baseline in `pairs`. At a single site, all endpoints are
-        the same.
+        """Return a question for each configuration that has a baseline in `pairs`. At a single site, all endpoints have
+        the same value.
         """
         found = {}
         for row, base in pairs.items():
@@ -258,7 +256,6 @@ class Statistics:
         if question not in self._known:
             row, base = question.row, question.base
             held = base in (self.base.get(row), self.alone.get(row)) and self.base.get(base) != row
-            # the configurations of the question are in reverse order
             if not held and row in (self.base.get(base), self.alone.get(base)):
                 found = self._difference(question.reversed)
                 self._known[question] = found.reversed() if found else None
@@ -286,7 +283,7 @@ class Statistics:
 
     def _luck(self, question: PairQuestion) -> dict[Row, Variance]:
         """Estimate the between-seed variance of each difference from the baseline. The estimate uses all configurations
-        that have the baseline's seeds.
+        that were run with the seeds of the baseline.
         """
         base, names = question.base, question.sites
         held = self.base if self.base.get(question.row) == base else self.alone
@@ -301,7 +298,8 @@ class Statistics:
     def _answered(self, family: Mapping[Key, PairQuestion]) -> dict[Key, PairedDifference]:
         """Return the answers to a family of questions, with a correction for multiple comparisons in this family.
 
-        If a question or the reversed question was answered earlier, the earlier answer is kept.
+        If a question was answered earlier, possibly with its configurations in reverse order, the earlier answer is
+        kept.
         """
         new = {
             question: one
@@ -319,8 +317,8 @@ class Statistics:
         return _reversed(other) if other else None
 
     def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
-        """Return a configuration's mean score over seeds, with its standard deviation, and its confidence interval
-        between 0 and 1.
+        """Return the mean score of a configuration over seeds, with the standard deviation and with a confidence
+        interval between 0 and 1.
         """
         seeds = list(self.scores[row].values())
         names = sites or sorted({site for own in seeds for site in own})
@@ -349,8 +347,8 @@ class Statistics:
         return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
-        """Return the declared federation's difference from single-site training over all sites. The difference is a
-        single test, which needs no correction.
+        """Return the declared federation's difference from single-site training over all sites. The difference over all
+        sites is a single test, so it needs no correction for multiple comparisons.
         """
         asked = self._questions({self._declared: self.alone[self._declared]}) if self._declared else {}
         return next(iter(self._answered(asked).values()), None)
@@ -359,7 +357,7 @@ class Statistics:
         """Return the differences from single-site training at each site.
 
         The differences of the declared federation are corrected only for the number of sites. The differences of all
-        other federations are corrected together.
+        other federated configurations are corrected together.
         """
         asked = {(site, row): one for site in sites for row, one in self._questions(self.alone, [site]).items()}
         told = self._answered({key: one for key, one in asked.items() if key[1] == self._declared})
@@ -367,8 +365,8 @@ class Statistics:
         return {site: {row: one for (at, row), one in told.items() if at == site} for site in sites}
 
     def _at_hospital(self, site: str, answers: Mapping[Row, PairedDifference], sites: int) -> HospitalVerdict | None:
-        """Return the verdict at a site for the declared federation. Without a declared federation, use the federation
-        with the strongest evidence.
+        """Return the verdict at a site for the declared federation. Without a declared federation, use the federated
+        configuration with the strongest evidence.
         """
         asked = {row: one for row, one in answers.items() if self._declared in (None, row)}
         if not asked:
@@ -388,14 +386,14 @@ class Statistics:
         )
 
     def _lacks(self, first: PairedDifference | None) -> Needed | None:
-        """Return the sample that would decide the first question; None if the first question is already decided."""
+        """Return the sample that would decide whether federated training helps, or None if this is already decided."""
         if first is None or first.sure or self._declared is None:
             return None
         return self._needed(self._questions({self._declared: self.alone[self._declared]})[self._declared], 1 - LEVEL)
 
     def pilot(self, question: PairQuestion) -> Pilot | None:
-        """Return the scores behind a question as a pilot study for another comparison; None if the question has no
-        answer.
+        """Return the scores that answer a question as a pilot study for another comparison, or None if the question has
+        no answer.
         """
         found = self._difference(question)
         if found is None:
@@ -407,7 +405,7 @@ class Statistics:
     def pilots(self) -> dict[str, Pilot]:
         """Return pilot studies for another comparison, for all hospitals together and for each hospital.
 
-        The pilot studies contain the declared federation, or the first federation with a difference.
+        The pilot studies contain the declared federation, or the first federated configuration with a difference.
         """
         for row in [self._declared] if self._declared else [row for row in self.rows if self.alone.get(row)]:
             sites = self._sites(row, self.alone[row])
@@ -422,8 +420,8 @@ class Statistics:
         return {}
 
     def _needed(self, question: PairQuestion, error: float) -> Needed | None:
-        """Return the sample that would make a difference significant: the observed difference, or the smallest relevant
-        difference if that is larger.
+        """Return the sample that would make the observed difference significant. If the smallest relevant difference is
+        larger than the observed difference, use the smallest relevant difference.
         """
         found, hospitals = self._difference(question), len(question.sites)
         if found is None or found.alike or (found.seeds > 1 and found.people > 1 and not found.patients.variance):
@@ -461,7 +459,6 @@ class Statistics:
         return f"Inconclusive: with {self._declared.title}, {finding}. {self._why(first)}{further}{missing}"
 
     def _why(self, first: PairedDifference) -> str:
-        """Return the reason for an inconclusive verdict."""
         if first.seeds < LEAST_SEEDS:
             told = f"A verdict needs {repetitions(LEAST_SEEDS)}"
             return f"{told}: fewer do not show how much training differs by chance."
@@ -513,8 +510,8 @@ class Statistics:
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
-    """Return a seed's scores by site; None if a cross-validation fold is not finished. The test cases of all folds are
-    combined.
+    """Return the scores of a seed by site, over the test cases of all cross-validation folds, or None if a fold is not
+    finished.
     """
     found = []
     for cell in folds:
@@ -527,18 +524,17 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
 
 
 def usable(scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Return only the scores of sites at which every score is a finite number."""
     return {site: own for site, own in scores.items() if np.isfinite(own.values).all()}
 
 
 def _untrained_at(cell: Cell) -> list[str]:
-    """Return the sites at which a finished run tested the model of round 0."""
+    """Return the sites at which a finished run tested the model of round 0, which is untrained."""
     summary = cell.summary()
     return [] if summary is None else [site for site, chosen in summary.selected.rounds.items() if chosen == 0]
 
 
 def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-    """Convert differences for verdict.json, and correct their p-values and confidence intervals for multiple
+    """Convert differences to their form in verdict.json, and correct p-values and confidence intervals for multiple
     comparisons.
     """
     p_values = {key: difference.p for key, difference in found.items()}
@@ -555,7 +551,7 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
         unseen = difference.if_unseen(min(errors[key], error)) if difference.unseen else None
         answers[key] = PairedDifference(
             mean=difference.mean,
-            low=max(difference.low, -1.0),  # differences of scores lie between -1 and 1
+            low=max(difference.low, -1.0),  # the difference between two scores lies between -1 and 1
             high=min(difference.high, 1.0),
             corrected_low=max(low, -1.0),
             corrected_high=min(high, 1.0),
@@ -572,7 +568,6 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
 
 
 def _reversed(one: PairedDifference) -> PairedDifference:
-    """Return the difference with the opposite sign."""
     low, high = one.interval
     back = {"mean": -one.mean, "low": -one.high, "high": -one.low, "corrected_low": -high, "corrected_high": -low}
     if one.unseen:

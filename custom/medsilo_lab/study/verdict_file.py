@@ -23,14 +23,12 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-# largest number of seeds, and largest number of patients per hospital, that the advice names
+# maximum number of seeds, and maximum number of patients per hospital, in the advice about a larger sample
 MOST_SEEDS, MOST_PATIENTS = 30, 300
-REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
+REFERENCES = ("local", "central")  # names of the reference methods, with which federated methods are compared
 
 
 class Level(RecordPart):
-    """The score of a configuration over its seeds."""
-
     mean: Score = Field(description="mean over seeds")
     sd: Number | None = Field(None, description="standard deviation over seeds; `null` with one seed")
     low: Score = Field(description="lower end of the 95 % interval of the mean")
@@ -48,8 +46,6 @@ class Level(RecordPart):
 
 
 class PairedDifference(RecordPart):
-    """The difference between the scores of two configurations, with its confidence interval and its p-value."""
-
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
         description="lower end of the 95 % interval for similar patients; -1 and 1 if the interval cannot be estimated"
@@ -95,20 +91,19 @@ class PairedDifference(RecordPart):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The confidence interval that decides the verdict."""
         low, high = self.corrected_low, self.corrected_high
         return (self.low if low is None else low, self.high if high is None else high)
 
     @property
     def unseen(self) -> tuple[float, float] | None:
-        """The confidence interval for the case that a method fails for an untested kind of patient."""
+        """The confidence interval for the case that a method fails for an untested kind of patients."""
         low, high = self.unseen_low, self.unseen_high
         return None if low is None or high is None else (low, high)
 
     @property
     def open(self) -> bool:
-        """True if the sample does not show the variance of patients and seeds, so that there is no confidence
-        interval.
+        """True if there is no confidence interval, because the sample does not show the variance of patients
+        and seeds.
         """
         return self.low <= -1 and self.high >= 1
 
@@ -119,8 +114,6 @@ class PairedDifference(RecordPart):
 
 
 class Differences(RecordPart):
-    """The differences of a configuration from the baseline."""
-
     mean: PairedDifference | None = Field(None, description="difference of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="difference of the mean over all cases")
     worst: PairedDifference | None = Field(
@@ -130,8 +123,6 @@ class Differences(RecordPart):
 
 
 class Needed(RecordPart):
-    """The number of patients or seeds that an inconclusive comparison needs."""
-
     of: Literal["test patients", "seeds"] = Field(description="the unit: `test patients` of each hospital, or `seeds`")
     number: Count | None = Field(
         None,
@@ -151,8 +142,6 @@ class Needed(RecordPart):
 
 
 class HospitalVerdict(RecordPart):
-    """A hospital's difference from single-site training, with the verdict."""
-
     word: Literal["better", "worse", "inconclusive"] = Field(
         description="`better` or `worse` if the difference is significant, else `inconclusive`"
     )
@@ -167,8 +156,6 @@ class HospitalVerdict(RecordPart):
 
 
 class VerdictRow(RecordPart):
-    """A configuration of a comparison."""
-
     title: Text = Field(description="title of the configuration")
     method: Text = Field(description="name of the method in plans")
     changes: list[Text] = Field([], description="changes of the configuration to the plan")
@@ -208,8 +195,6 @@ class Notice(RecordPart):
 
 
 class About(RecordPart):
-    """Texts on a comparison's page in addition to its numbers."""
-
     title: str = Field(description="title of the page")
     machine: str = Field("", description="description of the machine")
     cells: Count = Field(0, description="number of requested runs")
@@ -217,8 +202,6 @@ class About(RecordPart):
 
 
 class RunOfRow(RecordPart):
-    """A run, with its configuration and its seed."""
-
     row: Text
     seed: Seed
     run: str
@@ -226,8 +209,6 @@ class RunOfRow(RecordPart):
 
 
 class Verdict(RecordPart):
-    """The contents of verdict.json, the result of a comparison."""
-
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="version of this format")
     task: Text = Field(description="name of the task in plans")
     task_title: Text = Field(description="name of the task for readers")
@@ -286,8 +267,8 @@ class Verdict(RecordPart):
 
     @property
     def other_networks(self) -> list[str]:
-        """Return a line for each federated configuration whose network differs from the baseline's network, which may
-        explain the difference between their scores.
+        """A line for each federated configuration whose network differs from the baseline's network, because different
+        networks may explain a difference in scores.
         """
         return [
             f"{row.title} differs from {row.baseline} in more than the method: {row.unlike}."
@@ -297,8 +278,8 @@ class Verdict(RecordPart):
 
     @property
     def holds_for(self) -> str:
-        """Describe the population for which the confidence intervals are valid. The population includes other patients
-        only if a site tests several patients.
+        """A description of the population for which the confidence intervals are valid. The population includes other
+        patients only if a site tests several patients.
         """
         if not self.single:
             return f"other patients and {AGAIN} (whole patients count)"
@@ -308,7 +289,6 @@ class Verdict(RecordPart):
 
 
 def read_verdict(folder: Path) -> Verdict:
-    """Read a comparison's verdict.json."""
     if not (folder / paths.VERDICT).is_file():
         raise MedsiloError(f"{folder.name} holds no {paths.VERDICT}: run medsilo compare with --out {folder}")
     return read_versioned(Verdict, folder, paths.VERDICT, "comparison")

@@ -1,27 +1,24 @@
-"""Describe differences and verdicts for pages, decision sheets and the terminal. The module does not import numpy."""
+"""Describe differences and verdicts for pages, decision sheets and the terminal. This module does not import numpy."""
 
 from medsilo.core.text import counted
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVerdict, Needed, PairedDifference
 
-OF_PATIENTS = {  # scores that are fractions of countable units, such as test cases
+OF_PATIENTS = {
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
-LITTLE = 0.02  # smallest difference of practical relevance, for which samples are planned
+LITTLE = 0.02  # smallest difference of practical relevance, for which sample sizes are calculated
 
 
 def repetitions(number: int) -> str:
-    """Describe a number of training repetitions with different seeds."""
     return f"{counted(number, 'repetition')} of the training"
 
 
 def points(value: float) -> str:
-    """Format a difference in points, with its sign."""
-    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # avoids −0.0
+    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # the addition of 0.0 turns −0.0 into 0.0
 
 
 def interval_in_points(found: PairedDifference) -> str:
-    """Format the confidence interval that decides the verdict."""
     low, high = found.interval
     return "no interval" if found.open else f"{points(low)} to {points(high)}"
 
@@ -30,7 +27,7 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
     """Describe the confidence interval and the sample of a difference.
 
     Args:
-        seeds: whether to add the number of seeds and the correction
+        seeds: True to add the number of seeds and the correction for multiple comparisons
     """
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
     told = ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])])
@@ -41,8 +38,8 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
 
 
 def if_unseen(found: PairedDifference) -> str:
-    """Describe the confidence interval for untested kinds of patients, and the assumption behind this interval; an
-    empty text if the interval is unknown.
+    """Describe the confidence interval for untested kinds of patients, and the assumption behind this interval. If the
+    interval is unknown, return an empty text.
     """
     if found.unseen is None or found.failing is None or found.open:
         return ""
@@ -52,15 +49,15 @@ def if_unseen(found: PairedDifference) -> str:
 
 
 def in_points(found: PairedDifference, seeds: bool = True) -> str:
-    """Describe a difference with its confidence interval and its sample. `seeds` adds the number of seeds and the
-    correction.
+    """Describe a difference with its confidence interval and its sample. With `seeds`, add the number of seeds and the
+    correction for multiple comparisons.
     """
     return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
 def in_patients(metric: str, difference: float) -> str:
-    """Describe a difference as additional correct cases in a hundred or a thousand. The text is empty if the score is
-    not a fraction of cases or pairs.
+    """Describe a difference as additional correct cases in a hundred or a thousand. If the score is no fraction of
+    cases or pairs, return an empty text.
     """
     if metric not in OF_PATIENTS:
         return ""
@@ -75,7 +72,8 @@ def in_patients(metric: str, difference: float) -> str:
 
 
 def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
-    """Describe the sample that a comparison needs; an empty text if this sample is unknown.
+    """Describe the sample that a comparison needs for a clear verdict. If the necessary sample is unknown, return an
+    empty text.
 
     Args:
         now: the present sample
@@ -105,6 +103,8 @@ def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) 
 
 
 def verdict_in_words(found: HospitalVerdict) -> str:
-    """Describe a verdict with its difference, its intervals, its sample, and the sample that a clear verdict needs."""
+    """Describe a verdict with its difference, its intervals, its sample, and the sample that would be needed for a
+    clear verdict.
+    """
     told = [if_unseen(found.difference), needed_in_words(found.needed, found.difference)]
     return "; ".join([f"{found.word}: {found.method} {in_points(found.difference)}", *filter(None, told)])

@@ -39,23 +39,23 @@ from medsilo_server.record import Record
 
 State = dict[str, Tensor]
 Answer = Callable[[], StudyMessage]
-# A function of this type delivers a site's answer to the server. The arguments are the site, the request, and a
-# function that returns the site's answer.
+# a function that delivers a site's answer; its arguments are the site, the request, and a function that returns the
+# answer
 Carry = Callable[[str, StudyMessage, Answer], StudyMessage | Missing]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
-# settings of a synthetic task that gives three hospitals different numbers of cases
+# a synthetic task in which three hospitals have different numbers of cases
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10, "steps": 32}
 TRAINING = {"rounds": 2, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 GO_ON = ("participation.when_missing=continue", "participation.minimum=2")
-CLIP = 1e-5  # maximum norm of a case's gradient in tests with differential privacy
+CLIP = 1e-5  # maximum norm of each case's gradient in tests with differential privacy
 FAR = 1e-6  # tolerance for rounding errors in sums of masked updates, whose values are near 1
 LOST = Missing("lost", "no answer")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The data and networks of a study, which a reference implementation in plain PyTorch uses."""
+    """The data and the networks of a study, for a reference implementation in plain PyTorch."""
 
     plan: Plan
 
@@ -65,11 +65,9 @@ class Reference:
 
     @cached_property
     def data(self) -> Mapping[str, SiteData]:
-        """Load the training, validation and test cases of each site."""
         return {site: self.plan.task.load(site, self.sites, self.plan.seed, None) for site in self.sites}
 
     def model(self, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Build the plan's network with its initial weights, or with the given tensors."""
         model: nn.Module = self.plan.build_networks()["model"]
         if state is not None:
             model.load_state_dict(state)
@@ -205,7 +203,7 @@ class MethodTester:
 
     # ------------------------------------------------------------------ missed rounds and restarts
     def test_a_site_that_misses_a_round_does_not_count_in_it(self, tmp_path: Path) -> None:
-        """If a site's answer is lost, the tensors of the other sites are the same as if the site had never received the
+        """If the answer of a site is lost, all other sites have the same tensors as if this site had never received the
         request.
         """
         first = self.rounds_before_training + 1
@@ -284,8 +282,8 @@ class MethodTester:
             assert (looks == expected).all(), f"{site}'s validation cases are read {int(looks.max())} times"
 
     def test_one_case_moves_what_leaves_by_its_bound_under_privacy(self, tmp_path: Path) -> None:
-        """If the gradient of each case is clipped to almost zero, changing one case hardly changes the site's
-        answer.
+        """If the gradient of each case is clipped to almost zero, changing one case hardly changes the answer of the
+        site.
         """
         promise = [f'privacy={{"epsilon": 2.0, "delta": 0.001, "clip": {CLIP}}}', "training.batch_size=4096"]
         if not self.plan().algorithm.declares_account():
@@ -320,7 +318,7 @@ class MethodTester:
             )
 
     def test_sums_of_masked_updates_give_the_same_models(self, tmp_path: Path) -> None:
-        # with a small learning rate, a wrong sum of gradients changes the result visibly
+        # with a small learning rate, a wrong sum of gradients visibly changes the result
         changes = ["training.learning_rate=0.001", "training.momentum=0"]
         try:
             plan = self.plan(*changes, "secure_aggregation.mode=pairwise")
@@ -357,14 +355,11 @@ class MethodTester:
 
     # ------------------------------------------------------------------ helpers
     def run(self, plan: Plan, folder: Path, settings: SiteSettings | None = None, **how: Any) -> Record:
-        """Run a study of the plan in this process, and return the record of the run."""
         return inprocess.run(plan, folder=folder, settings=settings or self.settings, **how)
 
     @property
     def rounds_before_training(self) -> int:
-        """Return the number of rounds before the first round that trains; for example, earlier rounds may measure
-        statistics.
-        """
+        """The number of rounds before the first round that trains, for example of rounds that measure statistics."""
         phases = self.plan("training.rounds=3").course.phases
         first = next(place for place, phase in enumerate(phases) if phase.trains)
         return sum(phase.rounds for phase in phases[:first])
@@ -377,14 +372,11 @@ class MethodTester:
         return training_site(place, partial(participant_of, data=data))
 
 
-# ---------------------------------------------------------------------------------------------------- comparison of
-# runs
+# ---------------------------------------------------------------------------------------------------- comparing runs
 def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str = "") -> None:
     """Assert that two states have tensors of the same names, types and bits.
 
     Args:
-        one: a state
-        other: another state
         where: the beginning of the error message
     """
     assert one.keys() == other.keys(), f"{where}: {_some(one.keys() ^ other.keys())} is in one only"
@@ -402,12 +394,7 @@ def assert_read_again(plan: Plan, folder: Path) -> Plan:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Assert that two run folders have equal tensors, summaries, rounds and metrics; durations may differ.
-
-    Args:
-        one: the folder of a run
-        other: the folder of another run
-    """
+    """Assert that two run folders have equal tensors, summaries, rounds and metrics; durations may differ."""
     files, others = (sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file()) for run in (one, other))
     assert files == others, f"{_some({str(path) for path in {*files} ^ {*others}})} is in one run only"
     assert len(files) > 3 * len(SITES)
@@ -437,16 +424,11 @@ def _without_times(value: Any) -> Any:
 
 
 def _ends(run: Path) -> State:
-    """Return the tensors of each site's model after the last round, by site and tensor name."""
     ends = {path.parent.name: load_tensors(path)[0] for path in run.glob("sites/*/last.safetensors")}
     return {f"{site}/{name}": tensor for site, own in ends.items() for name, tensor in own.items()}
 
 
 def _assert_scored(study: Reference, curve: Sequence[Mapping[str, Mapping[str, Tensor]]], summary: Summary) -> None:
-    """Assert that validation scores, the selected model and test scores equal those of the reference in plain
-    PyTorch.
-    """
-
     def accuracy(state: Mapping[str, Tensor], part: Dataset) -> float:
         inputs, targets = part[:]
         with torch.no_grad():
@@ -484,7 +466,7 @@ def _some(names: Any) -> str:
 
 # ---------------------------------------------------------------------------------------------------- transports
 class Carried(Loop):
-    """A transport between server and sites with which a test can change or record messages.
+    """A channel between server and sites that lets a test change or record messages.
 
     Args:
         sites: the sites by name
@@ -519,7 +501,7 @@ class Carried(Loop):
 
 
 class _Turned(Carried):
-    """A transport that delivers the sites' answers to each request in a different order."""
+    """A channel that delivers the answers to each request in another order of the sites."""
 
     asked = 0
 
@@ -530,7 +512,7 @@ class _Turned(Carried):
 
 
 class _Rebuilt(Carried):
-    """A transport that sends each request twice to a site, and a third time to a new process of the site."""
+    """A channel that sends each request three times: twice to a site, and then to a new process of the site."""
 
     def __init__(self, make: Callable[[str], TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__({site: make(site) for site in SITES}, plan, folder)
@@ -552,9 +534,7 @@ class _Rebuilt(Carried):
 
 
 class _Travelled(Carried):
-    """A transport that finds the tensors that a site trains and never sends, and searches all messages for copies of
-    these tensors.
-    """
+    """A channel that searches all messages for copies of the tensors that a site trains and never sends."""
 
     def __init__(self, sites: Mapping[str, TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__(sites, plan, folder)
@@ -563,11 +543,11 @@ class _Travelled(Carried):
             for network, module in plan.build_networks().items()
             for name, tensor in module.state_dict().items()
         }
-        # For each site and tensor: all values that the tensor has had since the site last sent it.
+        # for each site and tensor: all values of the tensor since the site last sent the tensor
         self.own: dict[str, dict[str, set[bytes]]] = {site: defaultdict(set) for site in SITES}
-        # all tensor values that the site has received or sent
+        # all tensor values that each site has received or sent
         self.known: dict[str, set[bytes]] = {site: set() for site in SITES}
-        # all tensor values that each site and the server have received
+        # all tensor values that have reached each site and the server
         self.reached: dict[str, set[bytes]] = {site: set() for site in [*SITES, "server"]}
         self.folder = folder
 
@@ -615,8 +595,6 @@ def _content(tensor: Tensor) -> bytes:
 
 
 class _Counted(Dataset):
-    """A data set that counts the accesses to each of its cases."""
-
     def __init__(self, cases: Dataset) -> None:
         self.cases = cases
         self.looks = torch.zeros(len(cases), dtype=torch.long)  # type: ignore[arg-type]
@@ -630,7 +608,7 @@ class _Counted(Dataset):
 
 
 def _with_an_odd_case(data: SiteData) -> SiteData:
-    """Return the data after making the first training case extreme: its input is multiplied by -10, and its label is
+    """Return the data with an extreme first training case, whose input was multiplied by -10 and whose label was
     changed.
     """
     assert isinstance(data.train, Cases)

@@ -46,12 +46,10 @@ class NetworkTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def module(self) -> nn.Module:
-        """Build the plan's network with its initial weights."""
         built: nn.Module = self.plan().build_networks()["model"]
         return built
 
     def cases(self, count: int = 4) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of some training cases of the task."""
         plan = self.plan()
         data = plan.task.load(SITES[0], SITES[:2], plan.seed, None).train
         inputs, targets = zip(*(data[place][:2] for place in range(count)), strict=True)

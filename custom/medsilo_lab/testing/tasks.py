@@ -20,7 +20,7 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.testing.methods import SITES, TRAINING, assert_read_again
 
 DAMAGES = {"empty": b"", "cut": None, "of other bytes": b"\x00\xff\x13" * 400}
-MOST_DAMAGED = 3  # maximum number of a hospital's files that the tests damage
+MOST_DAMAGED = 3
 
 
 class TaskTester:
@@ -48,7 +48,7 @@ class TaskTester:
             site: the name of the hospital
 
         Returns:
-            the value of `data` for the hospital's medsilo.yaml; None if the task generates its cases
+            the value of `data` for the hospital's medsilo.yaml, or None if the task generates its cases
         """
         return None
 
@@ -71,7 +71,7 @@ class TaskTester:
         return of_each(common, own)
 
     def read(self, settings: SiteSettings, *changes: str, site: str = SITES[0]) -> SiteData:
-        """Read the data of a hospital in the same way as a study."""
+        """Read the data of a hospital in the same way as in a study."""
         plan = self.plan(*changes)
         return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
 
@@ -147,9 +147,6 @@ class TaskTester:
         assert summary.status == "finished" and all(own.test for own in summary.sites.values())
 
     def _fault(self, settings: SiteSettings, files: Sequence[Path]) -> str | None:
-        """Read all cases of a hospital, and return the message of the error that occurs, or None if all cases can be
-        read.
-        """
         try:
             data = self.read(settings)
             for part in PARTS:
@@ -176,7 +173,9 @@ def _first(data: Dataset, piece: Draw | None, count: int = 4) -> tuple[torch.Ten
 
 
 def _bits(data: SiteData) -> str:
-    """Return a hash of all inputs, targets and patients in a hospital's data, which depends on their order."""
+    """Return a hash of all inputs, targets and patients in a hospital's data. The hash depends on the order of the
+    cases.
+    """
     found = hashlib.sha256()
     for part in PARTS:
         cases = getattr(data, part)

@@ -1,6 +1,6 @@
 """Reject each job that names an unknown hospital. This component runs in the server's parent process.
 
-Without this component, such a job would wait a week for the unknown hospital.
+Without this component, a job that names an unknown hospital would wait for this hospital for a week.
 """
 
 import json
@@ -22,7 +22,8 @@ from medsilo.site.kit import HOSPITALS
 class KnownHospitals(FLComponent):
     """Rejects each job that names an unknown hospital.
 
-    A hospital is unknown if the server's startup kit does not list it and it has never connected to the server.
+    A hospital is unknown if the server's startup kit does not list the hospital and the hospital has never connected to
+    the server.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -44,7 +45,6 @@ class KnownHospitals(FLComponent):
 
 
 def named_in(deploy_map: object) -> set[str]:
-    """Return the names of the hospitals in a job's deploy_map."""
     apps = deploy_map.values() if isinstance(deploy_map, dict) else ()
     return {name for app in apps for name in _names(app) if name != SERVER_SITE_NAME and name.upper() != ALL_SITES}
 

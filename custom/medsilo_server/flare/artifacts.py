@@ -1,8 +1,8 @@
 """Write a job's metrics and model in NVFlare's format, so that `nvflare job download --format json` lists them.
 
-NVFlare's recipes use this format (`metrics_summary.json`, `round_metrics.jsonl`). In this format, the first round has
-the number 0. A score in a round belongs to the model that a site receives in this round. So a score's round number is
-the number of rounds that the scored model was trained for.
+NVFlare's recipes use this format (`metrics_summary.json`, `round_metrics.jsonl`). In NVFlare's format, the first round
+has the number 0. A score in a round belongs to the model that a site receives in this round. The round number of a
+score is therefore the number of rounds for which the scored model was trained.
 """
 
 import json
@@ -19,7 +19,7 @@ from medsilo.runs.score import Score
 
 FOLDER, SUMMARY_FILE, ROUNDS_FILE = "metrics", "metrics_summary.json", "round_metrics.jsonl"
 MANIFEST = "artifact_manifest.json"
-VERSION = "1"  # the version of this format
+VERSION = "1"
 SOURCE = "medsilo"
 AGGREGATION = {"method": "mean_over_sites", "metric_policy": "sites_that_report_the_metric"}
 NOTES = (
@@ -31,7 +31,6 @@ Scores = Mapping[str, Score]
 
 
 def write_artifacts(run: Path, job: Path) -> None:
-    """Write the metrics and the model of a study into the folder of the study's NVFlare job."""
     if not (run / paths.SUMMARY).exists():
         return
     summary = read_summary(run)
@@ -48,7 +47,7 @@ def write_artifacts(run: Path, job: Path) -> None:
 
 
 def _lines(summary: Summary, rounds: list[Round]) -> list[dict[str, Any]]:
-    """Return the lines of round_metrics.jsonl: one for each round, and one for the model after the last round."""
+    """Return the lines of round_metrics.jsonl: a line for each round, and a line for the model after the last round."""
     lines = [_line(summary, line) for line in rounds]
     after = summary.rounds.done
     scores = {site: summary.validated_at(site, after) for site in summary.sites}
@@ -74,7 +73,6 @@ def _record(
     losses: Mapping[str, Mapping[str, float | None]],
     shares: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return a line of round_metrics.jsonl."""
     own = {site: {**_numbers(metric, score), **_known(losses.get(site, {}))} for site, score in scores.items()}
     named = dict.fromkeys(name for numbers in losses.values() for name in numbers)
     means = {name: _mean(told) for name in named if (told := [own[site][name] for site in own if name in own[site]])}
@@ -111,14 +109,15 @@ def mean_score(scores: Scores) -> Score:
 
 
 def _numbers(metric: str, score: Score) -> dict[str, float]:
-    """Return a score's values by name: no value if the score was not disclosed, and two values if it is a range."""
+    """Return the values of a score by name. A score that is a range has two values, and an undisclosed score has no
+    value.
+    """
     if score.kind == "range":
         return {f"{metric}_low": score.low or 0.0, f"{metric}_high": score.high or 0.0}
     return {} if score.value is None else {metric: score.value}
 
 
 def _summary(summary: Summary, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of metrics_summary.json."""
     chosen = set(summary.selected.rounds.values()) if summary.selected.by == "mean" else set()
     best = {}
     if len(chosen) == 1 and (found := [line for line in lines if line["round"] in chosen]):

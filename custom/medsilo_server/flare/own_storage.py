@@ -2,7 +2,8 @@
 
 This component runs in the server's parent process.
 
-NVFlare runs each submitted job in the storage folder. So two servers with the same folder would run each other's jobs.
+NVFlare runs each submitted job in the storage folder. Two servers with the same storage folder would therefore run each
+other's jobs.
 """
 
 from hashlib import sha256
@@ -22,12 +23,16 @@ from medsilo.flare.leftovers import storage_of
 from medsilo.flare.workspace import kit_folder
 from medsilo.runs import events
 
-OWNER = "server.txt"  # file in the storage that names the server, and the digest of its root authority's public key
-LARGEST = 64_000  # most bytes of a certificate or of the owner's file
+# a file in the storage folder that contains the server's name, and the digest of the public key of the server's root
+# authority
+OWNER = "server.txt"
+LARGEST = 64_000  # maximum bytes of a certificate or of the file that names the server
 
 
 class OwnStorage(FLComponent):
-    """Marks the storage as this server's. If another server has marked the storage, this server does not start."""
+    """Marks the storage folder with the name of this server. If another server has marked the folder, this server does
+    not start.
+    """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.SYSTEM_BOOTSTRAP:
@@ -37,17 +42,14 @@ class OwnStorage(FLComponent):
         except MedsiloError as error:
             self.log_critical(fl_ctx, f"the server does not start: {error}")
             events.write(kit_folder(fl_ctx), events.Event("failed", str(error), needs_somebody=True))
-            raise UnsafeComponentError(str(error)) from error  # no other error ends NVFlare's start
+            raise UnsafeComponentError(str(error)) from error  # only an error of this class ends the start of NVFlare
 
 
 def claim(kit: Path) -> None:
-    """Mark the storage of a server. Raises MedsiloError if another server has marked this storage.
+    """Mark the storage folder of a server; raise MedsiloError if another server has marked the folder.
 
     The mark contains the server's name and root authority. A renewed or restored startup kit has the same name and root
-    authority as before, so the server still owns the storage.
-
-    Args:
-        kit: The folder of the server's startup kit.
+    authority as before, so the server still owns the storage folder.
     """
     if (storage := storage_of(kit)) is None:
         return

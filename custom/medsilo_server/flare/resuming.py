@@ -35,7 +35,7 @@ from medsilo_server.record import Record
 from nvflare_reliability.kit_patches import hear_of_aborts
 
 DIED = tuple(status for status, end in ENDS.items() if end.passes)
-OF_ONE_JOB = (  # keys of a job's metadata that the copy of the job does not get
+OF_ONE_JOB = (
     JobMetaKey.JOB_ID,
     JobMetaKey.JOB_DEPLOY_DETAIL,
     JobMetaKey.SCHEDULE_COUNT,
@@ -43,37 +43,38 @@ OF_ONE_JOB = (  # keys of a job's metadata that the copy of the job does not get
     JobMetaKey.SCHEDULE_HISTORY,
     JobMetaKey.JOB_CLIENTS,
 )
-# The key in a job's metadata under which automatic resumptions are listed, each with its time and the last completed
-# round.
+# key in a job's metadata under which automatic resumptions are listed, each with its time and the last completed round
 TIMES = "resumed"
-DAY, PROGRESS = 86_400.0, 10  # A resumption is counted for a day, but only until ten more rounds are complete.
-MOST_TIMES = 100  # maximum number of listed resumptions, as in participation.resume
-LOOK = 2.0  # seconds between two checks of waiting studies
-WHY = 400  # maximum bytes of the reason for an interruption in an event, because the event also names the next step
-# Seconds before the first attempt, and maximum seconds before a later attempt. Each pause is twice as long as the
-# previous pause.
+# A resumption counts for a day (in seconds), but only until this number of further rounds is complete.
+DAY, PROGRESS = 86_400.0, 10
+MOST_TIMES = 100  # maximum number of resumptions in the list, as in participation.resume
+LOOK = 2.0
+# maximum bytes of the reason in an event about an interruption, because the event must also have space for the next
+# step
+WHY = 400
+# Seconds before the first attempt to resume a study, and maximum seconds before a later attempt. Each pause is twice as
+# long as the previous pause.
 PAUSE, LONGEST = 10.0, 600.0
-GATHER = 180.0  # after the pause, additional seconds that a study waits for absent hospitals
-ROOM, LEAST_ROOM = 2, 1 << 20  # The disk must have free: twice the bytes of the checkpoints, and 1 MiB.
+GATHER = 180.0  # seconds for which a study waits for absent hospitals after the pause
+ROOM, LEAST_ROOM = 2, 1 << 20  # the disk needs free space for twice the bytes of the checkpoints, plus 1 MiB
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that was interrupted, and the study that the job led."""
-
     job: Job
     record: Record
     rules: Participation
 
     @cached_property
     def done(self) -> int:
-        """The number of the last completed round."""
         return max((line.round for line in self.record.rounds()), default=0)
 
     @property
     def earlier(self) -> list[tuple[float, int]]:
-        """The automatic resumptions that are still counted, each with its time and the round completed before it."""
-        told = self.job.meta.get(TIMES)  # This value may be invalid, because a lead writes the first job's metadata.
+        """The automatic resumptions that still count, each with its time and the number of the last round before the
+        resumption.
+        """
+        told = self.job.meta.get(TIMES)  # the list may be invalid, because a lead writes the metadata of the first job
         found, now = list[tuple[float, int]](), time.time()
         for one in told[-MOST_TIMES:] if isinstance(told, list) else ():
             match one:
@@ -83,28 +84,25 @@ class Ended:
 
     @property
     def times(self) -> int:
-        """The number of automatic resumptions that are still counted."""
         return len(self.earlier)
 
     @property
     def pause(self) -> float:
-        """The seconds between the end of the job and the next attempt."""
+        """The seconds between the end of the job and the next attempt to resume its study."""
         return min(PAUSE * 2**self.times, LONGEST)
 
     @property
     def silence(self) -> float:
-        """The seconds since the job last wrote to its run folder."""
         signs = (self.record.folder / name for name in (paths.JOBS, paths.ROUNDS, paths.NOW))
         return max(0.0, time.time() - max(path.stat().st_mtime for path in signs if path.exists()))
 
     @property
     def turn(self) -> str:
-        """The number of the next attempt and the allowed number of attempts, such as "1 of 3"."""
+        """The number of the next attempt and the maximum number of attempts, such as "1 of 3"."""
         return f"{self.times + 1} of {self.rules.resume}"
 
     @property
     def hopeless(self) -> str:
-        """The reason why this component can't continue the study, or an empty text."""
         if not self.rules.resume:
             return "participation.resume is 0"
         if self.times >= self.rules.resume:
@@ -118,10 +116,10 @@ class Ended:
 
     @property
     def _passes(self) -> bool:
-        """True if the cause of the interruption is temporary, or was not recorded.
+        """True if the cause of the interruption is temporary or unknown.
 
-        When a job starts, it is added to the list of jobs in the run folder. So a summary that is older than this list
-        belongs to an earlier job.
+        A starting job is added to the list of jobs in the run folder. A summary that is older than this list of jobs
+        therefore belongs to an earlier job.
         """
         told, begun = self.record.folder / paths.SUMMARY, self.record.folder / paths.JOBS
         summary = self.record.summary()
@@ -130,12 +128,10 @@ class Ended:
         return summary.finished or summary.passing
 
     def has_room(self) -> bool:
-        """True if the disk has enough free space for the next checkpoints."""
         taken = sum(path.stat().st_size for path in self.record.checkpoints.glob("*"))
         return shutil.disk_usage(self.record.folder).free > ROOM * taken + LEAST_ROOM
 
     def copy(self) -> dict[str, Any]:
-        """Return the metadata of the job that continues the study."""
         left = {GOES_ON, OUTCOME, *(key.value for key in OF_ONE_JOB)}
         own = {key: value for key, value in self.job.meta.items() if key not in left}
         led = (self.record.folder / paths.JOBS).read_text("utf-8").split()
@@ -146,10 +142,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Due:
-    """A study that waits to be continued."""
-
     ended: Ended
-    at: float  # earliest time of the continuation, by the monotonic clock
+    at: float  # earliest time at which the study continues, by the monotonic clock
 
 
 class ResumedStudies(FLComponent):
@@ -157,7 +151,7 @@ class ResumedStudies(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        self.resuming: Resuming | None = None  # set when the server has started
+        self.resuming: Resuming | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
@@ -170,14 +164,11 @@ class ResumedStudies(FLComponent):
 
 
 class Resuming:
-    """Continues the interrupted studies of a server."""
-
     def __init__(self, engine: Any, kit: Path, studies: Path) -> None:
         self.engine, self.kit, self.studies = engine, kit, studies
         self.due: dict[str, Due] = {}
 
     def begin(self) -> None:
-        """Schedule the studies that the stop of the server interrupted, and start a thread that continues studies."""
         fates = event_reading.fates(self.kit)
         with self.engine.new_context() as fl_ctx:
             for job in self._jobs().get_jobs_by_status(list(DIED), fl_ctx):
@@ -185,35 +176,32 @@ class Resuming:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ended(self, fl_ctx: FLContext) -> None:
-        """Handle a job that ended without success."""
         job_id = str((fl_ctx.get_prop(FLContextKey.EVENT_DATA) or {}).get("job_id", ""))
         job = self._jobs().get_job(job_id, fl_ctx) if job_id else None
         status = str(job.meta.get(JobMetaKey.STATUS.value, "")) if job else ""
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # Otherwise, this component wrote the last event about the job, which has no new reason.
+            # in all other cases, this component has already written an event with the reason
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)
 
     def _say_why(self, job_id: str) -> None:
-        """Record in a job's metadata why the job failed, so that the lead can read the reason."""
+        """Write the reason why a job failed into the job's metadata, where the lead can read it."""
         if why := event_reading.last_words(self.kit, job_id):
             outcome = "refused: not approved" if NOT_APPROVED in why else f"failed: {why}"
             with suppress(Exception), self.engine.new_context() as fl_ctx:
                 self._jobs().update_meta(job_id, {OUTCOME: outcome}, fl_ctx)
 
     def take(self, job: Job, why: str, fate: str | None, earlier: bool = False) -> None:
-        """Schedule the continuation of a job's study if it is possible, and write an event.
+        """Schedule the continuation of a job's study if a continuation is possible, and write an event.
 
         Args:
-            job: The job that ended.
-            why: The reason why the job ended.
             fate: The kind of the last event about the job, or None.
-            earlier: True if the job ended before this server started. Then the pause began at the job's end.
+            earlier: True if the job ended before this server started. In this case, the pause began when the job ended.
         """
-        # If the run folder is damaged, a person must repair it, and the study is not scheduled.
+        # a study whose run folder is damaged is not scheduled, because a person must repair the folder
         with suppress(MedsiloError, OSError, ValueError, LookupError, TypeError):
             ended = self._study_of(job)
             if ended and not self._is_last(ended):
@@ -237,7 +225,6 @@ class Resuming:
             write(self.kit, Event("failed" if somebody else "ended", why, job=job.job_id, needs_somebody=somebody))
 
     def cancel(self, job_id: str, who: str) -> None:
-        """Cancel the scheduled continuation of a study, because a user has cancelled the study's job."""
         due = self.due.pop(job_id, None)
         if due is None:
             return
@@ -248,7 +235,7 @@ class Resuming:
         write(self.kit, Event("ended", told, study=due.ended.record.folder.name, job=job_id, needs_somebody=False))
 
     def _study_of(self, job: Job) -> Ended | None:
-        """Return the study that an interrupted job led or was submitted to continue; None without such a study."""
+        """Return the study that an interrupted job led or should have continued, or None."""
         if job.meta.get(JobMetaKey.STATUS.value) not in DIED:
             return None
         of = (job.job_id, str(job.meta.get(JobMetaKey.CLONED_FROM.value, "")))
@@ -259,7 +246,7 @@ class Resuming:
         return Ended(job, record, Participation.model_validate(plan["participation"]))
 
     def _is_last(self, ended: Ended) -> bool:
-        """True if no newer job leads the study or waits to lead it."""
+        """Return True if no newer job leads the study or waits to lead it."""
         own, at = JobMetaKey.SUBMIT_TIME.value, ended.job.meta[JobMetaKey.SUBMIT_TIME.value]
         with self.engine.new_context() as fl_ctx:
             family = self._family(ended, self._jobs().get_all_jobs(fl_ctx))
@@ -276,8 +263,8 @@ class Resuming:
     def _watch(self) -> None:
         while not self.engine.server.shutdown:
             for job_id, due in list(self.due.items()):
-                with suppress(Exception):  # the next check repeats a failed check
-                    # A user may have cancelled the study in the meantime.
+                with suppress(Exception):
+                    # a user may have cancelled the study while the thread waited
                     if self._is_time(due) and self.due.pop(job_id, None) is not None:
                         self._go_on(due.ended)
             time.sleep(LOOK)
@@ -289,6 +276,6 @@ class Resuming:
         return now > due.at and gathered and due.ended.has_room() and valid
 
     def _go_on(self, ended: Ended) -> None:
-        if self._is_last(ended):  # A user may have run `medsilo resume` in the meantime.
+        if self._is_last(ended):  # a user may have run `medsilo resume` while the thread waited
             with self.engine.new_context() as fl_ctx:
                 self._jobs().clone(ended.job.job_id, ended.copy(), fl_ctx)

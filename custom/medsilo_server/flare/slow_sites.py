@@ -7,7 +7,7 @@ from medsilo.flare.study_events import StudyEvents
 from medsilo.runs.progress import late_after
 from medsilo.runs.rounds import Round, Turns
 
-MARGIN = 30.0  # A site counts as slow if its answer takes so many seconds longer than usual.
+MARGIN = 30.0  # a site is slow if its answer takes this number of seconds longer than usual
 
 
 @dataclass
@@ -15,16 +15,15 @@ class SlowSites:
     """Writes an event when a site is slow to answer a request, and another event when the slow site has answered."""
 
     events: StudyEvents
-    slow: dict[str, str] = field(default_factory=dict)  # for each slow site, the name of the unanswered request
+    slow: dict[str, str] = field(default_factory=dict)
 
     def look(self, turns: Turns | None, rounds: Iterable[Round]) -> None:
-        """Compare the time of each site's answer with the site's times in earlier rounds.
+        """Compare the time that each site needs for its answer with the site's times in earlier rounds.
 
         In the first round, the time is compared with the times of the other sites.
 
         Args:
             turns: The state of the current request, or None between requests.
-            rounds: The completed rounds.
         """
         if turns is None:
             return

@@ -1,7 +1,7 @@
 """Send requests to sites over NVFlare. Each site has a separate NVFlare task.
 
-NVFlare's broadcast is unsuitable: NVFlare copies a broadcast's data when the first site fetches it, so all other sites
-would get the first site's model.
+NVFlare's broadcast is unsuitable. NVFlare copies the data of a broadcast when the first site fetches it, so all other
+sites would get the first site's model.
 """
 
 import threading
@@ -24,21 +24,24 @@ from nvflare_reliability.forked import died
 from nvflare_reliability.liveness import EXPELLED, REFUSES
 from nvflare_reliability.patches import deliver_once
 
-POLL = 0.05  # seconds between two checks for events about which NVFlare calls no function, such as aborts and timeouts
-Longest = Callable[[float], float]  # Returns the seconds to wait for an answer, given the plan's timeout.
-Wrap = Callable[[StudyMessage], Shareable]  # Encodes a message for NVFlare.
-Away = Callable[[], Mapping[str, str]]  # Returns the sites for which a round does not wait, each with the reason.
+# Seconds between two checks for events for which NVFlare has no callbacks, such as aborts and timeouts.
+POLL = 0.05
+Longest = Callable[[float], float]
+Wrap = Callable[[StudyMessage], Shareable]
+Away = Callable[[], Mapping[str, str]]  # returns the sites for which a round does not wait, each with the reason
 
 
 @dataclass(eq=False)
 class _Question:
-    """One request to several sites. Each site has an NVFlare task, and NVFlare's threads call some methods."""
+    """A request to several sites, each of which gets its own NVFlare task. Threads of NVFlare call some of the
+    methods.
+    """
 
     transport: "FlareTransport"
     outgoing: Outgoing
     receive: Receive
     timeout: float
-    # the sites whose answers are no longer awaited, each with the reason
+    # the sites from which no answer is expected any more, each with the reason
     gone: dict[str, str] = field(default_factory=dict)
     begun: float = field(default_factory=monotonic)
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -47,11 +50,10 @@ class _Question:
     news: threading.Event = field(default_factory=threading.Event)
 
     def task_for(self, site: str) -> Task:
-        """Create the task that carries the request to a site."""
         task = self.tasks[site] = Task(
             name=TASK,
             data=Shareable(),
-            timeout=0,  # NVFlare does not limit the time, because `is_over` does.
+            timeout=0,  # NVFlare does not limit the time for an answer, because `is_over` limits it
             before_task_sent_cb=self._before_sending,
             after_task_sent_cb=self._after_sending,
             result_received_cb=self._received,
@@ -62,19 +64,19 @@ class _Question:
     def _before_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         parcel = self.outgoing(client_task.client.name)
         if parcel.facts.get("task") == "round":
-            client_task.task.name = self.transport.rounds  # NVFlare chooses filters by the task's name.
+            client_task.task.name = self.transport.rounds  # NVFlare chooses filters by the name of a task
         client_task.task.data = self.transport.wrap(parcel)
 
     def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        # The task's reference to the message is not needed, because NVFlare keeps the message until the site has it.
+        # this reference to the message is not needed, because NVFlare keeps the message until the site has fetched it
         client_task.task.data = Shareable()
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        if site in self.answered:  # The gate has already rejected this answer as unreadable.
+        if site in self.answered:  # the gate has already rejected the answer of this site as unreadable
             return
-        try:  # If this callback raised an error, the task would end without a reason.
+        try:  # if this callback raised an error, NVFlare would end the task without a reason
             self.receive(site, to_parcel(result, self.transport.of_script))
         except MedsiloError as error:
             self.refused[site] = Missing.refused(error)
@@ -90,7 +92,6 @@ class _Question:
         self.news.set()
 
     def refuse(self, site: str, unread: Shareable, fl_ctx: FLContext) -> None:
-        """Reject an unreadable answer, and end the task of the site that sent it."""
         if site not in self.tasks or site in self.answered:
             return
         try:
@@ -101,25 +102,22 @@ class _Question:
         self.transport.controller.cancel_task(self.tasks[site], TaskCompletionStatus.CANCELLED)
 
     def wait(self) -> None:
-        """Wait a moment for an answer."""
         self.news.wait(POLL)
         self.news.clear()
 
     def is_over(self) -> bool:
-        """True if the time limit is over, or if each site has either answered or become unable to answer."""
+        """Return True if the time for answers is over, or if no site is left that could still answer."""
         ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
         self.gone |= {site: why for site, why in self.transport.away().items() if site in self.tasks}
         time_is_up = monotonic() > self.begun + self.transport.longest(self.timeout)
         return time_is_up or len(ended | self.answered | self.gone.keys()) == len(self.tasks)
 
     def cancel(self) -> None:
-        """Cancel the tasks of all sites that have not answered."""
         for task in self.tasks.values():
             if task.completion_status is None:
                 self.transport.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
 
     def missing(self) -> dict[str, Missing]:
-        """Return the sites whose answers were rejected or did not arrive, each with the reason."""
         lost = {site: _missing(self._reason(site)) for site in self.tasks if site not in self.answered}
         return {**self.refused, **lost}
 
@@ -141,19 +139,18 @@ class FlareTransport:
     away: Away = died
     longest: Longest = float
     wrap: Wrap = to_shareable
-    rounds: str = TASK  # the name of an NVFlare task in a training round
-    of_script: bool = False  # True if training scripts answer the requests
-    question: _Question | None = None  # the request in progress
-    ended_by: str = ""  # the user who cancelled the job, if it was cancelled
+    rounds: str = TASK
+    of_script: bool = False
+    question: _Question | None = None
+    ended_by: str = ""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        """Send a request to several sites at once. Return the sites without an accepted answer, each with the reason.
+        """Send a request to several sites at once, and return the sites without an accepted answer, each with the
+        reason.
 
         Args:
-            sites: The sites that get the request.
             outgoing: Returns the message for a site.
-            receive: Called with a site's name and its answer. It raises MedsiloError to reject the answer.
-            timeout: The plan's time limit in seconds.
+            receive: Called with the name and the answer of a site. To reject the answer, `receive` raises MedsiloError.
         """
         missing = self._absent(sites)
         question = self.question = _Question(self, outgoing, receive, timeout)
@@ -171,12 +168,10 @@ class FlareTransport:
         return {**missing, **question.missing()}
 
     def refuse(self, site: str, unread: Shareable, fl_ctx: FLContext) -> None:
-        """Reject an unreadable answer of a site to the request in progress."""
         if self.question:
             self.question.refuse(site, unread, fl_ctx)
 
     def pause(self, seconds: float) -> None:
-        """Wait for some seconds. Raises Aborted as soon as the job is aborted."""
         self._raise_if_aborted()
         deadline = monotonic() + seconds
         while monotonic() < deadline:
@@ -184,7 +179,9 @@ class FlareTransport:
             threading.Event().wait(POLL)
 
     def _absent(self, sites: Sequence[str]) -> dict[str, Missing]:
-        """Return the sites that can't answer. In each round, NVFlare would wait a long time for a dead site."""
+        """Return the sites that can't answer, because NVFlare would wait a long time for the answer of a dead site in
+        each round.
+        """
         connected = {client.name for client in self.fl_ctx.get_engine().get_clients()}
         absent = {site: Missing("lost", "is not connected") for site in sites if site not in connected}
         for site in connected.intersection(sites):
@@ -198,10 +195,11 @@ class FlareTransport:
 
 
 def _missing(why: str) -> Missing:
-    """Return the record of a missing site, whose kind follows from the reason."""
     return Missing("refused" if _is_final(why) else "lost", why)
 
 
 def _is_final(why: str) -> bool:
-    """True if a reason means that a site can't return to the job: it was expelled, or its policies reject the job."""
+    """Return True if a site with this reason can't return to the job: the server expelled it, or its policies reject
+    the job.
+    """
     return why.startswith((EXPELLED, REFUSES))
