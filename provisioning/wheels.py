@@ -30,9 +30,8 @@ LAB = ("medsilo_lab", "medsilo_papers", "medsilo_server")  # the packages in the
 OF_LAB = (
     *("after/use-a-model", "reference/benchmarks", "reference/data", "reference/commands/begin"),
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
-    *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
-    *("research/python", "research/reproduce", "research/weights", "research/which-method", "start/tutorial"),
-    *("study/consortium", "study/reading", "trust/reliability"),
+    *("reference/run-folder/*", "research/*", "start/tutorial", "study/consortium", "study/reading"),
+    *("trust/reliability",),
 )
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
