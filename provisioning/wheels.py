@@ -28,10 +28,11 @@ LAB = ("medsilo_lab", "medsilo_papers", "medsilo_server")  # the packages in the
 # The pages in the wheel medsilo-lab: those for leads, researchers and developers, and those about its own commands. All
 # other pages are in the wheel medsilo.
 OF_LAB = (
-    *("after/use-a-model", "reference/benchmarks", "reference/data", "reference/commands/begin"),
+    *("after/use-a-model", "provisioning", "reference/benchmarks", "reference/data", "reference/commands/begin"),
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
-    *("reference/run-folder/*", "research/*", "start/tutorial", "study/consortium", "study/reading"),
-    *("trust/reliability",),
+    *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
+    *("research/python", "research/reproduce", "research/weights", "research/which-method", "start/tutorial"),
+    *("study/consortium", "study/reading", "trust/reliability"),
 )
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
