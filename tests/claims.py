@@ -4,8 +4,8 @@
     make claims                                   # the same in the gate, after make test and make test-slow
 
 The tests run in `make test` and `make test-slow`, which write the result files. Some promises have an additional test
-in `make test-long`, which runs every night and before a release. The check of promises does not wait for long tests,
-and prints the names of long tests that did not run.
+in `make test-long`, which runs every night and before a release. `make claims` does not wait for long tests, and prints
+the names of long tests that did not run.
 """
 
 import argparse
@@ -26,8 +26,6 @@ SKIPPED, LATER = "was skipped", "only make test-long runs"
 
 @dataclass(frozen=True)
 class Claim:
-    """A promise, and the tests that attack it."""
-
     promise: str
     tests: tuple[str, ...]
 
@@ -36,7 +34,7 @@ CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(L
 
 
 def is_long(test: str) -> bool:
-    """Return True if only `make test-long` runs a test; fails for an unknown name."""
+    """Return True if only `make test-long` runs a test; raise an error for an unknown test."""
     file, _, name = test.partition("::")
     body = ast.parse((ROOT / file).read_text("utf-8")).body
     (found,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -46,12 +44,11 @@ def is_long(test: str) -> bool:
 
 
 def left_to_long(claim: Claim, results: SuiteResults) -> list[str]:
-    """Return the tests of a claim that did not run because only `make test-long` runs them."""
     return [test for test in claim.tests if results.outcome(test) == "missing" and is_long(test)]
 
 
 def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str]:
-    """Return the reasons why these results do not show a claim. `gate` ignores the long tests."""
+    """Return the reasons why test results do not show a claim."""
     words = {"missing": "did not run", "skipped": SKIPPED, "failed": "failed"}
     later = left_to_long(claim, results) if gate else []
     outcomes = {test: results.outcome(test) for test in claim.tests if test not in later}
@@ -59,8 +56,8 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, for each promise, whether the results show it. The function returns 1 unless the results show all promises
-    for this build.
+    """Print, for each promise, whether the test results show the promise; return 1 unless this build's results show all
+    promises.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.claims", description="Print the claims that the tests have shown."

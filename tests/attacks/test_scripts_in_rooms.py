@@ -1,6 +1,6 @@
 """Hostile training scripts in an isolated process fail to reach their goals.
 
-Each script prints GOT if its attempt succeeds. The scripts' output stays at the hospital.
+Each script prints GOT if its attempt succeeds; the script's output stays at the hospital.
 """
 
 import socket
@@ -22,7 +22,6 @@ def tries(what, does):
         print("held", what, type(error).__name__)
 """
 
-# The code of each hostile script by its goal.
 WALLS = {
     "to connect by TCP, UDP, DNS": """
 import socket
@@ -67,8 +66,8 @@ def test_a_room_has_walls(wants: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "ended before its answer" in ran.error and "secret" not in ran.error
 
 
-# Each script writes directly to the exit of its room, without medsilo's code for the protocol. `end` is the socket, and
-# `head` an honest answer to change.
+# Each script writes directly to the socket that leaves the room, without medsilo's protocol code. In each script, `end`
+# is the socket and `head` is an honest answer that the script changes.
 SPEAKS = """
 from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.client.api_spec import CLIENT_API_KEY
@@ -108,7 +107,7 @@ BORDER = {
 
 @pytest.mark.parametrize("wants", BORDER)
 def test_a_border_holds_back(wants: str, tmp_path: Path) -> None:
-    """Values that the plan does not describe do not leave the hospital, and the stated reason contains no word of the
+    """A hospital discards values that the plan does not describe, and gives a reason that contains no word of the
     script.
     """
     lie, held = BORDER[wants]

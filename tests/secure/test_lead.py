@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
-    """Run a command; return its exit code and its output lines, except lines about waiting."""
+    """Run a command; return the exit code and the lines of stdout and stderr, without lines about waiting."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = cli.main(list(map(str, arguments)))
     said = [line for line in err.getvalue().splitlines() if not line.startswith("trying ")]
@@ -71,7 +71,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Submit a study and watch it. The study runs long enough for the test to request results before its end.
+    """Submit a study and watch the study until its end. The study runs long enough for the test to request results
+    before the study's end.
 
     One hospital does not share its personal model.
     """
@@ -97,7 +98,6 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
     finally:
         settings.write_text(before)
     assert (code, err) == (0, [])
-    # without lines about waiting
     rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/25 " in line]
     assert rounds == [["round", f"{number:>2}/25".strip(), site] for number in range(1, 26) for site in TEACHING]
     assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo download")
@@ -109,7 +109,7 @@ def test_a_study_that_could_not_start_leaves_its_name_free(
 ) -> None:
     """After a rejected start, all hospitals can start the same study under another plan.
 
-    A third job with this name is rejected, and its status shows no rounds of the running study.
+    A third job with the same study name is rejected, and the third job's status shows no rounds of the running study.
     """
     kit, summary = consortium.kit(LEAD), read_summary(consortium.kit(SERVER) / "medsilo" / watched.study)
     assert summary.finished and summary.method == "fedsm"
@@ -124,7 +124,7 @@ def test_a_study_that_could_not_start_leaves_its_name_free(
 def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     consortium: Consortium, watched: Watched, tmp_path: Path
 ) -> None:
-    """Results at the hospitals and the server equal those of a study in one process."""
+    """Results at the hospitals and the server equal the results of the same study in one process."""
     kit, job = consortium.kit(LEAD), watched.job
     agrees, not_asked, _ = SITES
     code, out, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "runs")
@@ -135,7 +135,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     files = {"plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", "global", "report.html"}
     assert {path.name for path in run.iterdir()} == {*files, "supermodel"}
-    assert not (consortium.kit(not_asked) / job).exists()  # a hospital outside the plan received no part of the study
+    assert not (consortium.kit(not_asked) / job).exists()  # a hospital outside the plan receives no data of the study
     assert SuperModel.load(run / "supermodel").agreed == (agrees,)
     for site in TEACHING:
         own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
@@ -150,7 +150,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
-    ]  # the files that the server keeps for the lead's download, and the job's folder at hospitals
+    ]  # files that the server keeps for the lead's download, and the job's folder at hospitals
     assert [len(old) for old in gave_back] == [1, 1, 0, 1] and all(remove(old) > 0 for old in gave_back if old)
     code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "again")
     assert code == 1 and len(err) == 1 and job in err[0]
@@ -231,7 +231,7 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
 def test_a_poll_loads_little_and_reads_no_other_folder(
     consortium: Consortium, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without medsilo, NVFlare would search the current folder for its files."""
+    """Without medsilo, NVFlare would search the current folder for NVFlare's files."""
     (tmp_path / "another-kit").mkdir()
     (tmp_path / "another-kit/comm_config.json").write_text("{")
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from medsilo.registry import NETWORKS
 
 
 class Mixed(nn.Module):
-    """A network with batch norms for three, two and one dimensions, of which one layer is used twice."""
+    """A network with batch norms for one, two and three dimensions, one of which the network calls twice."""
 
     def __init__(self) -> None:
         super().__init__()

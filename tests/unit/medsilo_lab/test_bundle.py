@@ -31,7 +31,7 @@ def make_images(folder: Path) -> None:
         write_volume(folder / f"scan{number}{suffix}", Volume(drawn(shape, number), oblique(spacing)), stored_as)
 
 
-# MONAI's runner is imported once, which takes five seconds, and each bundle runs in a forked process.
+# Import MONAI's runner once, which takes five seconds, and run each bundle in a forked process.
 RUNNER = """
 import json, os, runpy, sys, traceback
 import monai.bundle, monai.data, monai.inferers, monai.transforms
@@ -130,7 +130,7 @@ def test_the_bundle_has_what_monai_asks_for(tmp_path: Path, monkeypatch: pytest.
         bundle_root=str(tmp_path / "bundle"),
     )
     workflow.initialize()
-    assert not workflow.check_properties()  # each reference in the bundle's configuration leads to a value
+    assert not workflow.check_properties()
     parser = ConfigParser(json.loads((configs / "inference.json").read_text()))
     parser.read_meta(str(configs / "metadata.json"))
     assert all(parser.get(entry["id"]) is not None for entry in MetaProperties.values())

@@ -102,7 +102,7 @@ def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -
 
 
 class Stored(VolumeFolder):
-    """A reader of volumes and masks that were saved by numpy."""
+    """A reader of volumes and masks that numpy saved."""
 
     name: str = "stored"
 

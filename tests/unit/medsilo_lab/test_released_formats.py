@@ -84,7 +84,6 @@ def test_a_hospital_without_a_kit_validates_and_predicts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     study, data, files = kind(tmp_path / "patients")
-    # this model was trained for one round only
     own = {"training": {"rounds": 1, "batch_size": 8}, "model_selection": {"keep": "last"}}
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "participation": {"sites": ["a"]}, **own, **study})
     settings = make_settings({**ALL_MINE, "data": data, "device": "cpu"}, "a test")

@@ -35,7 +35,7 @@ def summary_of(
     by_site: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> Summary:
-    """Return the summary of a run of two rounds at all sites, with these changed values."""
+    """Return the summary of a run with two rounds at all sites, changed by `changes`."""
     known = [score for score in scores.values() if score is not None]
     sites = {
         name: SiteResult(
@@ -79,12 +79,12 @@ def summary_of(
 
 
 def round_line(number: int, sites: list[str], **changes: Any) -> Round:
-    """Return a round that all its sites answered, with these changed values."""
+    """Return a round that all sites in `sites` answered, changed by `changes`."""
     return Round(round=number, phase="train", seconds=1.8, asked=sites, answered=sites).changed(**changes)
 
 
 def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Path:
-    """Write a run folder with this summary. Without the argument `rounds`, all sites answered each round."""
+    """Write a run folder with this summary; without `rounds`, all sites answered each round."""
     record = Record(root / f"{summary.method}-seed{summary.seed}")
     record.folder.mkdir(parents=True)
     record.write_summary(summary)
@@ -98,7 +98,6 @@ def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Pat
 
 
 def spoil(folder: Path, *path: str, value: Any) -> Path:
-    """Change one value in the file summary.json of a run."""
     file = folder / paths.SUMMARY
     part = content = json.loads(file.read_text())
     for key in path[:-1]:
@@ -110,8 +109,6 @@ def spoil(folder: Path, *path: str, value: Any) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Write runs of Local, FedAvg, FedBN with a lost round, a failed AdaFed, and Central."""
-
     def scores(*values: float | None) -> dict[str, float | None]:
         return dict(zip(SITES, values, strict=True))
 
@@ -130,7 +127,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 class Page(HTMLParser):
-    """An HTML parser that checks that each element is closed, and in the right order."""
+    """An HTML parser that checks that all elements are closed in the right order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -139,7 +136,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.scripts = 0
         self.rows: list[list[str]] = []
-        self.sections: list[str] = []  # section of each row
+        self.sections: list[str] = []  # section of each table row
         self.section = ""
         self.header_text = ""
         self.feed(text)
@@ -173,7 +170,6 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
     def row(self, start: str, section: str = "") -> list[str]:
-        """Return the first row of a table whose first cell begins with `start`."""
         rows = [row for row, own in zip(self.rows, self.sections, strict=True) if section in ("", own)]
         return next(row for row in rows if row and row[0].strip().startswith(start))
 
@@ -181,9 +177,6 @@ class Page(HTMLParser):
 def rendered(folders: list[Path], title: str = "A title") -> tuple[str, Page]:
     text = page.render(read_all(folders), title)
     return text, Page(text)
-
-
-# The page
 
 
 def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> None:
@@ -195,7 +188,6 @@ def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> No
 
 
 def captions(text: str) -> list[str]:
-    """Return the captions of a page's tables and figures without HTML tags."""
     found = re.findall(r"<(caption|figcaption)>(.*?)</\1>", text, re.DOTALL)
     return [re.sub(r"<[^>]*>", "", words) for _, words in found]
 
@@ -405,9 +397,6 @@ def test_write_is_atomic_repeatable_and_says_where(tmp_path: Path, folders: list
     assert destination.read_bytes() == first
 
 
-# The terminal
-
-
 def test_text_table_shows_missing_values(tmp_path: Path) -> None:
     run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None})))
     assert text_table(run).split("\n")[1:3] == ["a              0.50", "b              –"]
@@ -416,9 +405,6 @@ def test_text_table_shows_missing_values(tmp_path: Path) -> None:
 def test_text_table_keeps_control_characters_from_the_terminal(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", {"a": None}, status="failed", reason="red \u001b[31m\nalert\u202e")
     assert text_table(read(save(tmp_path, summary))) == "FedAvg  FAILED: red alert"
-
-
-# Reading
 
 
 @pytest.mark.parametrize("file", ["summary.json", "plan.yaml", "provenance.json", "rounds.jsonl"])
@@ -499,9 +485,6 @@ def test_absences_are_those_of_the_rounds(tmp_path: Path) -> None:
 def test_sites_keep_the_order_of_the_plan(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", {"b": 0.5, "a": 0.5}, agreed=Agreement(sites=["z", "b"]))
     assert all_sites([read(save(tmp_path, summary))]) == ["z", "b", "a"]
-
-
-# Charts
 
 
 def chart_of(*series: charts.Series, last_x: int = 4) -> ElementTree.Element:

@@ -19,7 +19,7 @@ from medsilo_server.record import Record
 from tests.conftest import SITES
 from tests.unit.medsilo_lab.test_report import Page, save, summary_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study serves all tests of this group
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # all tests of this group share one study
 
 FEDSM = "fedsm:pull=0.6"
 A, B, C = SITES
@@ -31,7 +31,6 @@ TESTED = {A: {A: 6, "global": 2}, B: {B: 8}, C: {B: 4}}
 
 @pytest.fixture
 def copy(panels_study: Study, tmp_path: Path) -> Study:
-    """Copy the study into a temporary folder, in which a test may change files."""
     shutil.copytree(panels_study.folder, tmp_path / "study")
     cells = [Cell(cell.row, cell.seed, cell.plan, tmp_path / "study" / cell.folder.name) for cell in panels_study.cells]
     return Study(tmp_path / "study", panels_study.about, cells)
@@ -60,7 +59,6 @@ def picture(path: Path) -> str:
 
 
 def run_section(folder: Path, name: str) -> tuple[str, Page]:
-    """Return a section of a run's page as HTML, and as a parsed page."""
     found = re.search(rf'<section id="{name}".*?</section>', page.render([read(folder)], "T"), re.DOTALL)
     assert found
     return found.group(), Page(found.group())
@@ -83,9 +81,6 @@ def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) 
     for line, site in zip(parsed.rows[1:4], SITES, strict=True):
         shares = [told[site].get(name, 0) / sum(told[site].values()) for name in ["global", *SITES]]
         assert line == [site, *map("{:.0%}".format, shares)]
-
-
-# Overlays
 
 
 def test_overlays_are_those_of_each_row_s_first_seed(panels_study: Study) -> None:
@@ -130,9 +125,6 @@ def _drawn(study: Study, title: str) -> list[Any]:
     return [one for own in read(folder_of(study, title, 0)).overlays.values() for one in own]
 
 
-# Seeds
-
-
 def test_where_a_seed_is_missing_the_overlays_are_the_other_s(copy: Study) -> None:
     (folder_of(copy, "adafed", 0) / "summary.json").unlink()
     copy.conclude([])
@@ -149,9 +141,6 @@ def test_hospitals_that_did_not_train_have_their_scores(copy: Study) -> None:
         unseen = {"elsewhere": SiteResult(test={"dice": score, "cases": 9}), "nowhere": SiteResult()}
         Record(folder).write_summary(read_summary(folder).changed(evaluation_sites=unseen))
     assert section(copy, "unseen")[1].rows == [["Method", "elsewhere", "nowhere"], [FEDSM, "0.690.50–0.88", "–"]]
-
-
-# The page
 
 
 def test_the_page_stays_one_file_and_its_ids_are_unique(panels_study: Study) -> None:

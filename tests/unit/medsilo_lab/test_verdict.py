@@ -1,4 +1,4 @@
-"""Test verdicts, the correction for several tests, and endpoints on random scores without training."""
+"""Test verdicts, the correction for multiple tests, and endpoints on random scores without training."""
 
 import re
 import time
@@ -58,9 +58,8 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:
-    """With four methods and four seeds, one hospital has a difference of 40 points.
-
-    In earlier versions, the correction for all methods made this verdict inconclusive.
+    """In earlier versions, the correction for all methods made a difference of 40 points at one hospital
+    inconclusive.
     """
     random = np.random.default_rng(5)
 
@@ -76,12 +75,11 @@ def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -
     assert found.headline.startswith("Federated training with fedavg is better")
     assert found.hospitals["hospital-a"].word == "better"
     alone = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], seeds, scores), tmp_path)
-    # a comparison of one method has no sentence about differences between methods
     assert alone.hospitals["hospital-a"].word == "better" and not alone.between
 
 
 def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
-    """In earlier versions, the headline and a table of a page had different intervals for the same difference."""
+    """In earlier versions, a page's headline and table had different intervals for the same difference."""
     random = np.random.default_rng(7)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -103,9 +101,8 @@ def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
 
 
 def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> None:
-    """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does not.
-
-    The file has the plain and the corrected interval, and the page's title calls no hospital's difference significant.
+    """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does
+    not.
     """
     random = np.random.default_rng(11)
     own = {site: 0.1 * random.normal(size=40) for site in SITES}
@@ -126,7 +123,7 @@ def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> None:
-    """The size of the difference has no effect, and neither have identical seeds."""
+    """Neither a large difference nor identical seeds give a verdict."""
     random = np.random.default_rng(8)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -139,7 +136,7 @@ def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> No
 
 
 def test_models_that_all_name_one_class_give_no_verdict(tmp_path: Path) -> None:
-    """In earlier versions, a difference without any variance was reported as "no gain, +0.0 (+0.0 to +0.0)"."""
+    """In earlier versions, medsilo reported a difference without any variance as "no gain, +0.0 (+0.0 to +0.0)"."""
     verdict = verdict_of(
         statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], lambda *_: np.repeat([0.0, 1.0], 4)), tmp_path
     )
@@ -316,7 +313,6 @@ def any_table(random: np.random.Generator, folder: Path) -> Statistics:
         for site in sites
     }
     kinds, lost, gain = random.choice([*KINDS], 2), random.random() < 0.3, 0.2 * (random.random() < 0.3)
-    # the base scores are equal in all rows that have a difference
     base = {site: random.uniform(0.2, 0.7, len(own)) for site, own in patients.items()}
     for row in found.rows:
         for seed in seeds:

@@ -1,6 +1,6 @@
-"""A model of the task nnunet predicts the same masks in medsilo and after its export in nnU-Net.
+"""A model of the task nnunet predicts the same masks in medsilo as in nnU-Net after the model's export.
 
-The task also supports interrupted studies and folds of cross-validation.
+Studies of the task nnunet may be interrupted, and may use folds of cross-validation.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ SITES = ("brno", "graz")
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return a folder in the layout of nifti-folder with the volumes of two hospitals, and nnU-Net's plans for these
+    """Return a folder in the layout of nifti-folder with the volumes of two hospitals, and nnU-Net's plans for the
     volumes.
     """
     folder = tmp_path_factory.mktemp("brains")
@@ -55,7 +55,6 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.fixture(scope="module")
 def trained(hospitals: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run whose network segments some structures."""
     folder, plans = hospitals
     run = tmp_path_factory.mktemp("run") / "run"
     training = {"rounds": 2, "batch_size": 8, "local_steps": 10, "learning_rate": 0.02, "momentum": 0.9}
@@ -178,10 +177,7 @@ def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
 
 
 class Watched(Trainer):
-    """A trainer that records tensors at the start and the end of each round.
-
-    A test can make the trainer fail within one round.
-    """
+    """Record tensors at the start and the end of each round, and optionally fail within one round."""
 
     dies_in = 0
     begins: dict[int, Tensors]
@@ -191,7 +187,6 @@ class Watched(Trainer):
         return {name: tensor for name, tensor in self._all().items() if name.startswith("optimizer")}
 
     def _all(self) -> Tensors:
-        """Copy all tensors of networks and optimizers."""
         found = {
             f"module/{module}/{name}": tensor.clone()
             for module, network in self.state.modules.items()
@@ -221,9 +216,10 @@ class Watched(Trainer):
 def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     hospitals: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a site's process dies within a round, the site takes part again in the next round.
+    """A site whose process dies within a round takes part again in the next round.
 
-    The site then uses the shared model, its saved momentum, and the learning rate and the patches of the new round.
+    After its process died, a site uses the shared model, the saved momentum, and the next round's learning rate and
+    patches.
     """
     patches: dict[str, list[Tensor]] = {}
     draw = NnUNetFolder.draw_batches
@@ -264,7 +260,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     assert all(torch.equal(tensor, brno.begins[3][name]) for name, tensor in model.items())
     assert any(not torch.equal(tensor, graz.begins[2][name]) for name, tensor in model.items())
     assert rate == pytest.approx(plan.training.learning_rate * (1 - 2 / 4) ** 0.9)
-    # Brno and Graz draw their patches anew in each round. Graz also drew patches in the round in which its process
+    # Brno and Graz draw their patches anew in each round, and Graz also drew patches in the round in which its process
     # died.
     whole, lost = patches["whole"], patches["lost"]
     assert len(whole) == len(lost) == 8 and all(map(torch.equal, whole, lost))

@@ -1,7 +1,4 @@
-"""FedNova, SCAFFOLD, MOON and FedProx with stragglers equal separate loops in torch and numpy.
-
-The tests of the server optimizers FedAvgM, FedAdam, FedYogi and FedAdagrad are in test_server.py.
-"""
+"""FedNova, SCAFFOLD, MOON and FedProx with stragglers equal separate loops in torch and numpy."""
 
 import copy
 from collections.abc import Callable
@@ -47,8 +44,6 @@ UNIFORM = "algorithm.weighting=uniform"
 # -------------------------------------------------------------------------------------------------------------- by hand
 @dataclass
 class Site:
-    """A site's state."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -56,14 +51,13 @@ class Site:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-Local = Callable[[Site, State], object]  # trains the model of a site, and returns the message to the server
+Local = Callable[[Site, State], object]  # a function that trains a site's model and returns the message to the server
 Server = Callable[[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], dict[str, float], dict], dict]
 
 
 def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> list[State]:
-    """Return the global model before training and after each round.
-
-    The function `server` aggregates the trained weights, and all other tensors are averaged.
+    """Return the global model before training and after each round; `server` aggregates the trained weights, and all
+    other tensors are averaged.
     """
     data = load_data(plan)
     sites = {}
@@ -108,7 +102,7 @@ def fresh(site: Site, given: State) -> int:
 def nova(rho: float) -> Server:
     def step(w: dict, sent: dict, weights: dict, steps: dict) -> dict:
         total = sum(weights.values())
-        # The table has for each method how often each gradient is applied, summed over the steps of a round.
+        # For each method, how often each gradient is applied, summed over the steps of a round.
         norms = {
             name: sum((1 - rho**left) / (1 - rho) for left in range(1, count + 1)) for name, count in steps.items()
         }

@@ -75,7 +75,7 @@ class Sgd:
 
 @dataclass
 class ByHand:
-    """A site in numpy, with the received weights w, its personal weights v, and its state."""
+    """A site in numpy, with the received weights w, the personal weights v, and the method's state."""
 
     data: Batches
     w: Array
@@ -151,8 +151,8 @@ def after_tuning(site: ByHand, epochs: int) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its parameters, and its numpy versions of a site's round, the evaluated model, and the server's
-    step β.
+    """A method with its parameters, and numpy versions of a site's round, the evaluated model, and the server's step
+    β.
     """
 
     name: str
@@ -261,7 +261,7 @@ class Site:
 
 
 def regression(start: Array) -> Callable[[], nn.Module]:
-    """Return a function that builds a softmax regression, whose inputs are averaged over time."""
+    """Return a function that builds a softmax regression, which averages its inputs over time."""
 
     def build() -> nn.Module:
         layer = nn.Conv1d(4, 3, 1)
@@ -282,9 +282,8 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
 def curve_of(
     algorithm: Algorithm, build: Callable[[], nn.Module], of: Callable[[dict[str, Tensor]], Any]
 ) -> list[dict]:
-    """Return the personal models and the shared model before training and after each round.
-
-    The function `of` selects the tensors that are compared.
+    """Return the personal models and the shared model before training and after each round; `of` selects the compared
+    tensors.
     """
     sites = {name: Site(name, algorithm, build) for name in SIZES}
     first = sites["a"]
@@ -330,7 +329,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
         for name in expected[number]:
             np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-6)
     ends = list(expected[-1].values())
-    if case.numbers.get("epochs") != 0:  # if these models were equal, the test would not find exchanged models
+    if case.numbers.get("epochs") != 0:  # if all models were equal, the test would not find exchanged models
         assert all(np.abs(one - other).max() > 1e-3 for i, one in enumerate(ends) for other in ends[:i])
 
 
@@ -423,7 +422,7 @@ SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_s
 
 
 def run(method: str, folder: Path, *changes: str) -> dict[str, dict[str, Tensor]]:
-    """Return each site's model after the last round, and the model of the server with the key "global"."""
+    """Return each site's model after the last round, and the server's model with the key "global"."""
     inprocess.run(make_plan(method, *SMALL, *changes), folder=folder)
     ends = {site: load_tensors(folder / "sites" / site / "last.safetensors")[0] for site in SITES}
     lead = folder / "global" / "last.safetensors"

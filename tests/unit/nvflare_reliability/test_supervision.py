@@ -117,7 +117,7 @@ def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: P
     guard = kits / "st-anna/local/custom"
     assert (guard / GUARD).exists() and not (kits / "localhost/local/custom").exists()
     assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
-    (tmp_path / "medsilo.py").write_text("")  # this path is a file, and not a package
+    (tmp_path / "medsilo.py").write_text("")
     told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
     assert "(ModuleNotFoundError)" in told and str(tmp_path) not in told
 

@@ -1,4 +1,4 @@
-"""The plans of papers have the papers' values, name the papers' data, and run with fewer cases and rounds."""
+"""Plans of papers have the papers' values, name the papers' data, and run with fewer cases and rounds."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Test the containers without Docker and Kubernetes: check their files, run the entry point, and prepare kits."""
+"""Test the containers without Docker and Kubernetes: check the containers' files, run the entry point, and prepare
+kits.
+"""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Public names of medsilo, of its client, of its recipes and of `extend` have examples and documented arguments.
-
-The folders of examples have the form that NVFlare's catalogue demands.
-"""
+"""Public names of medsilo, of its client, of its recipes and of `extend` have examples and documented arguments."""
 
 import ast
 import doctest
@@ -24,7 +21,7 @@ from medsilo_lab import extend as extend_lab
 
 PLACES = (medsilo, extend, extend_lab)
 NAMES = [f"{place.__name__}.{name}" for place in PLACES for name in place.__all__ if name != "__version__"]
-# These types have no docstring, because docs/research/extend.md describes them or because a model creates them.
+# types without a docstring, because docs/research/extend.md describes them or because a model creates them
 WITHOUT = {"Modules", "Outgoing", "Receive", "Stop", "Tensors", "predict_all"}
 
 
@@ -40,7 +37,7 @@ def test_an_example_runs(name: str, root: Path, monkeypatch: pytest.MonkeyPatch)
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-# These are the names of files in an example of NVFlare's repository.
+# the files in an example of NVFlare's repository
 FORM = {"README.md", "client.py", "job.py", "model.py", "requirements.txt"}
 
 

@@ -1,6 +1,5 @@
-"""`make image-buildah` builds an identical image each time.
-
-The image runs without root rights on a file system that is read-only.
+"""`make image-buildah` builds an identical image each time; the image runs without root rights on a read-only file
+system.
 """
 
 import json
@@ -29,7 +28,7 @@ BASE = "localhost/medsilo-test-base"
 LICENCES = "provisioning/containers/licences.csv"
 OF_THE_BASE = {"pip", "setuptools", "wheel"}
 LIGHT = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy", "setuptools")
-# Use this machine's network, certificates and names of hosts.
+# uses this machine's network, certificates and host names
 HERE = "--isolation chroot --network host --volume /etc/ssl/certs:/etc/ssl/certs:ro "
 HERE += "--volume /etc/resolv.conf:/etc/resolv.conf:ro"
 
@@ -118,7 +117,6 @@ def holds_what_its_bill_says(place: Path, system: str) -> None:
 
 
 def config_of(archive: Path) -> dict:
-    """Return the configuration of an image in an archive of the OCI layout."""
     with tarfile.open(archive) as file:
 
         def read(name: str) -> dict:

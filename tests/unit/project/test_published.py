@@ -1,4 +1,4 @@
-"""The lead's download contains no personal model of a hospital that did not agree to this, and no suppressed score.
+"""The lead's download contains no suppressed score, and no personal model of a hospital that did not agree to send it.
 
 NVFlare's tools can read the metrics and the model in the download.
 """
@@ -55,7 +55,7 @@ def published(run: Path, root: Path) -> Path:
 
 
 def trained_weights(tensors: dict[str, Tensor]) -> list[Tensor]:
-    """Return those tensors that training always changes, so that equal tensors cannot be a coincidence."""
+    """Return the tensors that training always changes, so that equal tensors cannot be a coincidence."""
     return [tensor for tensor in tensors.values() if tensor.dim() > 1]
 
 
@@ -118,7 +118,7 @@ def test_nvflares_download_finds_metrics_and_model_and_no_number_that_stays(
     assert model.keys() == best.keys() and all(torch.equal(model[name], best[name]) for name in best)
 
     lines = [json.loads(line) for line in Path(found["round_metrics"]).read_text().splitlines()]
-    # the lines have the same form as NVFlare's own lines
+    # the lines have the form of NVFlare's own lines
     assert lines == [MetricsArtifactWriter()._fit_round_record(line) for line in lines]
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line in lines:

@@ -1,4 +1,4 @@
-"""Each package in the image's lock files has a known licence, and the bill of materials lists all of these packages."""
+"""Each package in the image's lock files has a known licence, and the bill of materials lists all these packages."""
 
 import csv
 import json

@@ -1,6 +1,5 @@
-"""The wheels of a commit have the same bytes whoever builds them, and whenever they are built.
-
-A hospital installs only one of the two wheels.
+"""The wheels of a commit have the same bytes, whoever builds the wheels at whatever time; a hospital installs only one
+of the two wheels.
 """
 
 import json
@@ -25,7 +24,9 @@ SOURCES = ("custom", "docs", "jobs", "provisioning", "site_configs", "pyproject.
 
 
 def build(root: Path, place: Path, changed: float) -> list[Path]:
-    """Copy the sources with this modification time, and build the wheels from the copy as `make wheel` does."""
+    """Copy the sources with the modification time `changed`, and build the wheels from the copy as `make wheel`
+    does.
+    """
     for name in SOURCES:
         source, target = root / name, place / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         zipfile.ZipFile(wheel).extractall(tmp_path / place)
     assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
     assert "medsilo-lab" in checks_fedavg(tmp_path / "hospital")
-    # both wheels are installed into one folder, as pip does
+    # pip also installs both wheels into one folder
     shutil.copytree(tmp_path / "hospital", tmp_path / "lead", dirs_exist_ok=True)
     assert checks_fedavg(tmp_path / "lead") == ""
 

@@ -29,8 +29,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that stopped after its first round."""
-
     def stop(record: dict) -> None:
         raise MedsiloError("stopped by the test")
 
@@ -116,7 +114,6 @@ def test_resume_says_in_one_line_what_is_damaged(
 
 
 def assert_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Assert that a command fails with an error of one line."""
     assert main(command) == 1
     told = capsys.readouterr().err
     assert told.startswith("medsilo: ") and told.count("\n") == 1

@@ -23,7 +23,7 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", f"training.rounds=
 
 
 class Killed(BaseException):
-    """Ends a run without a summary, as the end of the process would."""
+    """End a run without a summary, as the end of the process would."""
 
 
 def plan_of(method: str) -> Plan:
@@ -32,7 +32,7 @@ def plan_of(method: str) -> Plan:
 
 @contextmanager
 def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
-    """Yield a function that ends the run after this round; with `backup`, the server's files are copied first."""
+    """Yield a function that ends the run after round `after`; with `backup`, the server's files are copied first."""
 
     def follow(line: Round) -> None:
         if line.round == after:

@@ -1,6 +1,6 @@
-"""Reading a study's record gives the values that were written.
+"""Reading a study's record gives the values that were written, and rejects values outside of their range.
 
-Values outside of their range are rejected, and run folders of earlier versions remain readable.
+Run folders of earlier versions remain readable.
 """
 
 import json
@@ -57,13 +57,9 @@ def test_progress_travels_as_json() -> None:
     assert Progress.model_validate(json.loads(json.dumps(told.as_json(), allow_nan=False))) == told
 
 
-# run folders of earlier versions
-
-
 def says(new: Any, old: Any) -> bool:
-    """Return True if the new JSON value contains everything that the old JSON value contains.
-
-    The new JSON value may have additional keys.
+    """Return True if the new JSON value contains everything that the old JSON value contains, and possibly additional
+    keys.
     """
     if isinstance(old, dict):
         return all(key in new and says(new[key], value) for key, value in old.items())

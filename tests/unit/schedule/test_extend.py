@@ -1,4 +1,4 @@
-"""The code in docs/research/extend.md adds a method, a task and a network, and faulty packages are rejected."""
+"""The code in docs/research/extend.md adds a method, a task and a network; medsilo rejects faulty packages."""
 
 import os
 import re
@@ -52,7 +52,7 @@ GAIT = [f"task.name={NAME}", "training.rounds=2"]
 
 
 def files_of_page() -> dict[str, str]:
-    """Return the files of code that the page contains, by their names."""
+    """Return the code files in the page by name."""
     return dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M))
 
 
@@ -61,7 +61,7 @@ def commands_of_page() -> list[list[str]]:
 
 
 def build(folder: Path, place: Path, **changed: str) -> Path:
-    """Build the package from the code on the page, and install the package into the folder `place` by pip."""
+    """Build the package from the page's code, and install the package into the folder `place` by pip."""
     for name, text in {**files_of_page(), "acme_gait/__init__.py": "", **changed}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
@@ -105,7 +105,6 @@ def acme(installed: Path, seen: Callable[[Path], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write recordings of walking patients at three hospitals."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for site in SITES:
         patients = np.repeat(np.arange(10), 6)
@@ -156,10 +155,7 @@ def test_the_pages_commands_run_and_both_engines_agree(
 
 @pytest.mark.slow
 def test_the_page_s_method_passes_the_page_s_test(acme: Path, tmp_path: Path, root: Path) -> None:
-    """The method on the page passes all tests of MethodTester.
-
-    A mistake in the method or in the test's list of kept tensors makes a test fail.
-    """
+    """A mistake in the method or in the test's list of kept tensors makes a test fail."""
     right = files_of_page()["tests/test_lg_fedavg.py"]
     wrong = right.replace('"model/0.", ', "")
     assert wrong != right
@@ -313,7 +309,7 @@ def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: P
 
 
 def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> StudyMessage:
-    """Return the answer to a study's first message at a hospital with these settings."""
+    """Return a hospital's answer to a study's first message, under the settings `settings`."""
     kit = Workspace(str(folder), site_name=site)
     config = Path(kit.get_app_config_dir("job"))
     config.mkdir(parents=True, exist_ok=True)
@@ -477,7 +473,7 @@ def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], No
 
 
 def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
-    """The hash covers the installed files of a package, so a class from any other file is rejected."""
+    """The hash covers a package's installed files, so medsilo rejects a class from any other file."""
     place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
     sys.path.insert(0, str(place))
     try:

@@ -33,9 +33,7 @@ installed = installed_as(
 
 
 def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path) -> None:
-    """The model at the site does not change after training, and the model at the server contains noise of the chosen
-    size.
-    """
+    """The site's model does not change after training, and the server's model contains noise of the chosen size."""
     changes = [*SMALL, "training.rounds=1"]
     noisy = inprocess.run(make_plan("fedbn", *changes, NOISE % (1.0, 0.5)), folder=tmp_path / "noisy", settings=CPU)
     exact = inprocess.run(make_plan("fedbn", *changes), folder=tmp_path / "exact", settings=CPU)
@@ -63,7 +61,7 @@ def test_noise_is_charged_to_the_ledger_round_by_round(tmp_path: Path) -> None:
     charged = [(entry.what, charge.of.noise) for entry in found.entries if entry.kind == "charged"
                for charge in entry.charges if charge.what == "noise on model"]  # fmt: skip
     assert charged == [("round 1", 30.0), ("round 2", 30.0)]
-    assert found.epsilon(1e-3) > 2.0  # this costs more than the noise on gradients alone
+    assert found.epsilon(1e-3) > 2.0  # this ε is larger than the ε of noise on gradients alone
 
 
 def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:

@@ -1,4 +1,4 @@
-"""A hospital's privacy ledger rejects a study over budget before it reads data, and charges answers before sending."""
+"""A hospital's privacy ledger rejects a study over budget before reading data, and charges answers before sending."""
 
 import json
 import os

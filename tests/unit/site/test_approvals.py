@@ -65,7 +65,7 @@ WANTED = SiteSettings(device="cpu", approval="required")
 
 
 def make_kit(folder: Path, site: str) -> KitFiles:
-    """Write those files of a hospital's kit that these tests read."""
+    """Write only those files of a hospital's kit that the tests of approvals read."""
     startup, key, (above, signs) = folder / "startup", fresh(), root()
     startup.mkdir(parents=True)
     (folder / "local").mkdir()
@@ -125,7 +125,7 @@ def refused(home: Home, words: str, **given: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- code
 class Launcher(JobLauncherSpec):  # type: ignore[misc]
-    """A replacement for NVFlare's launcher, which starts the process of a job."""
+    """Stand in for NVFlare's launcher, which starts the process of a job."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.BEFORE_JOB_LAUNCH:
@@ -399,7 +399,8 @@ def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: H
         other = StudyMessage(first.groups, {**first.facts, **told})
         with pytest.raises(Refused, match="answered all 1.*approved of plan"):
             site.answer(other)
-    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))  # this field has no effect on training
+    # the field "timeout" has no effect on training
+    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))
 
 
 def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +544,6 @@ def test_the_changes_since_an_approved_plan_hide_nothing(home: Home) -> None:
 
 
 def table_plan(high: int, purpose: str, **changes: Any) -> Plan:
-    """Return a plan for the task "table", with a title, a purpose and a contact."""
     values = make_plan("fedavg", *SMALL).resolved()
     columns = [{"name": "age", "low": 30, "high": high}, {"name": "stage", "levels": ["I", "II"]}]
     values["task"] = {"name": "table", "columns": columns, "labels": ["no", "yes"], "target": "relapse"}
@@ -596,7 +596,7 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         file.write_text(SETTINGS)
         permission.check()
     link = home.folder / "local/custom"
-    for name in ("sitecustomize.pyc", "nvflare_more.so"):  # Python imports these, too
+    for name in ("sitecustomize.pyc", "nvflare_more.so"):  # Python imports these files, too
         (link / name).touch()
         with pytest.raises(Refused, match=f"this hospital's custom/{name} changed since"):
             permission.check()
@@ -607,7 +607,7 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         permission.check()
     link.unlink()
     (link / "__pycache__").mkdir(parents=True)
-    (link / "__pycache__/own.cpython-311.pyc").touch()  # Python's own cache
+    (link / "__pycache__/own.cpython-311.pyc").touch()  # Python's bytecode cache
     permission.check()
     file.unlink()
     with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
@@ -702,10 +702,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
 def test_a_person_reads_what_a_study_is_for_before_deciding(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before its question.
-
-    The output marks a missing title, purpose or contact as not stated.
-    """
+    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before its question."""
     kit, said = ["--kit", str(home.folder)], {"title": "Lungs", "purpose": "find nodules", "contact": "lead@clinic.org"}
     home.permission()._keep()
     assert main(["approve", *kit]) == 0
@@ -805,7 +802,7 @@ def test_a_new_key_takes_over_what_the_key_before_signed(home: Home) -> None:
     ledger.charge(CountedStudy(ONE), "round 1", "attempt0", [])
     decisions = home.approvals.decisions()
     renew(home)
-    site.check()  # the same object answers
+    site.check()  # the object from before the renewal answers
     assert AcceptedSettings(home.kit).check() == since
     now = approvals_of(QueryBudget(home.approvals.folder.parent), home.kit, WANTED)
     assert now.file != home.approvals.file and now.decisions() == decisions
@@ -829,7 +826,9 @@ def test_without_the_key_before_nothing_is_taken_over(home: Home) -> None:
 
 @pytest.mark.parametrize("forged", ["another root", "another hospital"])
 def test_a_key_that_the_root_did_not_give_this_hospital_hands_nothing_over(home: Home, forged: str) -> None:
-    """An attacker who can write into the kit, but cannot read its key, adds another key and approvals signed by it."""
+    """An attacker who can write into the kit, but cannot read the kit's key, adds another key and approvals signed by
+    this other key.
+    """
     key, (_, signs) = fresh(), root() if forged == "another hospital" else (None, fresh())
     folder = home.folder / BEFORE
     folder.mkdir()
@@ -869,7 +868,7 @@ def test_a_person_stands_before_each_plan_on_patients_data_by_default(home: Home
         (real, {"data": own}, True),
         (real, {"data": own, "public_data": True}, False),
         (real, {"data": own, "approval": "none"}, False),
-        (home.plan, {"data": own}, False),  # on synthetic data
+        (home.plan, {"data": own}, False),  # the plan reads synthetic data
         (home.plan, {"data": own, "approval": "required"}, True),
     ):
         permission = home.permission(plan, **{"approval": None, **own_settings})

@@ -123,7 +123,7 @@ class Hospital:
         return json.loads((self.folder / "job-1/meta.json").read_text())
 
     def launch(self, meta: dict[str, Any] | None = None) -> str:
-        """Let the kit start the deployed job, and return the reason if the hospital rejects the job."""
+        """Let the kit start the deployed job; return the reason if the hospital rejects the job."""
         meta = meta or self.deploy()
         assert meta[AppValidationKey.BYOC]
         context = self.context()
@@ -149,7 +149,7 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospital:
 def test_a_script_runs_with_the_code_that_was_approved_and_no_other(
     hospital: Hospital, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The job waits until a person approves the plan by the first digits of its hash.
+    """The job waits until a person approves the plan by the first digits of the plan's hash.
 
     A change of any byte of the code needs a new approval.
     """
@@ -236,7 +236,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
 
 def test_the_lead_reads_the_reason_from_what_is_deployed(hospital: Hospital) -> None:
-    """If the job failed at its start, it would end for all hospitals, and the lead would get no reason."""
+    """If the job failed at its start, the job would end for all hospitals, and the lead would get no reason."""
     asking = AskingDeployer(why_not_deployed)
     assert hospital.deploy(asking) == {} and not hospital.unpacked.parent.exists()
     assert "has not approved plan" in hospital.told and any(hospital.told in line for line in read(hospital.folder))
@@ -269,7 +269,7 @@ def test_a_hospital_without_the_demand_starts_any_code(hospital: Hospital) -> No
 
 
 def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: Hospital) -> None:
-    """If the setting "approval" is changed to "none", the kit starts no code either."""
+    """If somebody changes the setting "approval" to "none", the kit starts no code either."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
@@ -300,7 +300,7 @@ def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------------------------------- the question at a terminal
 @pytest.mark.slow
 def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
-    """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts it."""
+    """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts the job."""
     command = [sys.executable, "-m", "medsilo", "approve", str(hospital.job), "--kit", str(hospital.folder)]
     for answer, started in (("n", False), ("y", True)):
         process, terminal = pty.fork()
@@ -312,7 +312,7 @@ def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
                 continue
             try:
                 said += os.read(terminal, 65536)
-            except OSError:  # the command has ended
+            except OSError:
                 break
             if b"Approve plan" in said and not asked:
                 asked = True
@@ -400,7 +400,7 @@ def odd_name(custom: Path) -> None:
 def test_a_folder_that_nobody_can_read_is_refused_at_once(
     odd: Callable[[Path], None], hospital: Hospital, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`medsilo approve` rejects an unusual folder of code, and so does the deployment of the job."""
+    """Both `medsilo approve` and the deployment of the job reject an unusual folder of code."""
     hospital.approve("--yes")
     meta = hospital.deploy()
     for custom in (hospital.app / "custom", hospital.unpacked / "custom"):

@@ -1,4 +1,4 @@
-"""Compare the example policies with NVFlare's own code that reads them."""
+"""Compare the example policies with NVFlare's own code that reads policies."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     SiteSettings.read(folder)
     text = (folder / "medsilo.yaml").read_text()
     assert [name for name in SiteSettings.model_fields if not re.search(rf"^#? ?{name}:", text, re.MULTILINE)] == []
-    of_a_set = {"data_set", "lineage"}  # these keys are not in medsilo.yaml, but in the file of a data set
+    of_a_set = {"data_set", "lineage"}  # keys in the file of a data set, and not in medsilo.yaml
     inner = [*(DataSource.model_fields.keys() - of_a_set), *PrivacyRequirements.model_fields]
     assert [name for name in inner if not re.search(rf"^# [# ]+{name}:", text, re.MULTILINE)] == []
     assert make_settings(load_yaml(text), "medsilo.yaml") == SiteSettings(), "the values are the defaults"
@@ -169,7 +169,7 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     person = Person("somebody@clinic.org", "clinic", "lead")
     allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
-    # NVFlare reads its default file if this file is missing
+    # NVFlare reads its default file if authorization.json is missing
     (tmp_path / "authorization.json").rename(tmp_path / "authorization.json.default")
     assert bool(ways_around(tmp_path)) is sends
 

@@ -1,4 +1,4 @@
-"""A hospital's setting allows it to observe, to test models, or to train, and no plan can allow more."""
+"""A hospital's setting allows the hospital to observe, to test models, or to train, and no plan can allow more."""
 
 import shutil
 from pathlib import Path

@@ -64,9 +64,8 @@ PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii
 
 
 def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> None:
-    """Write volumes with two channels, in both of which two discs are bright.
-
-    The argument `drew` maps a structure's number to the structure's value in the masks.
+    """Write volumes with two bright discs in both channels; `drew` maps a structure's number to the structure's value
+    in the masks.
     """
     random = np.random.default_rng(seed)
     places = np.stack(np.meshgrid(*map(np.arange, GRID), indexing="ij"), -1)[..., :2]
@@ -118,7 +117,7 @@ def study(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
     folder = tmp_path_factory.mktemp("runs") / "study"
     with mock.patch.object(structures, "_along", wraps=structures._along) as weighed:
         found = run(plan_of(), folder=folder, settings=each(hospitals, OWN))
-    # in each round, the weight and the bias of each hospital's last layer are averaged by structure
+    # in each round, the server averages the weight and the bias of each hospital's last layer by structure
     assert weighed.call_count == 6 * len(OWN) * 2
     return found, folder
 
@@ -231,7 +230,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
     }
     assert "dice_post" not in told["a"] and "dice_ant" not in told["b"] and {"dice_ant", "dice_post"} <= told["c"]
     assert min(summary.pooled["dice_ant"], summary.pooled["dice_post"]) > 0.5  # type: ignore[type-var]
-    # each structure's Dice is averaged over the hospitals that annotated it, and then the structures are averaged
+    # each structure's Dice is averaged over the hospitals that annotated the structure, and then over the structures
     dice = {
         name: {site: own.figures[f"dice_{name}"] for site, own in summary.sites.items()} for name in ("ant", "post")
     }
@@ -243,7 +242,8 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
     goal = goal_of("segmentation", ("ant", "post"))
     assert judged_by(goal, {"a": ["post"], "c": []}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
-    # three hospitals annotated ant and one annotated post, so the one score of post counts as much as the three of ant
+    # three hospitals annotated ant and one hospital annotated post, and both structures have the same weight in the
+    # score
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
         {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
     )
@@ -347,9 +347,8 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:
-    """Hospital a did not annotate the structure post in its own masks.
-
-    The model of hospital a still segments post in the images of hospital c, which annotated post.
+    """Hospital a did not annotate the structure post, but its model still segments post in the images of hospital c,
+    which did.
     """
     found = run(plan_of(method), folder=tmp_path / method, settings=each(hospitals, OWN))
     pooled = found.summary.pooled

@@ -1,5 +1,5 @@
-"""Every published folder layout is read, split by patient, trained for one step and tested; a wrong layout gives an
-error.
+"""medsilo reads every published folder layout, splits it by patient, trains for one step and tests; a wrong layout
+gives an error.
 """
 
 import shutil
@@ -31,7 +31,7 @@ def load(layout: Layout, folder: Path, seed: int = 0, **numbers: object) -> Read
 
 
 def where(data: Read) -> dict[str, set[str]]:
-    """Return the names of the training, validation and test parts that contain each patient, over all sites."""
+    """Return the sites' training, validation and test parts that contain each patient."""
     found: dict[str, set[str]] = {}
     for site in data.values():
         for part in PARTS:
@@ -120,7 +120,8 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
         cases = [(next(tmp_path.glob(f"*/{pattern}")), train[0][0])]
     for path, inputs in cases:
         predicted = task.inputs_of(Scan.read(path).values)
-        assert min(float((one - inputs).abs().mean()) for one in predicted) < 0.02  # two libraries decode JPEG
+        # two libraries decode JPEG differently
+        assert min(float((one - inputs).abs().mean()) for one in predicted) < 0.02
 
 
 # ------------------------------------------------------------------------------------------------------- single layouts

@@ -112,7 +112,7 @@ def test_classes_with_few_cases_are_not_told_apart() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- masks
-# Two nested structures, on a grid of 1 mm by 2 mm.
+# two nested structures, on a grid of 1 mm by 2 mm
 BONES = Segmentation(3, torch.nn.functional.cross_entropy, {"whole": (1, 2), "core": (2,)}, voxel=(1.0, 2.0))
 
 
@@ -144,7 +144,7 @@ def test_dice_and_surfaces_by_hand() -> None:
     assert far["dice"].item() == 0.0
     assert far["hd95"].item() == pytest.approx(4.0)
     # Of the 12 border pixels of each square, 4 have the distance 1 and 2 the distance 2 to the other square's border.
-    # Therefore, 12 of all 24 border pixels are within the tolerance of two pixels.
+    # Half of the 24 border pixels are within the tolerance of two pixels.
     assert far["surface_dice"].item() == pytest.approx(12 / 24)
 
 

@@ -1,4 +1,4 @@
-"""A hospital's table: reading, errors, training, and a model's predictions for the rows of another table."""
+"""Test a hospital's table: reading, errors, training, and a model's predictions for the rows of another table."""
 
 import csv
 import json
@@ -496,9 +496,9 @@ def test_a_line_is_called_by_its_number_in_the_file(
 
 
 def test_a_dealt_table_is_the_same_for_each_site_in_any_order(tmp_path: Path) -> None:
-    """The table is read once for all sites, but each site gets only the notes about its own rows.
+    """medsilo reads the table once for all sites, but each site gets only the notes about its own rows.
 
-    A table whose file has changed is read again.
+    After a change of the file, medsilo reads the table again.
     """
     rows = lines(60)
     rows[3][1] = rows[7][1] = ""
@@ -526,7 +526,7 @@ def test_folds_are_standardised_by_their_own_training_part(hospitals: Path) -> N
 
 @pytest.mark.parametrize("ending", ["parquet", "xlsx"])
 def test_a_file_has_the_same_lines_for_a_table_of_images_and_of_patients(ending: str, tmp_path: Path) -> None:
-    """In earlier versions, two readers numbered rows differently, because only one counted empty rows."""
+    """In earlier versions, two readers numbered rows differently, because only one reader counted empty rows."""
     frame = pandas.DataFrame({"image": ["a.png", None, "b.png"], "label": ["x", None, "y"], "age": [1.5, None, 2.0]})
     path = tmp_path / f"cases.{ending}"
     getattr(frame, "to_excel" if ending == "xlsx" else "to_parquet")(path, index=False)
@@ -551,7 +551,6 @@ def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
 
 
 def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> None:
-    """Settings that list every key with its default value read the same table as short settings."""
     write(tmp_path, [row[1:] for row in lines()], HEAD[1:])
     said = make_settings({"data": {**described(tmp_path), "columns": {}}}, "a test")
     again = make_settings(said.model_dump(mode="json"), "a test")
