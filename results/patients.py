@@ -11,7 +11,7 @@ from medsilo.core.errors import DataError
 from results.flamby import HEART, TABLES, Lines, write_tables
 from results.pages import IMPACT
 
-EACH = 5  # one of this number of training cases, in the file's order, becomes a validation case
+EACH = 5  # one in EACH training cases, in the file's order, becomes a validation case
 PARTS = ("train", "test", "train", "test", "validation")  # parts of the first five patients, of the next five, …
 COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 
@@ -27,7 +27,6 @@ def validated(lines: Lines) -> Lines:
 
 
 def write_patients(source: Path, target: Path) -> Path:
-    """Write the hospitals' tables of the set in the folder `source`, and return the folder of the tables."""
     benchmark = next(one for one in TABLES if one.folder == source.name)
     if lacking := benchmark.lacking(source.parent):
         raise DataError(f"no {', '.join(lacking)} in the data folder; --data names the folder with {source.name}")
@@ -38,7 +37,6 @@ def write_patients(source: Path, target: Path) -> Path:
 
 
 def write_studies(source: Path, target: Path) -> Path:
-    """Write a table for each study of IMPACT, and return the folder of the tables."""
     file = source / f"{IMPACT}.csv"
     if not file.is_file():
         raise DataError(f"no {file.name} in the data folder; --data names the folder with {source.name}")

@@ -1,7 +1,7 @@
-"""Change generated hospitals so that they differ by a given power.
+"""Change generated hospitals so that they differ by a given strength.
 
-For differences in appearance, the task's `shift` is used. For the other kinds, the generated task is changed: the
-number of hospitals that label the other structure, or the distance between sensor families.
+Differences in appearance use the task's `shift`. All other kinds of difference change the generated task: the number of
+hospitals that label the other structure, or the distance between sensor families.
 """
 
 from contextlib import AbstractContextManager, nullcontext

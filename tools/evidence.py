@@ -17,7 +17,7 @@ Line = dict[str, str]  # a row of a results file
 
 @dataclass(frozen=True)
 class Study:
-    """One or more rows of a results file: the study's hospitals, and the difference between these hospitals."""
+    """One or more rows of a results file, with the study's hospitals and the difference between these hospitals."""
 
     name: str
     differs: str
@@ -35,12 +35,11 @@ class Study:
 
     @property
     def scores(self) -> dict[str, Line]:
-        """The scores in this study, by configuration."""
         return {line["configuration"]: line for line in self.lines(baseline="")}
 
     @property
     def size(self) -> str:
-        """Return the number of test patients and the number of seeds from which the scores were computed."""
+        """Return the numbers of test patients and seeds from which the scores were computed."""
         first = next(iter(self.scores.values()))
         return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
 
@@ -79,13 +78,15 @@ JOINING = ("fedavg", "local")
 
 @dataclass(frozen=True)
 class Gain:
-    """The improvement of a method over another method on one data set, as published and as measured here."""
+    """The improvement of a method over another method on one data set, as published and as measured in this
+    repository.
+    """
 
     method: str
     over: str
     set: str  # the value of the column "part" in published.csv
     ours: tuple[str, str, str, str] | None = None  # file, part, configuration, baseline
-    data: str = ""  # name of the data set of these results
+    data: str = ""
 
     def published(self, by: str) -> str:
         """Return links to the publications of this kind, each with the improvement that the publication reports."""
@@ -98,7 +99,7 @@ class Gain:
         return ", ".join(f"[{gain}]({link})" for gain, link in gains) or "–"
 
     def measured(self) -> str:
-        """Return the difference that was measured here, with its confidence interval."""
+        """Return the difference that this repository's results measured, with the confidence interval."""
         if self.ours is None:
             return "–"
         file, part, configuration, baseline = self.ours
@@ -144,8 +145,8 @@ def older() -> str:
 
 
 def scores() -> str:
-    """Return a table of scores for each data set: those of the baselines, and the score of the method chosen by
-    validation.
+    """Return a table of scores for each data set: the baselines' scores, and the score of the method that validation
+    cases choose.
     """
     rows = []
     for one in _whole():
@@ -327,7 +328,7 @@ FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations whose images were not changed, so that the scores can be compared."""
+    """Return the configurations with unchanged images, whose scores can be compared."""
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
 
 
@@ -336,7 +337,6 @@ def _score(line: Line | None) -> str:
 
 
 def _difference(line: Line) -> str:
-    """Return a value as text, with its confidence interval if the file has one."""
     text = _minus(f"{line['value']} ({line['low']} to {line['high']})" if line["low"] else line["value"])
     return f"**{text}**" if line["significant"] else text
 

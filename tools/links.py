@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = "docs"  # the folder of the documentation's pages
+PAGES = "docs"
 OUTSIDE = "repository"  # folder on the documentation site for files outside of docs/ to which pages link
 
 _LINK = re.compile(r"(?P<code>^```.*?^```|``.+?``|`[^`\n]+`)|\]\((?P<target>[^)\s]+)\)", re.M | re.S)
@@ -16,9 +16,7 @@ _NAMED = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
 
 
 def with_links(text: str, change: Callable[[str], str]) -> str:
-    """Return the text of a page after changing the targets of its links. `change` is a function from an old target to a
-    new target.
-    """
+    """Return the text of a page with changed link targets; `change` maps an old target to a new target."""
 
     def changed(found: re.Match[str]) -> str:
         return found[0] if found["code"] else f"]({change(found['target'])})"
@@ -27,7 +25,6 @@ def with_links(text: str, change: Callable[[str], str]) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Return the targets of a page's links."""
     return [found["target"] for found in _LINK.finditer(text) if found["target"]]
 
 
@@ -46,7 +43,7 @@ def anchors(text: str) -> set[str]:
 def target_of(page: str, link: str) -> tuple[str, str]:
     """Return the file and the anchor to which a link on a page leads.
 
-    The file is a path in the repository; if the link leads to a folder, the file is the README in this folder.
+    The file is a path in the repository; if the link leads to a folder, the file is the folder's README.
     """
     written, _, anchor = link.partition("#")
     path = normpath(PurePosixPath(page).parent / written) if written else page
@@ -54,13 +51,13 @@ def target_of(page: str, link: str) -> tuple[str, str]:
 
 
 def is_outward(link: str) -> bool:
-    """True if a link leads to a page of another host, or to a mail address."""
+    """Return True if a link leads to a page of another host, or to a mail address."""
     return "://" in link or link.startswith("mailto:")
 
 
 def place(path: str) -> str:
     """Return the path on the documentation site of a file or folder in the repository."""
-    if path == "README.md":  # the documentation site has another first page
+    if path == "README.md":  # the documentation site has a separate first page
         return "index.md"
     if path.startswith(f"{PAGES}/"):
         return path.removeprefix(f"{PAGES}/")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 25  # words of one sentence
+LONGEST = 25  # most words of one sentence
 # minimum number of words in a sentence that is drawn, because shorter texts are mostly names and numbers in tables
 SHORTEST = 5
 # Limits on the number of faulty sentences, by kind of text. If the number of faulty sentences falls, lower the limit.
@@ -94,8 +94,6 @@ _IN_CODE = ("docstring", "comment", "key", "yaml", "csv", "picture")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence for readers, with the kind of text that contains it, the file and the words."""
-
     kind: str
     file: str
     text: str
@@ -103,20 +101,18 @@ class Sentence:
     @property
     def wrong(self) -> tuple[str, ...]:
         """Return the faults of the sentence, each with a proposal for better words."""
-        text = re.sub(r"(?:CODE\W*)+", "CODE ", self.text)  # a list of values in backticks counts as one word
+        text = re.sub(r"(?:CODE\W*)+", "CODE ", self.text)  # counts a list of values in backticks as one word
         number = sum(bool(re.search(r"[^\W\d_]", word)) for word in text.split())
         long = (f"{number} words",) if number > LONGEST else ()
         return (*long, *(f'"{found[0].strip()}": {better}' for found, better in self.forbidden()))
 
     def forbidden(self) -> Iterator[tuple[re.Match[str], str]]:
-        """Yield the forbidden words in the sentence, each with better words."""
         plain = self.text.replace("CODE", "")
         rules = _VAGUE if self.kind in _IN_CODE else _FORBIDDEN
         return ((found, better) for words, better in rules.items() if (found := words.search(plain)))
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yield the sentences of a paragraph."""
     waiting = ""
     for part in _ENDS.split(" ".join(text.split())):
         waiting = f"{waiting} {part}".strip()
@@ -133,7 +129,7 @@ def blocks(markdown: str) -> Iterator[str]:
     """
     text = re.sub(r"^```.*?^```|<!--.*?-->|^(?: {4}|\t).*?$", "", markdown, flags=re.M | re.S)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)|</?(?:a|picture|source|img)\b[^>]*>", "", text)
-    text = re.sub(r"^\$\$.*?^\$\$|\$`[^`]+`\$|\$[^$\n]+\$", "CODE", text, flags=re.M | re.S)  # formulas
+    text = re.sub(r"^\$\$.*?^\$\$|\$`[^`]+`\$|\$[^$\n]+\$", "CODE", text, flags=re.M | re.S)
     text = re.sub(r"\[([^\]]*)\]\([^)\s]*\)", r"\1", text)
     text = re.sub(r"``.+?``|`[^`]+`", "CODE", text).replace("**", "").replace("\\|", "/")
     for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+\. ))", text):
@@ -280,7 +276,6 @@ def everything() -> list[Sentence]:
 
 
 def counted(found: list[Sentence]) -> dict[str, int]:
-    """Return the number of faulty sentences of each kind."""
     bad = Counter(one.kind for one in found if one.wrong)
     return {kind: bad[kind] for kind in MOST}
 

@@ -37,15 +37,15 @@ KINDS = {  # the module and function of each kind of analysis
 
 @dataclass(frozen=True)
 class Question:
-    """The options of all analyses of runs; each kind of analysis uses some of these options."""
+    """The options of all analyses of runs; each kind of analysis uses some of the options."""
 
     settings: SiteSettings
     seed: int = 0
-    cases: int | None = None  # number of cases of each site; by default, the analysis chooses this number
+    cases: int | None = None  # number of cases of each site; by default, each analysis chooses a number
     reach: float = 1.0  # distance from the centre of a loss landscape to its edge
     steps: int | None = None  # points of a loss landscape from its centre to its edge
     iterations: int = 300  # iterations of an inversion attack
-    network: str | None = None  # name of the analysed network, if the method has several
+    network: str | None = None  # name of the analysed network, if the method has several networks
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class AnalysisResult:
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
-    warns: bool = False  # True if a model should not be released
+    warns: bool = False  # True if nobody should release the model
 
 
 def part_of(run: FinishedRun, name: str) -> nn.Module:
@@ -67,7 +67,6 @@ def part_of(run: FinishedRun, name: str) -> nn.Module:
 
 
 def check_network(run: FinishedRun, name: str) -> None:
-    """Raise an error if the run's method has no network of this name."""
     names = list(run.plan.build_networks())
     if name not in names:
         raise MedsiloError(f"--network {name}: run '{run.folder.name}' has {', '.join(names)}; give one of these")
@@ -90,14 +89,11 @@ def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compu
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number for JSON; None replaces a number that is not finite."""
     return value if math.isfinite(value) else None
 
 
 def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], AnalysisResult]:
-    """Write <kind>.json and the figures of an analysis, and return the paths of the written files and the analysis's
-    result.
-    """
+    """Write an analysis's <kind>.json and figures; return the paths of the written files and the analysis's result."""
     from results.analyses.figures import save  # matplotlib is slow to import
 
     module, function = KINDS[kind]

@@ -27,8 +27,6 @@ from medsilo_server.record import Record
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run; the data of all its sites must be on this machine."""
-
     folder: Path
     label: str  # unique among the runs shown together
     plan: Plan
@@ -39,7 +37,7 @@ class FinishedRun:
         return sorted(self.summary.agreed.sites)
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
-        """Return the site's data as the site trained and tested on them; images of any size are cut into patches."""
+        """Return the site's data as the site trained and tested on them, with images of any size cut into patches."""
         source = read_for(self.plan, settings.of(site).data)
         data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
@@ -50,7 +48,7 @@ class FinishedRun:
         )
 
     def model(self, site: str, device: torch.device) -> nn.Module:
-        """Return the model that the site tested, in evaluation mode: its personal model, the pooled model or the global
+        """Return the model that the site tested, in evaluation mode: the personal model, the pooled model or the global
         model.
         """
         own, pool = (site_folder(self.folder, name) for name in (site, POOL))
@@ -82,7 +80,7 @@ class FinishedRun:
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Finished runs; runs with the same title are distinguished by their folders."""
+    """Return finished runs; runs with the same title are distinguished by their folders."""
     runs = []
     for folder in folders:
         summary = Record(folder).summary()
@@ -96,6 +94,6 @@ def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
-    """Return at most `most` random cases in the data set's order; the seed and the purpose determine the cases."""
+    """Return at most `most` random cases in the data set's order; `seed` and `purpose` determine the cases."""
     order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
     return Subset(data, sorted(order[:most].tolist()))

@@ -17,7 +17,7 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = PrivacyGuarantee(None, None)
 PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
-DRAWS = 5  # draws of validation cases and of noise, with which candidates are compared
+DRAWS = 5  # number of draws of validation cases and of noise, with which candidates are compared
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 
@@ -32,7 +32,6 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """Return the name of the file with the cell's result."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16] + ".json"
 
 
@@ -49,7 +48,6 @@ def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outco
 
 
 def kept(cell: Cell, folder: Path) -> bool:
-    """Return True if a cell is finished."""
     return (folder / cell.file).exists()
 
 
@@ -71,7 +69,7 @@ def candidates() -> list[Setup]:
 
 
 def chosen(promise: PrivacyGuarantee, hospitals: dict[str, Hospital], folder: Path) -> tuple[Setup, float]:
-    """Return the candidate with the best mean accuracy on validation cases, and that accuracy."""
+    """Return the candidate with the best mean accuracy on validation cases, and this accuracy."""
     means = {
         setup: fmean(result_of(Cell(setup, promise, seed, True), hospitals, folder).mean for seed in range(DRAWS))
         for setup in candidates()

@@ -26,9 +26,9 @@ from results.heart_dp.data import Hospital
 from results.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from results.result_files import Study, Table
 
-ERRORS = 2.0  # most standard errors of the difference at which a cell agrees
+ERRORS = 2.0  # a cell agrees if the difference is at most this number of standard errors
 GOALS = {1.0: 0.722, 0.1: 0.679}
-Told = dict[tuple[float | None, float | None], list[float]]  # ε and δ → the published accuracy of each seed
+Told = dict[tuple[float | None, float | None], list[float]]  # maps ε and δ to the published accuracy of each seed
 
 
 def read_published(path: Path) -> Told:
@@ -68,14 +68,13 @@ class Compared:
 def compared(
     setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
 ) -> Compared:
-    """Return the test results for one privacy guarantee."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
     return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
 
 
 def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
-    """Return the file's content, and True if the goals are met."""
+    """Return the file's content, and True if the results meet the goals."""
     done = [promise for promise in PUBLISHED if all(kept(cell, folder) for cell in published(promise))]
     again = [compared(Setup(), promise, hospitals, told, folder) for promise in done]
     rows = [

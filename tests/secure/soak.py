@@ -80,7 +80,7 @@ class CaseFacts:
     party: str
     kind: str
     pid: int
-    rss: float
+    rss: float  # MB
     handles: int
     threads: int
 
