@@ -106,9 +106,7 @@ class Plain:
 
 
 def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str, Callable[[], object]], int]:
-    """Return the epochs of medsilo and MONAI, and the number of images in an epoch. Both implementations leave out the
-    last images if these do not fill a batch.
-    """
+    """Both implementations leave out the last images if these do not fill a batch."""
     write_hospital(folder / SITE, 0, SPACINGS[SITE], size)
     plan = plan_of(name, size)
     ours = Ours(plan, SITE, folder / SITE, folder / "run", device)

@@ -46,7 +46,7 @@ def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: flo
     size = np.ceil(np.array([width, width * 1.1, width / 2]) * drawn.uniform(0.95, 1.05, 3) / spacing).astype(int)
     places = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij"), -1) * spacing
     middle, reach = size * spacing / 2, size * spacing / 2 * 0.85
-    far = np.sqrt((((places - middle) / reach) ** 2).sum(-1))  # the value is 1 at the skin
+    far = np.sqrt((((places - middle) / reach) ** 2).sum(-1))
     lesions = np.zeros(tuple(size), bool)
     for _ in range(int(drawn.integers(2, 5))):
         place = middle + reach * drawn.uniform(-0.5, 0.5, 3)

@@ -104,9 +104,6 @@ def sums(order: str) -> Iterator[None]:
 
 
 def loop(device: str) -> Figures:
-    """Return images per second of a site's loop, the engine's loop and MONAI's loop, with any order and with a fixed
-    order of summation.
-    """
     goal, found = goal_of_masks(), {}
     for name, (cases, batch, shape) in SHAPES.items():
         data = data_of(cases, shape)
@@ -134,7 +131,6 @@ def loop(device: str) -> Figures:
 
 
 def reading(data: TensorDataset, batch: int, compute: Compute) -> Callable[[], object]:
-    """Return a function that copies an epoch's batches to the GPU without training."""
     return lambda: [len(inputs) for inputs, _ in batches(data, batch, compute, torch.Generator().manual_seed(0))]
 
 
@@ -173,9 +169,6 @@ def engine(
     goal: Objective,
     channels_last: bool = False,
 ) -> Callable[[], object]:
-    """Return a function that trains for an epoch by the engine's loop; `channels_last` is the memory format of images
-    and weights.
-    """
     memory: Any = {3: torch.channels_last, 4: torch.channels_last_3d}[len(shape)]
     network: Any = network_of(shape).to(compute.device)
     network = network.to(memory_format=memory) if channels_last else network
@@ -191,7 +184,6 @@ def engine(
 
 
 def tutorial(data: TensorDataset, batch: int, shape: tuple[int, ...], compute: Compute) -> Callable[[], object]:
-    """Return a function that trains for an epoch as in MONAI's tutorials, with pinned memory."""
     network = network_of(shape).to(compute.device)
     optimizer = torch.optim.Adam(network.parameters(), 1e-4)
     criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
@@ -265,7 +257,6 @@ def fedsm(device: str) -> Figures:
 
 
 def volumes(device: str) -> Figures:
-    """Return patches per second of an epoch and seconds of a round, with augmented patches from files."""
     import volumes as bench
 
     size, found = bench.Size(**PIECES), {}
@@ -283,7 +274,6 @@ def volumes(device: str) -> Figures:
 
 
 def whole_round(device: str) -> Figures:
-    """Return the seconds of a site's whole answer and of its training, on slices in memory."""
     from tests.sites import site_of
 
     task = {"name": "synthetic-prostate", "patients": 24, "slices": 10, "size": 128}

@@ -81,7 +81,6 @@ def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object
 
 
 def compare(name: str, task: FolderTask, source: DataSource) -> bool:
-    """Print one line per cache, and return True if the memory cache and the disk cache are fast enough."""
     fine = True
     for cache in ("memory", "disk", "none"):
         memory = {} if cache == "memory" else {"cache_memory": 0}

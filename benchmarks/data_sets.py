@@ -44,7 +44,6 @@ def hashed(paths: list[Path]) -> None:
 
 
 def images(folder: Path) -> bool:
-    """Compare a scan of many files with the loop, and a second scan with the first scan."""
     content = np.random.default_rng(0).bytes(BYTES)
     for number in range(IMAGES):
         place = folder / f"{number // 1000:03}"
@@ -95,14 +94,12 @@ def table(folder: Path) -> bool:
 
 
 def indices_of(path: Path) -> pyarrow.Table:
-    """Read a table with pyarrow alone, as each column's distinct values and an index for each line."""
     kinds = {f"c{number}": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) for number in range(COLUMNS)}
     options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
     return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=options)
 
 
 def registry(folder: Path) -> bool:
-    """Make a data set of one table of many hospitals, and run three rounds of a study on the data set."""
     drawn, (data, study) = np.random.default_rng(0), (folder / "data", folder / "study")
     data.mkdir(parents=True)
     age = drawn.integers(18, 95, PATIENTS)

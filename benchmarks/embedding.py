@@ -38,7 +38,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines import inprocess
 
 LEAST, SIZE, BATCH = 20.0, 224, 16
-FEW = (1, 4)  # numbers of rounds for which the reference runs
+FEW = (1, 4)
 SHARES = (0.8, 0.1, 0.1)  # fractions of training, validation and test cases
 
 
@@ -71,7 +71,6 @@ def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
 
 
 def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> dict[str, Any]:
-    """Run the study once for each number of rounds; return the seconds of each run, and the peak memory."""
     data = {"folder": str(folder / "data")}
     settings = SiteSettings.model_validate({"device": device, "data": data})
     quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
@@ -87,13 +86,11 @@ def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> di
 
 
 def extended(seconds: Sequence[float], rounds: int) -> float:
-    """Extrapolate the seconds to `rounds` rounds: every further round takes as long as the last measured round."""
     first, last = seconds
     return first + (rounds - FEW[0]) * (last - first) / (FEW[1] - FEW[0])
 
 
 def in_batches(folder: Path, rounds: int, images: int, device: str) -> float:
-    """Return the seconds that the frozen ViT-S alone needs in a plain loop over batches."""
     body = plan_of(folder, 1, True).network.build(3, 2).body.to(device).eval()
     passes = rounds * SHARES[0] + (rounds + 1) * SHARES[1] + SHARES[2]
     batch = torch.rand(BATCH, 3, SIZE, SIZE, device=device)

@@ -50,8 +50,6 @@ OUR_ROUND = re.compile(r"round \d+: \d+ sites answered")
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a network, and the number of rounds that exchange the network."""
-
     title: str
     features: tuple[int, ...]
     residual_units: int
@@ -59,7 +57,6 @@ class Size:
 
     @property
     def unet(self) -> dict[str, Any]:
-        """Return MONAI's UNet of this size as a dictionary for a recipe."""
         numbers = {
             "spatial_dims": 2,
             "in_channels": 1,
@@ -89,8 +86,6 @@ class Outcome:
 
 
 class Peaks:
-    """The largest resident sizes of the server's process and of a site's process, among all child processes."""
-
     def __init__(self) -> None:
         self.server = self.site = 0.0
         self._over = threading.Event()
@@ -118,13 +113,11 @@ class Peaks:
 
 # ---------------------------------------------------------------------- the two sides
 def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
-    """Run the job of NVFlare's FedAvg recipe; `polling` None keeps NVFlare's default."""
     job = _stock_job(size, sites, folder / "job", polling)
     return simulate(job, sites, folder, STOCK_ROUND, size.rounds)
 
 
 def simulate(job: Path, sites: int, folder: Path, mark: re.Pattern[str], rounds: int) -> Outcome:
-    """Run a job in NVFlare's simulator as `SimEnv` does; the server's log has a line for each round."""
     names = ",".join(SITES[:sites])
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(folder / "ws")]
     command += ["-c", names, "-n", str(sites), "-t", str(sites)]
@@ -145,7 +138,7 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
             name="stock",
             model=size.unet,
             min_clients=sites,
-            num_rounds=size.rounds + 1,  # the start of a round ends the previous round's time
+            num_rounds=size.rounds + 1,
             train_script=str(PARTS / "stock_site.py"),
             server_expected_format=ExchangeFormat.PYTORCH,
         )
@@ -176,7 +169,6 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
 
 
 def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> tuple[Any, Path]:
-    """Return the plan of idle sites, and the folder of the plan's job."""
     from medsilo.plan import parse_plan
 
     plan = parse_plan(
@@ -193,7 +185,6 @@ def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> t
 
 
 def idle_job(job: Path, plan: Any, study: str | None = None) -> Path:
-    """Write the job of a plan whose sites only receive and send models."""
     from medsilo.flare.job_source import CONFIG
     from medsilo.flare.jobs import CUSTOM
     from medsilo_lab.jobs import write_job
@@ -222,7 +213,6 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
     for party in (SERVER, *SITES[:sites]):
         local = consortium.kit(party) / "local"
-        # allows NVFlare's classes and the idle site's classes at each site
         for settings in local.glob("*resources.json*"):
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
@@ -260,17 +250,15 @@ def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
 
 
 def _median_of(log: str, mark: re.Pattern[str], rounds: int) -> float:
-    """Return the median time between the log lines that mark the ends of rounds."""
     times = _times(log, mark)
     if mark is STOCK_ROUND:
-        times = times[1:]  # a round starts at the end of the previous round
+        times = times[1:]
     if len(times) != rounds:
         raise RuntimeError(f"{len(times)} rounds in the log, expected {rounds}")
     return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
 def _times(log: str, mark: re.Pattern[str]) -> list[float]:
-    """Return the times of the log lines that match a pattern."""
     times = []
     for line in log.splitlines():
         stamp = TIME.match(line)

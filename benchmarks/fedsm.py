@@ -60,9 +60,9 @@ from tests import inprocess
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
-ANY_SITES = {"name": "prostate"}  # a task for any number of sites; the benchmark reads no data of this task
+ANY_SITES = {"name": "prostate"}
 LESS_TIME = 0.75
-QUICKLY: list[str] = []  # not empty with --quick, which lets this process measure all tables
+QUICKLY: list[str] = []
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
@@ -77,8 +77,6 @@ def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Pla
 
 # ---------------------------------------------------------------------------------------------------- time
 class Tiles(Dataset):
-    """RGB tiles and masks in PNG files."""
-
     def __init__(self, plan: Plan, folder: Path, count: int = 8, size: int = 1000) -> None:
         import SimpleITK
 
@@ -134,7 +132,6 @@ def in_memory(cases: Dataset) -> Cases:
 
 
 def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[float, float, float]:
-    """Return the seconds of three passes, of a round's single pass, and of reading all cases once."""
     task = {"tiles": {"name": "nuclei", "size": 128}, "slices": {"name": "synthetic-prostate", "size": 128}}[kind]
     network = {"name": "unet", "features": [16, 32, 64], "norm": "instance"}
     plan = make_plan(task, SITES, network=network, training={"batch_size": 4, "learning_rate": 0.001})
@@ -161,11 +158,10 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
 
 # ---------------------------------------------------------------------------------------------------- bytes
 def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
-    """Return the bytes that a site sends and receives in a round, and the size of two models and a selector."""
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    settings = SiteSettings(device="cpu", public_data=True)  # the patients are synthetic
+    settings = SiteSettings(device="cpu", public_data=True)
     site = inprocess.run(plan, settings=settings).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
@@ -226,7 +222,6 @@ class MadeUp:
 
 
 def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float]:
-    """Return the study's peak memory, the size of the study's results, and the size of one message, in bytes."""
     sites = [f"site{place:02}" for place in range(count)]
     small = make_plan({"name": "synthetic-activity"}, SITES, training={"rounds": 1})
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
@@ -243,7 +238,6 @@ def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, f
 
 # ---------------------------------------------------------------------------------------------------- the server's step
 def server_step(count: int, selector: str) -> tuple[float, float]:
-    """Return the processor seconds of plain loops over a round's messages, and of the server's mixers."""
     sites = [f"site{place:02}" for place in range(count)]
     method = {"name": "fedsm", "selector": selector, "selector_sync": "none"}
     plan = make_plan(ANY_SITES, sites, algorithm=method, network=PAPER, training={"rounds": 9})
@@ -305,7 +299,7 @@ def parcels() -> bool:
         for sync in ("closed-form", "server-adam", "none", "adam-moments"):
             up, down, reference = in_a_fork(bytes_of_a_round, selector, sync)
             ratio = max(up, down) / reference
-            bounded = sync in ("server-adam", "none")  # the other modes also send moments or sums over features
+            bounded = sync in ("server-adam", "none")
             kept = kept and (not bounded or ratio <= 1)
             bound = f"  (at most 1x)  {_kept(ratio <= 1)}" if bounded else "  (with what travels beside it)"
             megabytes = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {ratio:.3f} of two models and a selector"

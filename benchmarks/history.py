@@ -25,7 +25,7 @@ from benchmarks.timing import RATIOS, run
 HERE = Path(__file__).parent
 RELEASED = HERE / "released.json"  # commit, date and ratios of the last release
 NOTED = HERE.parent / "build/ratios.jsonl"  # the ratios that `make bench` records
-CHEAP = (  # command-line arguments of Python for each benchmark
+CHEAP = (
     *((str(HERE / name),) for name in ("harmofl.py", "privacy.py", "data.py")),
     ("-m", "benchmarks.own_script"),
 )
@@ -61,7 +61,6 @@ def run_now(released: Mapping[str, float]) -> dict[str, float]:
 
 
 def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[list[str], bool]:
-    """Return the table's lines, and True if a ratio is worse than in the release."""
     lines, worse = [f"{'':<60} {'release':>8} {'today':>8}"], False
     for name in sorted({*today, *released}):
         before, now = released.get(name), today.get(name)
@@ -73,7 +72,6 @@ def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[li
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table, or store today's ratios as the release's ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="store today's ratios as the ratios of the last release")
     parser.add_argument("--now", action="store_true", help="measure only the benchmarks that take a minute or two")

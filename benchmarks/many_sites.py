@@ -61,7 +61,6 @@ class Cost:
         return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
 
     def beside(self, fewest: "Cost") -> dict[str, float]:
-        """Return the cost of a site relative to the cost of a site in the smallest study."""
         pairs = {name: (getattr(self, name), getattr(fewest, name)) for name in ("each", "memory", "disk")}
         return {name: own / self.sites * fewest.sites / other for name, (own, other) in pairs.items() if other}
 
@@ -71,7 +70,7 @@ LARGE = {
     "task": {"name": "table", "columns": ["x"], "labels": ["0", "1"], "standardise": "none", "partition": {}},
     "network": {"name": "mlp", "hidden": [4096, 4096, 3000], "norm": "none"},
 }
-LINES = 20  # lines of each site's table, for large networks
+LINES = 20
 
 
 def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan:
@@ -90,7 +89,6 @@ def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan
 
 
 def cost(engine: str, sites: int, rounds: int, large: bool = False, kills: int = 0) -> Cost:
-    """Run a study of at least two rounds and return the study's cost."""
     clock = time.process_time if engine == "inprocess" else time.monotonic
     plan = plan_of(sites, rounds, large, kills)
     ended = Ended.drawn(plan, kills)
@@ -126,9 +124,7 @@ def write_lines(folder: Path, sites: int) -> str:
 
 @dataclass
 class Ended:
-    """The sites whose processes the benchmark kills in the simulator, each after another round."""
-
-    last: dict[str, int]  # for each site to kill: the last round before the kill
+    last: dict[str, int]
 
     @classmethod
     def drawn(cls, plan: Plan, kills: int) -> "Ended":
@@ -137,9 +133,6 @@ class Ended:
         return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
 
     def after(self, line: Round) -> None:
-        """Kill the sites whose last round has ended, and check that the round names exactly the sites killed
-        earlier.
-        """
         gone = {site for site, last in self.last.items() if last < line.round - 1}
         may_be = {site for site, last in self.last.items() if last < line.round}
         missing = set(line.asked) - set(line.answered)
@@ -149,7 +142,7 @@ class Ended:
             return
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if self.last.get(Path(process.cwd()).name) == line.round:  # a site's process works in the site's folder
+                if self.last.get(Path(process.cwd()).name) == line.round:
                     process.kill()
 
     def tell(self) -> None:
@@ -159,8 +152,6 @@ class Ended:
 
 
 class Watch:
-    """The largest memory of all child processes together."""
-
     def __init__(self) -> None:
         self.most = 0
         self._over = threading.Event()
@@ -184,7 +175,6 @@ class Watch:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, each row of which comes from a separate process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)

@@ -35,7 +35,7 @@ Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]
 
 SITES = (6, 20, 100)
-QUICKLY: list[str] = []  # the argument --quick for the measuring processes
+QUICKLY: list[str] = []
 PULL = 0.7
 LENET = {
     **{"conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,), "conv2.weight": (16, 6, 5, 5), "conv2.bias": (16,)},
@@ -95,7 +95,6 @@ def loop_identity(models: Iterable[Model], count: int) -> list[Any]:
 
 
 def loop_modules(models: Iterable[Model], count: int) -> list[Any]:
-    """Mix networks with a double loop that looks up each tensor in `state_dict()` when needed."""
     networks = [network(model) for model in models]
     results = []
     for row in matrix(count).tolist():
@@ -123,7 +122,7 @@ def network(model: Model) -> nn.Module:
 
 
 def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
-    mixers: dict[int, Any] = {}  # all rounds of a study use the same mixer, as at a server
+    mixers: dict[int, Any] = {}
 
     def play(models: Iterable[Model], count: int) -> list[Any]:
         sites = [f"site{place:03}" for place in range(count)]
@@ -139,7 +138,6 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
 
 
 def in_files(play: Round) -> Round:
-    """Return a round with models stored in files; the measured time does not include writing the files."""
     filed: dict[tuple[int, int], list[Model]] = {}
 
     def play_filed(models: Iterable[Model], count: int) -> list[Any]:
@@ -154,8 +152,6 @@ def in_files(play: Round) -> Round:
 
 
 def on_disk(play: Round) -> Round:
-    """Return a round in which all waiting tensors are on the disk, as in a round with more than 512 MiB of tensors."""
-
     def play_on_disk(models: Iterable[Model], count: int) -> list[Any]:
         usual, contributions.MEMORY = contributions.MEMORY, 0
         try:

@@ -85,7 +85,7 @@ class Size:
 
 
 SIZE = Size()
-Dice = Mapping[str, float]  # Dice of each case
+Dice = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,6 @@ def operations(work: Callable[[], object]) -> int:
 
 # ---------------------------------------------------------------------------------------------------- medsilo
 def train_ours(side: Ours, rounds: int) -> Dice:
-    """Train the study's site for `rounds` rounds, and return the Dice of the last model."""
     for _ in range(rounds):
         side.epoch()
     part, evaluation = side.site.participant.data.test, side.site.participant.evaluation
@@ -138,7 +137,6 @@ def train_ours(side: Ours, rounds: int) -> Dice:
 
 
 def work_of(plan: Plan, cases: int) -> tuple[int, int]:
-    """Return the number of steps in a round, and the operations of one step."""
     network = plan.build_networks()["model"]
     inputs = torch.zeros(plan.training.batch_size, *plan.task.shape)
     steps = plan.training.local_epochs * -(-cases // plan.training.batch_size)
@@ -213,7 +211,6 @@ class Segmenter:
 
     @torch.no_grad()
     def dice(self, cases: Sequence[str]) -> Dice:
-        """Return each case's Dice on the case's original grid."""
         self.network.eval()
         read, found, match = LoadImaged("label", ensure_channel_first=True), {}, ResampleToMatch(mode="bilinear")
         for case in cases:
@@ -233,8 +230,6 @@ def overlap(found: torch.Tensor, truth: torch.Tensor) -> float:
 # ---------------------------------------------------------------------------------------------------- all three
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one seed on one data set: the training steps and the Dice of each network."""
-
     steps: Mapping[str, int]
     dice: Mapping[str, Dice]
 

@@ -67,13 +67,9 @@ SIZE, SEEDS = Size(), 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one seed: the Dice of both networks and the seconds of their epochs, with medsilo's values
-    first.
-    """
-
     dice: tuple[float, float]
     seconds: Sequence[tuple[float, ...]]
-    said: float | None  # Dice of nnU-Net's network as nnU-Net computes it
+    said: float | None
 
     @property
     def ratio(self) -> float:
@@ -83,7 +79,6 @@ class Outcome:
 
 
 def write_data(folder: Path, size: Size) -> dict[str, Any]:
-    """Write all hospitals' volumes into one folder, and return nnU-Net's plans for these volumes."""
     write_hospitals(folder / "hospitals", HOSPITALS, size.cases, size.width)
     plans = narrow(plans_of(folder / "hospitals", HOSPITALS), size.features)
     plans["configurations"]["2d"]["batch_size"] = size.batch
@@ -95,7 +90,6 @@ def write_data(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
-    """Return the plan of a study whose single site has all volumes."""
     task = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans}
     training = {"rounds": size.epochs, "local_steps": size.steps, "batch_size": size.batch, "schedule": "poly"}
     return parse_plan(
@@ -111,8 +105,6 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
 
 
 class Ours:
-    """The study's site, as the engine runs it."""
-
     def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
         source = DataSource(folder=folder / SITE)
         settings = SiteSettings(data=source, device=device, threads=max(1, workers), public_data=True)
@@ -122,7 +114,6 @@ class Ours:
         self.round = 0
 
     def epoch(self) -> None:
-        """Load the server's model, train for a round and answer."""
         self.round += 1
         asked = Request(
             task="round", round=self.round, study="s", plan=self.plan.hash, sites=(SITE,), last=self.round - 1
@@ -130,7 +121,6 @@ class Ours:
         self.groups = dict(self.site.answer(asked.parcel(self.groups)).groups)
 
     def cases(self, part: str) -> list[str]:
-        """Return the names of the training, validation or test cases."""
         return list(patients_of(getattr(self.site.participant.data, part)))
 
     def dice(self, model: nn.Module) -> float:
@@ -142,7 +132,6 @@ class Ours:
 
 @contextmanager
 def nnunet_folders(folder: Path, workers: int = 0) -> Iterator[None]:
-    """Let nnU-Net work in `folder`, with `workers` processes that create patches."""
     before = dict(os.environ)
     os.environ |= {"nnUNet_n_proc_DA": str(workers)} | {
         f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")
@@ -183,8 +172,6 @@ def preprocess(
 
 
 class Theirs:
-    """nnU-Net's trainer with shorter epochs, which starts from the weights `first`."""
-
     def __init__(
         self,
         plans: dict[str, Any],
@@ -227,7 +214,6 @@ class Theirs:
             getattr(loader, "_finish", lambda: None)()
 
     def said(self, folder: Path, cases: Sequence[str], labels: Sequence[int] = (1,)) -> dict[str, float]:
-        """Return each case's Dice according to nnU-Net's predictor and metrics."""
         from nnunetv2.evaluation.evaluate_predictions import compute_metrics
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
@@ -259,7 +245,6 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
-    """Train with medsilo and with nnU-Net from one seed; if `asks` is true, nnU-Net also scores its network."""
     plan = study(plans, size, seed)
     ours = Ours(plan, folder, folder / f"study-{seed}", size.device, size.workers)
     first = plan.build_networks()["model"].network.state_dict()

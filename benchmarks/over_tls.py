@@ -90,7 +90,6 @@ def _peak(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    """Print a row for each number of sites, or for each method."""
     parser = argparse.ArgumentParser(
         description="Measure server memory and round time over mutual TLS, without training."
     )

@@ -76,9 +76,6 @@ def recipe_of(make: Callable[..., Any], api: str, size: Size, sites: int, rounds
 
 
 def measure(size: Size, sites: int, airlock: bool = False, times: int = 1) -> tuple[Outcome, Outcome]:
-    """Return the cost of NVFlare and of medsilo, or with `airlock` the cost of medsilo outside and inside the
-    airlock.
-    """
     found: tuple[list[Outcome], list[Outcome]] = ([], [])
     for _ in range(times):
         sides = _in_and_out(size, sites) if airlock else _both(size, sites)
@@ -115,7 +112,6 @@ def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 
 def start_in_room(folder: Path, first: bool) -> float:
-    """Return the seconds until a script's first line in an airlock; `first` makes this airlock the process's first."""
     started = time.monotonic()
     if first:
         ability.cache_clear()
@@ -133,7 +129,6 @@ def start_in_room(folder: Path, first: bool) -> float:
 
 
 def start_outside(folder: Path) -> float:
-    """Return the seconds until the first line of the same script without an airlock, in the same Python."""
     started = time.monotonic()
     python = str(Path(sys.executable).with_name("python3"))
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
@@ -142,9 +137,6 @@ def start_outside(folder: Path) -> float:
 
 
 def compare_starts() -> bool:
-    """Print the time until a script's first line in an airlock and outside, and return False if the airlock's delay is
-    too long.
-    """
     holds = True
     print(f"{'':<32} {'outside s':>12} {'room s':>12} {'later by':>9}    (median, slowest)")
     for imported, first in (("time", True), ("time", False), ("torch, time", True)):

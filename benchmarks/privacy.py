@@ -26,7 +26,7 @@ from medsilo.privacy.noise import NoiseSource
 
 MOST = 2.5
 REPEATS = 15
-CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # network and batch shape of each case
+CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small-cnn, 48 x 48": (lambda: SmallCnn(norm="group").build(3, 2), (16, 3, 48, 48)),
     "small-cnn, 96 x 96": (lambda: SmallCnn(norm="group").build(3, 2), (32, 3, 96, 96)),
     "unet, 64 x 64": (lambda: UNet(norm="instance").build(1, 2), (16, 1, 64, 64)),
@@ -35,7 +35,6 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # netw
 
 
 def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
-    """Return a private and a plain training step, each with batches of `cases` cases."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     secret = NoiseSource()
     sample = PoissonSample([str(case // 2) for case in range(cases)], cases, cases, secret)
@@ -48,7 +47,6 @@ def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
 
 
 def batch(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return random inputs of this shape, and random targets of the model's output shape."""
     inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         outputs = model(inputs[:1])
@@ -56,7 +54,6 @@ def batch(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds and the MiB of both steps, and check that both steps learn from the batch."""
     build, shape = CASES[name]
     model = build()
     inputs, targets = batch(model, shape)
@@ -68,7 +65,6 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def peak(work: Callable[[], object]) -> float:
-    """Return the MiB by which repeated calls of a function increase the process's memory."""
     work()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system, because reused memory would not be counted

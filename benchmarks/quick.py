@@ -21,7 +21,6 @@ OTHERS = {  # programs without --quick, which do not measure medsilo or need oth
 
 
 def benchmarks() -> list[str]:
-    """Return the programs to run: files of this folder by name, and modules of results."""
     files = [
         path
         for folder in (HERE, RESULTS)

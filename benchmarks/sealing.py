@@ -43,8 +43,6 @@ Model = dict[str, Tensor]
 
 @dataclass
 class Cost:
-    """The messages of one round, and the times of the messages' senders and receivers."""
-
     sent: float
     seal: float
     server: float
@@ -52,11 +50,9 @@ class Cost:
 
     @property
     def whole(self) -> float:
-        """Return the seconds to mask and to unmask, including the server's sum."""
         return self.seal + self.server + self.read
 
     def fastest(self, other: "Cost") -> "Cost":
-        """Return, for each field, the smaller value of the two costs."""
         return Cost(*(min(getattr(self, each.name), getattr(other, each.name)) for each in fields(Cost)))
 
 
@@ -101,7 +97,6 @@ def clear(given: list[Model]) -> Cost:
 
 
 def meeting(terms: Terms) -> dict[str, Member]:
-    """Return hospitals that know each other's keys."""
     members = {site: Member.begin(terms, site, Unsigned()) for site in terms.sites}
     gathering = KeyCollection(terms)
     for site, member in members.items():
@@ -113,7 +108,6 @@ def meeting(terms: Terms) -> dict[str, Member]:
 
 
 def pairwise(given: list[Model], gone: int = 0) -> Cost:
-    """Run a round of secure aggregation in which `gone` sites drop out after the start of the round."""
     count = len(given)
     terms = Terms("benchmark", "plan", names(count), count // 2 + 1)
     members = meeting(terms)
@@ -291,7 +285,6 @@ def has_tenseal() -> bool:
 
 
 def rows(counts: Iterable[int], size: int, repeats: int) -> Iterable[tuple[str, int, Cost]]:
-    """Yield the cost of each method, starting with plain aggregation."""
     for count in counts:
         given = models(count, size)
         for way in WAYS:

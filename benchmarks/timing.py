@@ -35,10 +35,8 @@ def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, flo
 
 
 def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> NoReturn:
-    """Run the command of a benchmark.
-
-    With --quick, the variables `names` get smaller values, the measured ratios mean little, and the program checks no
-    bounds.
+    """With --quick, the variables `names` get smaller values, the measured ratios mean little, and the program checks
+    no bounds.
     """
     asked = QUICK in sys.argv[1:]
     if asked:

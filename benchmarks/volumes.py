@@ -75,7 +75,6 @@ SIZE, REPEATS = Size(), 7
 
 
 def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size) -> None:
-    """Write CT-like volumes that contain a ball."""
     random = np.random.default_rng(seed)
     axes = np.ogrid[tuple(slice(0, places) for places in size.grid)]
     for number in range(size.patients):
@@ -215,7 +214,6 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works, Works]]:
-    """Return the work of medsilo and of the MONAI loop at every hospital, on the same patients."""
     plan, pairs = plan_of(size), []
     for seed, (site, spacing) in enumerate(SPACINGS.items()):
         write_hospital(folder / site, seed, spacing, size)
@@ -226,9 +224,6 @@ def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works
 
 
 def times(pairs: Sequence[tuple[Works, Works]], name: str, repeats: int) -> list[list[float]]:
-    """For every repetition, return the seconds of one kind of work at all hospitals, once for medsilo and once for the
-    MONAI loop.
-    """
     return [[sum(seconds(pair[side][name]) for pair in pairs) for side in (0, 1)] for _ in range(repeats + 1)][1:]
 
 

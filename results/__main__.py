@@ -84,7 +84,6 @@ def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | 
 
 
 def _keep(page: str, parts: Sequence[Comparison], places: Places) -> None:
-    """Write the scores of single patients for all finished parts of a study that have declared contrasts."""
     for part in parts:
         name = f"{page}-{part.part.name}"
         if name in declaration().sets and seeds_done(part) == part.part.seeds:

@@ -36,7 +36,6 @@ class Declaration:
     date: str
     methods: tuple[str, ...]  # candidate methods; contrasts use the candidate with the highest validation score
     groups: Mapping[str, tuple[Pair, ...]]
-    # maps the file name of scores to the title and the differences of the data set
     sets: Mapping[str, Mapping[str, Any]]
 
     def pairs(self, name: str) -> list[Pair]:
@@ -44,7 +43,6 @@ class Declaration:
         return [pair for group in own for pair in self.groups[group]]
 
     def asks_of(self, name: str, configuration: str) -> bool:
-        """Return True if a declared contrast of a data set has this configuration."""
         return any(configuration in pair for pair in self.pairs(name))
 
 
@@ -59,7 +57,7 @@ def declaration() -> Declaration:
 class Answers:
     name: str
     kept: Kept
-    chosen: str | None  # the method that validation cases choose
+    chosen: str | None
     found: Mapping[Pair, PairedDifference]
 
     @property
@@ -68,7 +66,6 @@ class Answers:
         return sum(own.people for own in first.values())
 
     def pairs(self, group: str) -> list[Pair]:
-        """Return the set's contrasts of a group, with the name of the chosen method."""
         named = [(self.chosen if one == CHOSEN else one, other) for one, other in declaration().groups[group]]
         return [(one, other) for one, other in named if one and (one, other) in self.found]
 
@@ -78,7 +75,6 @@ class Answers:
         return _tested({site: compare(mine, theirs, [site]) for site in sorted(mine[0])})
 
     def mean(self, name: str) -> float:
-        """Return a configuration's mean score over hospitals and seeds."""
         study = self.kept.scores[name]
         return float(seeds_of(study, sorted(study[0]), "mean").mean())
 
@@ -118,7 +114,6 @@ def unanswered() -> list[str]:
 
 
 def tables() -> Iterator[Table]:
-    """Yield each data set's scores and contrasts."""
     for one in answers():
         seeds, patients = str(len(one.kept.seeds)), {MEAN: one.patients}
         told = [(name, f"{100 * one.mean(name):.1f} ± {_spread(one, name):.1f}") for name in one.kept.scores]

@@ -164,7 +164,6 @@ def refuge(folder: Path) -> Iterator[Pair]:
 
 
 def riga(folder: Path) -> Iterator[Pair]:
-    """Yield the images that the tables of RIGA+ name."""
     for table in sorted(folder.glob("**/*_t[re]*.csv")):
         with table.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):

@@ -28,7 +28,7 @@ from medsilo.tasks.metrics import Measures
 from medsilo_lab.deploy.source import Source
 from medsilo_server.record import Record
 
-Scores = dict[str, float | None]  # score of each site
+Scores = dict[str, float | None]
 TOLERANCE = 1e-6  # largest difference between a site's score in the summary and the recomputed score
 
 
@@ -46,8 +46,6 @@ def finished_run(run_folder: Path) -> Summary:
 
 
 class Judge(Participant):
-    """Score models of other sites on a site's test data."""
-
     @classmethod
     def of(cls, place: SiteContext) -> Self:
         return cls(place, parts_of(place))
@@ -131,7 +129,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     together: Scores = {}
     alone: dict[str, Scores] = {run.name: {} for run in runs}
     for site in sites:  # memory holds the data of one site at a time
-        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # models in the hospital's own folders
+        sources = [Source.open(paths.site_folder(run, site)) for run in runs]
         committee = Source.together(sources)
         at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
@@ -142,7 +140,6 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
 
 
 def table(corner: str, rows: Mapping[str, Scores]) -> str:
-    """Return the scores as text, with the mean of each row over the sites with a score."""
     told = {name: [*own.values(), fmean(known) if (known := _known(own)) else None] for name, own in rows.items()}
     heads = [corner, *next(iter(rows.values())), "mean"]
     first, widths = max(map(len, [corner, *rows])), [max(len(head), 5) for head in heads[1:]]
@@ -158,7 +155,6 @@ def _known(scores: Scores) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of one run, or of several runs as an ensemble."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--data", type=Path)

@@ -36,8 +36,6 @@ BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of training: a method, the learning rate at the hospitals, and other changes of the published plan."""
-
     method: str
     rate: float
     changes: tuple[str, ...] = ()
@@ -104,7 +102,6 @@ def first_alone(work: Work, seed: int) -> float:
 
 
 def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield each column with its mean and standard deviation over the training cases of all hospitals."""
     trained = [line for own in lines.values() for line in own if line["part"] == "train"]
     for name in columns:
         values = [float(line[name]) for line in trained]
@@ -120,7 +117,6 @@ class Trials:
         self.scale = json.dumps(list(_scaled(self.work.columns, lines)))
 
     def score(self, candidate: Candidate, seed: int) -> float:
-        """Return the score of one model on all hospitals' held-out cases."""
         known = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
         key = f"{self.name} {seed} {candidate}"
         if key not in known:
@@ -135,7 +131,6 @@ class Trials:
 
 
 def chosen(trials: Sequence[Trials], among: Sequence[Candidate]) -> tuple[Candidate, dict[Candidate, float]]:
-    """Return the candidate with the best mean over the draws, and all means."""
     means = {one: fmean(trial.score(one, seed) for seed, trial in enumerate(trials)) for one in among}
     return max(means, key=lambda one: means[one]), means
 

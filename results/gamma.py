@@ -25,7 +25,6 @@ GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
 GAINS = (0.05, 0.15)
 KINDS = {"of the same kind": 0.0, "darker": 0.4}  # fraction by which the selector's scores shrink
 CHOICES = ("upper edge", "lower edge", "middle")
-# confidence, the chosen expert's score, and the global model's score
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -38,7 +37,6 @@ def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, d
 
 
 def score(images: Images, gamma: float) -> float:
-    """Return the mean score with this gamma, which may be outside the tried values."""
     confidence, own, common = images
     return float(np.where(confidence > gamma, own, common).mean())
 

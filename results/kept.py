@@ -34,7 +34,7 @@ AVERAGES = ("uniform", "cases", "patients")
 class Terms:
     """The training conditions that two configurations must share in a contrast."""
 
-    images: str  # the preparation of the images
+    images: str
     weighting: str  # weighting of hospitals in a mean; "own" means the method's rule
     network: str
     epochs: int  # training epochs of a round, summed over all networks
@@ -50,7 +50,6 @@ class Terms:
         )
 
     def unlike(self, other: "Terms") -> list[str]:
-        """Return the differences that a contrast of methods must not have."""
         found = [name for name in ("images", "network") if getattr(self, name) != getattr(other, name)]
         weighed = {self.weighting, other.weighting} - {"own"}
         return [*found, *(["weighting"] if len(weighed) > 1 else [])]
@@ -61,7 +60,7 @@ class Kept:
     part: str
     metric: str
     seeds: tuple[int, ...]
-    terms: Mapping[str, Terms]  # training conditions by configuration
+    terms: Mapping[str, Terms]
     validation: Mapping[str, float]  # mean validation score over hospitals and seeds, if the study has validation cases
     scores: Mapping[str, Study]
 
@@ -122,7 +121,6 @@ class Kept:
 
 
 def _together(cells: Sequence[Cell], seed: int, settings: SiteSettings) -> dict[str, Scores]:
-    """Return the scores of the ensemble of a seed's single-site models, or None if the models form no ensemble."""
     alone = [cell for cell in cells if cell.row.title == ALONE and cell.seed == seed]
     folds = [found for cell in alone if (found := ensemble_scores(cell, settings))]
     return {site: joined([one[site] for one in folds]) for site in folds[0]} if len(folds) == len(alone) else {}
@@ -134,7 +132,6 @@ def _parted(line: str) -> tuple[str, str]:
 
 
 def _validation(cells: Sequence[Cell], row: Row) -> float | None:
-    """Return the mean validation score of the chosen models, or None if validation cases choose no model."""
     own = [cell for cell in cells if cell.row == row and cell.plan.model_selection.keep != "last"]
     found = []
     for summary in (cell.summary() for cell in own):

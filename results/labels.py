@@ -39,7 +39,7 @@ COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
 LEAST = 3  # the program writes no file with fewer seeds
 
-Own = Mapping[str, Mapping[str, Any]]  # for each hospital: additional values of the hospital's data settings
+Own = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Row:
 class Part:
     title: str
     words: str
-    # writes the hospitals' files for a seed, with few cases if the last argument is true
     write: Callable[[Path, int, bool], None]
     plan: Mapping[str, Any]
     rows: tuple[Row, ...]
@@ -63,7 +62,6 @@ class Part:
 
 
 def everything(**own: Any) -> Own:
-    """Return the data settings of hospitals that have all labels and columns."""
     return dict.fromkeys((*SITES, JUDGE), own)
 
 
@@ -100,7 +98,6 @@ def _save(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
 
 
 def _drawn(marked: bool) -> Own:
-    """Return the data settings of hospitals that each outlined one structure, which their masks mark with 1."""
     own = {"images": "images/*.nii.gz", "labels": "drawn/*.nii.gz"}
     parts = {
         site: {
@@ -194,7 +191,6 @@ TABLES = Part(
 
 # ------------------------------------------------------------------------------------------------ running
 def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
-    """Train one row, and return the scores of the judging hospital."""
     steps = {"rounds": 1} if few else {}
     training = {**part.plan["training"], **steps}
     if few and "local_steps" in training:
@@ -223,7 +219,6 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
 
 
 def interval(values: Sequence[float]) -> str:
-    """Return a mean and its 95 % interval over seeds."""
     half = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return f"{mean(values):+.2f} ({mean(values) - half:+.2f} to {mean(values) + half:+.2f})"
 

@@ -66,7 +66,6 @@ def look_of(title: str) -> str:
 
 @contextmanager
 def looking(title: str) -> Iterator[None]:
-    """Let image tasks give all images the appearance of a row."""
     look = LOOKS.get(look_of(title))
     if look is None:
         yield

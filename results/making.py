@@ -43,7 +43,6 @@ class Comparison:
 
     @classmethod
     def of(cls, page: str, part: Part, places: Places) -> "Comparison":
-        """Return the comparison of a part, or raise an error before any run if a plan is wrong."""
         name = part.name if part.shift is None else f"{part.name}-{part.shift}"
         folder = places.cells / page / name
         asked = Asked(
@@ -67,7 +66,6 @@ class Comparison:
 
     @property
     def first(self) -> list[Cell]:
-        """Return the cells of all rows except the rows that run last."""
         return [cell for cell in self.cells if not self.turn(cell.row)]
 
     def whole_seeds(self) -> list[int]:
@@ -76,16 +74,12 @@ class Comparison:
         return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
 
     def compared(self) -> list[Cell]:
-        """Return the cells that the page compares: cells of finished seeds, without rows that run last and lack some of
-        these seeds.
-        """
         seeds = self.whole_seeds()
         own = [cell for cell in self.cells if cell.seed in seeds]
         left = {cell.row for cell in own if not cell.summary()}
         return [cell for cell in own if cell.row not in left]
 
     def settings(self, places: Places) -> SiteSettings:
-        """Return every site's settings, after converting or generating the data."""
         source = places.data / self.part.data if self.part.data else None
         if source and self.part.data == HAR:
             source = write_windows(source, self.folder / "windows", self.part.shift)
@@ -115,7 +109,6 @@ class Comparison:
 
 
 def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:
-    """Return a page's parts; `shift` is another seed for the induced shift."""
     parts = [
         replace(part, shift=shift) if shift is not None and part.shift is not None else part for part in page.parts
     ]

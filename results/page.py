@@ -61,7 +61,6 @@ def _question(part: Part) -> str:
 
 
 def _unfinished(parts: Sequence[Comparison]) -> str:
-    """Return a text with the number of finished runs if some runs are missing, and an empty text otherwise."""
     cells = [cell for part in parts for cell in part.cells]
     done = sum(1 for cell in cells if cell.summary())
     return "" if done == len(cells) else f"{done} of {len(cells)} runs"
@@ -164,7 +163,6 @@ def _repeated(part: Part) -> Iterator[str]:
 
 
 def changed(row: str) -> bool:
-    """Return True if a row's images are changed before training."""
     return row.partition(": ")[0].rpartition(", ")[2] in LOOKS
 
 

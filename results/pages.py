@@ -21,7 +21,7 @@ class Shift:
 
     kind: str
     power: float
-    axis: str  # the meaning of the strength
+    axis: str
     control: str  # the row with the method's cost but without its idea
 
 
@@ -58,7 +58,7 @@ class Part:
 class Page:
     title: str
     data: str
-    words: str  # the data, and the conditions of all rows
+    words: str
     parts: tuple[Part, ...]
 
 
@@ -135,7 +135,6 @@ PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "model_selection.
 
 
 def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
-    """Return a part that trains AdaFed's methods and the baseline FedBN with plain SGD."""
     return Part(
         name,
         title,
@@ -150,7 +149,6 @@ def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
 
 
 def _windows(name: str, title: str, sites: Iterable[str], rounds: int, rate: float, *changes: str, **more: Any) -> Part:
-    """Return a part with AdaFed's methods on windows of activity."""
     training = (f"training.rounds={rounds}", "training.batch_size=32", f"training.learning_rate={rate}")
     return _similar(name, title, *changes, f"participation.sites=[{','.join(sites)}]", *training, **more)
 
@@ -384,9 +382,6 @@ OF_IMAGES = (*OF_TABLES[:5], WHOLE, MEAN_BAND, *OF_TABLES[6:])
 
 
 def _differing(name: str, title: str, rows: tuple[str, ...], epochs: int = 1, **more: Any) -> Part:
-    """Return a part with methods for different appearance, methods with a personal model for each hospital, and other
-    methods.
-    """
     return Part(
         name,
         title,

@@ -12,12 +12,11 @@ from results.flamby import HEART, TABLES, Lines, write_tables
 from results.pages import IMPACT
 
 EACH = 5  # one in EACH training cases, in the file's order, becomes a validation case
-PARTS = ("train", "test", "train", "test", "validation")  # parts of the first five patients, of the next five, …
+PARTS = ("train", "test", "train", "test", "validation")
 COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 
 
 def validated(lines: Lines) -> Lines:
-    """Return the lines, with every fifth training case of a hospital as a validation case."""
     found: Lines = {}
     for site, own in lines.items():
         trained = [place for place, line in enumerate(own) if line["part"] == "train"]

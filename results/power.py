@@ -42,7 +42,6 @@ def p_values(scores: np.ndarray, variance: np.ndarray, degrees: np.ndarray) -> n
 
 
 def of_its_own(scores: np.ndarray) -> np.ndarray:
-    """Return the variance of each row's difference from the first row."""
     return (scores[:, 1:] - scores[:, :1]).var(-1, ddof=1)
 
 
@@ -53,7 +52,6 @@ def alone(scores: np.ndarray) -> np.ndarray:
 
 
 def unchecked(scores: np.ndarray) -> np.ndarray:
-    """Judge all rows by the residual of rows and seeds."""
     common, degrees = residual(scores)
     return p_values(scores, common[:, None], degrees)
 
@@ -69,7 +67,6 @@ def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked(scores: np.ndarray) -> np.ndarray:
-    """Judge all rows as `compare` does."""
     own = of_its_own(scores)
     common, known, steady = luck_beside(scores, 0)
     variance = np.where(steady, np.maximum(common[:, None], own), own)

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results"
 COLUMNS = (
-    "part",  # part of the study
+    "part",
     "configuration",  # a method, or a method with its settings
     "baseline",  # the baseline; empty if the value is no difference
     "quantity",
@@ -83,7 +83,6 @@ class Table:
     patients: Mapping[str, int] = field(default_factory=dict)  # number of tested patients, by quantity
 
     def lines(self) -> Iterator[dict[str, str]]:
-        """Yield a line of the file for each cell."""
         for row in self.rows:
             named = dict(zip(self.heads, row, strict=True))
             seeds = named.get("seeds", self.seeds)
@@ -102,8 +101,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's tables, and the lines above the tables: title, about, data, command, version, date, and more."""
-
     header: Mapping[str, str | Sequence[str]]
     tables: Sequence[Table] = field(default_factory=tuple)
 
@@ -119,7 +116,6 @@ class Study:
 
 
 def header_of(path: Path) -> dict[str, list[str]]:
-    """Return the lines above a file's table as a mapping from name to text."""
     found: dict[str, list[str]] = {}
     for line in path.read_text("utf-8").splitlines():
         if not line.startswith("# "):
@@ -135,7 +131,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def index(folder: Path = FOLDER) -> str:
-    """Return the index of a folder's files, created from their headers."""
     lines = []
     for path in sorted(folder.glob("*.csv")):
         header = header_of(path)

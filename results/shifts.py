@@ -10,12 +10,11 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-Gains = dict[str, PairedDifference]  # for each other row: the mean over sites of the gain over this row
-By = dict[float, tuple[float, Gains]]  # for each strength of the shift: the method's score and its gains
+Gains = dict[str, PairedDifference]
+By = dict[float, tuple[float, Gains]]
 
 
 def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]:
-    """Yield each kind of shift, its first part, and its results by strength."""
     shifted = [(part.part.made_up, part) for part in parts if part.part.made_up]
     for _, own in groupby(shifted, lambda pair: pair[0].kind):
         pairs = list(own)

@@ -28,7 +28,6 @@ def apart(family: Sensor, power: float) -> Sensor:
 
 
 def differing(shift: Shift | None) -> AbstractContextManager[Any]:
-    """Let generated hospitals differ by this shift."""
     if shift and shift.kind == ANATOMY:
         return patch.object(prostate, "DARK_ORGANS", tuple(range(int(shift.power))))
     if shift and shift.kind == SENSORS:

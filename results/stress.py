@@ -20,7 +20,7 @@ HOSPITALS = ("a", "b", "c", "d")
 EACH = 40  # number of volumes of a hospital
 SIZE = (32, 48)
 ANTERIOR, POSTERIOR = 1, 2
-POWERS: Mapping[str, tuple[float, ...]] = {  # strength of the change at each hospital
+POWERS: Mapping[str, tuple[float, ...]] = {
     "alike": (0.0, 0.0, 0.0, 0.0),
     "gamma": (0.6, 0.85, 1.2, 1.7),
     "blur": (0.0, 0.7, 1.4, 2.1),  # standard deviation in pixels
@@ -83,7 +83,6 @@ def slice_of(image: np.ndarray, labels: np.ndarray) -> Slice:
 
 
 def write_stress(source: Path, target: Path, kind: str) -> Path:
-    """Write the hospitals' folders of images and labels, and return the folder that contains all hospitals."""
     import nibabel
 
     files = sorted((source / "images").glob("*.nii.gz"))

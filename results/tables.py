@@ -44,7 +44,6 @@ def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdi
 
 
 def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterator[Table]:
-    """Yield the differences from the baseline, and from single-site training at each site."""
     sites = verdict.sites if with_sites else []
     own = {"seeds": _seeds(verdict), "patients": _patients(verdict)}
     rows = []

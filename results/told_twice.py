@@ -78,7 +78,6 @@ def earlier() -> list[contrasts.Answers]:
 
 
 def told_before(one: contrasts.Answers, code: Path) -> list[tuple[str, str, PairedDifference]]:
-    """Return a data set's contrasts, and FedAvg's gain at each hospital, by the earlier package."""
     joining = [*JOINING] if {*JOINING} <= {*one.kept.scores} else []
     asked = {
         "scores": {name: as_json(own) for name, own in one.kept.scores.items()},

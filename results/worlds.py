@@ -136,14 +136,12 @@ def _level(one: World) -> float:
 
 @cache
 def _levels(kind: str, luck: float) -> tuple[float, float]:
-    """Return each method's mean over all possible patients and seeds."""
     random, one = np.random.default_rng(0), World(kind, "", (500,), 50, luck)
     blocks = [_pair(random, one, 500, luck * random.normal(0, 1, (50, 1))) for _ in range(400)]
     return float(np.mean([mine.mean() for mine, _ in blocks])), float(np.mean([theirs.mean() for _, theirs in blocks]))
 
 
 def _pair(random: Random, one: World, size: int, luck: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the scores [seeds, patients] of both methods at one hospital."""
     shape, kind = (len(luck), size), one.kind
     hard, rest = random.normal(0, 1, size), random.normal(0, 1, shape)
     if kind in (DICE, RIGHT):
@@ -173,7 +171,6 @@ def truth(one: World) -> float:
 
 
 def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> list[tuple[Difference, float]]:
-    """Draw and analyse studies; return each estimated difference with the true difference."""
     random, all_found = np.random.default_rng(seed), []
     for _ in range(times):
         mine, theirs, true = study(random, one)
@@ -247,7 +244,6 @@ def false_verdicts(one: World, times: int, rows: int = 4) -> float:
 
 
 def _harder(seed: Mapping[str, Scores], hard: Sequence[np.ndarray]) -> dict[str, Scores]:
-    """Return a seed's scores of patients who are equally hard for all rows."""
     return {site: Scores(own.values / 2 + hard[int(site)], own.patients) for site, own in seed.items()}
 
 

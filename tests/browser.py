@@ -71,7 +71,6 @@ class Browser:
         self.do("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def faults(self) -> list[tuple[str, list[str]]]:
-        """Return the axe-core rules that the page breaks, and for each rule the elements that break it."""
         self.ask(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8") + "; 0")
         found = self.do("Runtime.evaluate", expression=AXE, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found

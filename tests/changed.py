@@ -23,7 +23,6 @@ ENGINE, TESTS = "medsilo", ROOT / "tests"
 
 
 def changed(base: str) -> list[str]:
-    """Return new files, and files that differ from the merge base with `base`."""
     where = _git("merge-base", base, "HEAD")[0]
     return sorted({*_git("diff", "--name-only", where), *_git("ls-files", "--others", "--exclude-standard")})
 
@@ -45,7 +44,6 @@ def module_of(file: str) -> str:
 
 
 def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
-    """Return the tests of changes in the engine and in other packages, and the files without tests."""
     of_module = {name: seat for seat, names in all_seated()["modules"].taken.items() for name in names}
     of_seat = {seat.capability: set(tests_of(seat)) for seat in SEATS.seats}
     engine, beside, others = set[Path](), set[Path](), []

@@ -48,7 +48,6 @@ def left_to_long(claim: Claim, results: SuiteResults) -> list[str]:
 
 
 def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str]:
-    """Return the reasons why test results do not show a claim."""
     words = {"missing": "did not run", "skipped": SKIPPED, "failed": "failed"}
     later = left_to_long(claim, results) if gate else []
     outcomes = {test: results.outcome(test) for test in claim.tests if test not in later}

@@ -12,7 +12,6 @@ from medsilo.site.signed import fingerprint
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command in a command line and the checked options, without running the command."""
     ctx = _program().make_context("medsilo", _by_options(arguments))
     while isinstance(ctx.command, Commands):
         name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
@@ -28,7 +27,7 @@ def processor_seconds(arguments: Sequence[str]) -> float:
     """Return the minimum processor time in seconds of three runs of a command, each of which must succeed."""
     seconds = []
     for _ in range(3):
-        before = sum(os.times()[2:4])  # seconds of ended child processes
+        before = sum(os.times()[2:4])
         subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True, stdout=subprocess.DEVNULL)
         seconds.append(sum(os.times()[2:4]) - before)
     return min(seconds)

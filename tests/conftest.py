@@ -100,10 +100,10 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return the ratio of this core's current time to the time of the core for which MOST was chosen.
+    """Return the factor by which this core is slower now than the core for which MOST was chosen.
 
     Other processes slow a core down only at some moments, so the function measures several moments and returns the
-    largest ratio.
+    largest factor.
     """
 
     def seconds() -> float:

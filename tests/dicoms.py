@@ -142,9 +142,6 @@ def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[
 def write_study(
     folder: Path, patient: str, seed: int, label: str = "ball", shape: tuple[int, int, int] = (7, 12, 12)
 ) -> list[Path]:
-    """Write a CT study that contains a ball, and the ball's segmentation in a separate folder; return the files of the
-    slices.
-    """
     spacing = (1.5, 1.5, 2.5)
     values, mask = ball(shape, spacing, seed)
     files = write_series(folder / "A" / "series", np.rint(values * 100), affine_of(spacing), patient, seed)
@@ -221,7 +218,6 @@ def _element_claims(files: list[Path]) -> None:
     files[0].write_bytes(bytes(data))
 
 
-# for each kind of damage: a function that damages files, and the message that a reader prints
 DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "missing": (lambda files: files[5].unlink(), "uneven distances|lack slices"),
     "end missing": (lambda files: files[-1].unlink(), "lack slices that their segmentation refers to"),

@@ -152,7 +152,6 @@ def left_by(case: str) -> dict[str, Any]:
 
 
 def main(methods: Sequence[str]) -> None:
-    """Write the digests of all cases, or only of the given methods."""
     chosen = [case for case, (_, method, _) in CASES.items() if not methods or method in methods]
     known = json.loads(FILE.read_text("utf-8"))["cases"] if methods else {}
     found = {"processor": this_processor(), "cases": {**known, **{case: left_by(case) for case in chosen}}}

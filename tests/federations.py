@@ -63,7 +63,7 @@ def _case(drawn: np.random.Generator, kind: str, channels: Sequence[str], sample
         size[0] = 1
     around = size + drawn.integers(0, 30, 3) * (size > 1)
     scale = float(drawn.choice([0.001, 1, 700]))
-    empty = drawn.uniform() < 0.05  # a case without a structure
+    empty = drawn.uniform() < 0.05
     intensities = [
         drawn.normal(40, 300, 0 if empty else samples).round().astype(np.float32)
         if channel == "CT"
@@ -74,7 +74,6 @@ def _case(drawn: np.random.Generator, kind: str, channels: Sequence[str], sample
 
 
 def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
-    """Compute nnU-Net's fingerprint of pooled cases from its definition."""
     channels = {}
     for number in range(len(cases[0].intensities)):
         numbers = np.concatenate([case.intensities[number] for case in cases]).astype(np.float64)

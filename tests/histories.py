@@ -43,8 +43,6 @@ LONGEST_TURN = 200  # most lines of code that a process runs before its parallel
 
 @dataclass(frozen=True)
 class Job:
-    """A study at the hospital, with the study's folder and the privacy cost of each answer."""
-
     root: Path
     study: str
     of: Gaussian | SampledGaussian
@@ -64,7 +62,6 @@ class Job:
         return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
-        """Answer one request as a participant does; `version` identifies the tensors in the request."""
         account = self.account()
         request = StudyMessage({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
         reply = account.again(request)
@@ -84,7 +81,6 @@ class Job:
         os.close(descriptor)
 
     def left(self) -> dict[str, list[float]]:
-        """Return the sent answers, without repeated answers."""
         found: dict[str, list[float]] = {}
         for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
             _, attempt, values = json.loads(line)
@@ -92,16 +88,12 @@ class Job:
         return found
 
     def usable_states(self) -> list[str]:
-        """Return the attempts from whose saved state a later answer can continue."""
         account = self.account()
         attempts = [load_facts(path)["attempt"] for path in self.folder.glob("state-*.safetensors")]
         return [attempt for attempt in attempts if account.counts(attempt)]
 
 
 def dying(work: Callable[[], None], lines: int | None) -> int:
-    """Start a function in a process that dies after `lines` lines of the ledger's writing code; return the process
-    id.
-    """
     child = os.fork()
     if child:
         return child
@@ -127,8 +119,6 @@ def dying(work: Callable[[], None], lines: int | None) -> int:
 
 
 class TakingTurns:
-    """A process that runs a given number of lines of the ledger's writing code, and may die at any line."""
-
     def __init__(self, work: Callable[[], None], lines: int | None) -> None:
         self.turns, its = socket.socketpair()
         self.child = dying(lambda: self._live(work, lines, its), None)
@@ -178,7 +168,6 @@ class TakingTurns:
 
 
 def at_once(works: list[tuple[Callable[[], None], int | None]], draw: random.Random) -> list[int]:
-    """Run functions in processes that take turns; return each process's exit status."""
     own = [TakingTurns(work, lines) for work, lines in works]
     alive = list(own)
     while alive:
@@ -211,7 +200,6 @@ class History:
 
 
 def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> History:
-    """Run a history, and resume each study until the study ends."""
     draw = random.Random(seed)
     rounds = draw.randint(2, 4)
     turns = [Turn(Job(root, f"study{n}", draw.choice(MECHANISMS), demands)) for n in range(draw.randint(1, 2))]
@@ -231,7 +219,7 @@ def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> H
             if code == 0:
                 turn.number, turn.version = turn.number + 1, turn.version + 1
             elif draw.random() < 0.05:
-                turn.version += 1  # the server repeats a round with another model
+                turn.version += 1
                 asked_anew += 1
         if forks and draw.random() < 0.3:
             forks -= 1

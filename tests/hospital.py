@@ -85,7 +85,6 @@ def write_pixels(path: Path, pixels: np.ndarray) -> None:
 
 
 def photograph(seed: int, size: tuple[int, int] = (30, 40)) -> tuple[np.ndarray, np.ndarray]:
-    """Return RGB pixels with a bright square, and the square's mask with values 0 and 255."""
     random = np.random.default_rng(seed)
     mask = np.zeros(size, np.uint8)
     down, across = (random.integers(2, length - 12) for length in size)
@@ -104,9 +103,6 @@ def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str
 
 
 def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
-    """Write one image of each patient in two classes; `parts` assigns patients to training, validation and test in an
-    additional table.
-    """
     rows = []
     for number, name in enumerate(names):
         if not (folder / f"images/{name}.png").exists():

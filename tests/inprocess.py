@@ -40,7 +40,6 @@ class StudyResult:
 
 
 def run(plan: Plan, *, folder: Path | None = None, **how: Any) -> StudyResult:
-    """Run a plan over its sites, as `medsilo_lab.engines.inprocess.run` does."""
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         record = inprocess.run(plan, folder=root, **how)

@@ -30,9 +30,6 @@ class CaseResult:
 
 class SuiteResults:
     def __init__(self, cases: Iterable[CaseResult], builds: Iterable[str] = ()) -> None:
-        """Store results, and in `builds` the hashes of the packages that each file tested ("" for a file without a
-        hash).
-        """
         self.cases, self.builds = list(cases), set(builds)
         self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
         for case in self.cases:
@@ -42,7 +39,6 @@ class SuiteResults:
         return self._by_test.get(test, [])
 
     def outcome(self, test: str) -> Outcome:
-        """Return a test's worst outcome among all sets of parameters."""
         found = {case.outcome for case in self.of(test)}
         outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
         return next((outcome for outcome in outcomes if outcome in found), "missing")
@@ -80,7 +76,7 @@ def _build(root: ElementTree.Element) -> str:
 
 def _case(element: ElementTree.Element) -> CaseResult:
     name, module = plain(element.get("name", "")), element.get("classname", "")
-    if not module:  # pytest could not import the file
+    if not module:
         name, module = "import", name
     test = f"{module.replace('.', '/')}.py::{re.split(BEHIND, name)[0]}"
     failed = next((child for kind in ("failure", "error") if (child := element.find(kind)) is not None), None)
@@ -93,7 +89,6 @@ def _case(element: ElementTree.Element) -> CaseResult:
 
 
 def _reason(element: ElementTree.Element) -> str:
-    """Return pytest's message about a failed test, or about a file that pytest could not import."""
     said = element.get("message") or ""
     raised = [line[1:] for line in (element.text or "").splitlines() if line.startswith("E ")]
     return plain(raised[-1] if said == "collection failure" and raised else said, LONGEST_REASON)

@@ -17,7 +17,6 @@ RANDOM = np.random.default_rng
 
 
 def nested(choices: Choices) -> dict[str, Any]:
-    """Return choices, which have dotted keys, as nested mappings."""
     values: dict[str, Any] = {}
     for name, (value, _) in choices.items():
         section, _, key = name.rpartition(".")
@@ -136,7 +135,7 @@ def prostate(folder: Path, patients: int = 5, site: str = "ISBI_1.5", ending: st
     for patient in range(patients):
         values = RANDOM(patient).integers(0, 900, (7, 24, 20), dtype=np.int16)
         mask = np.zeros(values.shape, np.uint8)
-        mask[:6, 8:16, 6:14] = 1 + patient % 2  # the first slice of the volume also shows the prostate
+        mask[:6, 8:16, 6:14] = 1 + patient % 2
         if site == "I2CVB":
             for kind, array in (("Image", values), ("Mask", mask)):
                 volume(folder / site / kind / f"p{patient}{ending}", array)

@@ -59,7 +59,6 @@ def stands(use: str) -> bool:
 
 
 def used() -> set[str]:
-    """Return the source's uses of NVFlare, without attributes of subclasses that NVFlare passes to medsilo."""
     found = {use for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py") for use in uses_of(path)}
     return {use for use in found if stands(use)} | {f"{MODULES}.{name}" for name in BY_HAND}
 
@@ -127,7 +126,6 @@ KEYS = (
     Key("--config", "of `nvflare deploy prepare`"),
     Key("--output", "of `nvflare deploy prepare`"),
 )
-# Classes that medsilo's files name.
 PATHS = (
     "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
     "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
@@ -142,7 +140,6 @@ PATHS = (
 
 
 def texts_of_nvflare() -> str:
-    """Return the text of all of NVFlare's files except the list of licences."""
     root = Path(str(import_module(MODULES).__file__)).parent
     files = (path for path in root.rglob("*") if path.suffix in {".py", ".yml", ".sh", ".json", ".default"})
     return "\n".join(path.read_text("utf-8", "replace") for path in sorted(files))
@@ -164,7 +161,6 @@ def add_installed() -> None:
 
 
 def main() -> int:
-    """Write the NVFlare names that medsilo uses, or print the names that the installed NVFlare lacks."""
     if "--write" in sys.argv[1:]:
         RECORDED.write_text(json.dumps(sorted(used()), indent=0) + "\n", "utf-8")
         return 0

@@ -18,11 +18,11 @@ from importlib import import_module
 from pathlib import Path
 
 PLATFORM = "nvflare"
-HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # functions whose result contains the argument's elements
+HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}
 # Attributes that return plain data, whose methods belong to Python and not to NVFlare.
 PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "get_job_meta"}
 PLAIN |= {"HEADER_STRUCT", "__name__"}
-Known = dict[str, str]  # maps a variable to the variable's chain of names
+Known = dict[str, str]
 
 
 class Uses(ast.NodeVisitor):
@@ -193,7 +193,6 @@ def is_module(name: str) -> bool:
 
 
 def has(chain: str, name: str) -> bool:
-    """Return True if the class at the end of a chain, or an instance of the class, has this attribute."""
     module, _, cls = chain.rpartition(".")
     found = getattr(import_module(module), cls, None) if is_module(module) else None
     if not inspect.isclass(found):
@@ -203,7 +202,6 @@ def has(chain: str, name: str) -> bool:
 
 @cache
 def _of_instances(cls: type) -> frozenset[str]:
-    """Return the attributes that a class's source annotates or sets on instances."""
     names: set[str] = set()
     for own in cls.__mro__:
         names |= set(getattr(own, "__annotations__", ()))
@@ -214,9 +212,6 @@ def _of_instances(cls: type) -> frozenset[str]:
 
 
 def returned(chain: str | None) -> str | None:
-    """Return the NVFlare class in the return annotation of a function, or the chain itself if the function has no
-    annotation.
-    """
     if not chain:
         return None
     module, _, name = chain.rpartition(".")
@@ -228,6 +223,5 @@ def returned(chain: str | None) -> str | None:
 
 
 def uses_of(path: Path) -> Iterator[str]:
-    """Yield the chains of names in a file, without chains that are prefixes of other chains."""
     found = Uses(path).found
     yield from (chain for chain in found if not any(other.startswith(f"{chain}.") for other in found))

@@ -38,7 +38,7 @@ from tests.hospital import KEY, split_of, write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
 HOPED = 0.1  # fraction of the charged noise for which the guesser is optimised
-OTHERS = 20  # number of patients who are always in the folder
+OTHERS = 20
 SHARES, SPLIT = (0.6, 0.2, 0.2), split_of(KEY)
 SIGNALS, WINDOW = 8, 32  # number of signals in a recording, which is also the number of classes; length of a recording
 SIDE = 8  # width and height of a photograph in pixels
@@ -151,7 +151,6 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
 
 
 def trained(letter: str, count: int) -> list[str]:
-    """Return `count` names of patients whom the hospital's key assigns to the training data."""
     found = (f"{letter}{n}" for n in range(20 * count + 200))
     return [name for name in found if part_alone(name, SHARES, SPLIT) == "train"][:count]
 
@@ -186,9 +185,6 @@ def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:
 
 
 def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the sum of the other patients' clipped gradients, each canary's clipped gradient, and the noise's standard
-    deviation.
-    """
     place = SiteContext(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
     participant = training_site(place).participant
     private = participant.trainer.private

@@ -6,6 +6,5 @@ from medsilo_lab.study.evidence import Scores
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:
-    """Return scores of cases; without `patients`, each case has a different patient."""
     values = np.asarray(values, dtype=np.float64)
     return Scores(values, np.arange(len(values)) if patients is None else np.asarray(patients))

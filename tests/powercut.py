@@ -26,8 +26,6 @@ RENAMING, REMOVING = ("replace", "rename"), ("unlink", "remove", "rmdir")
 
 @dataclass
 class Node:
-    """A file in the recorded folder, or a folder if the node has no content."""
-
     inode: int
     is_folder: bool = False
     contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
@@ -50,8 +48,6 @@ class Naming:
 
 @dataclass
 class Fact:
-    """A value that a writer stores, with the numbers of the operations at which storing began and ended."""
-
     value: Any
     began: int
     ended: int | None = None
@@ -59,8 +55,6 @@ class Fact:
 
 @dataclass(frozen=True)
 class Cut:
-    """A folder in a state in which a power cut may leave the folder."""
-
     folder: Path
     number: int
     after: int
@@ -107,7 +101,6 @@ class Disk:
             fact.ended = self.count
 
     def _within(self, path: Path) -> Path | None:
-        """Return a path relative to the folder, or None for a path outside of the folder."""
         whole = path.parent.resolve() / path.name
         return whole.relative_to(self.folder) if whole.is_relative_to(self.folder) else None
 
@@ -150,7 +143,6 @@ class Disk:
                     self._folders[name] = node
 
     def _look(self) -> None:
-        """Find new names and contents; raise an error for a change without a recorded operation."""
         there = dict(self._walk(HERE))
         for name in self._names.keys() - there.keys() - {HERE}:
             raise AssertionError(f"an unrecorded operation removed {name}")
@@ -185,9 +177,6 @@ class Disk:
             shutil.rmtree(folder)
 
     def _leave(self, folder: Path, after: int, draw: random.Random, kind: int) -> None:
-        """Write a folder in a state in which a power cut after the operation `after` may leave the folder; `kind`
-        selects the lost operations.
-        """
         pending = [one for one in self._namings if self._begin < one.number <= after]
         pending = [one for one in pending if not one.is_durable(self._folders, after)]
         lasts = draw.randint(0, len(pending))
@@ -206,7 +195,7 @@ class Disk:
         folder.mkdir(parents=True)
         for name in sorted(name for name, node in names.items() if node and name != HERE):
             node, path = names[name], folder / name
-            if not path.parent.is_dir():  # the power cut lost the file's folder
+            if not path.parent.is_dir():
                 continue
             if node.is_folder:
                 path.mkdir()

@@ -85,7 +85,6 @@ def layers() -> list[list[str]]:
 
 @cache
 def used_by() -> dict[str, set[str]]:
-    """Return the packages that each package imports, ignoring modules that other people's scripts import."""
     known = modules()
     found: dict[str, set[str]] = {name: set() for name in ("medsilo", *BENEATH, *PLUGINS)}
     for module in known.keys() - {"medsilo.client", "medsilo.recipes"}:
@@ -95,7 +94,6 @@ def used_by() -> dict[str, set[str]]:
 
 
 def picture() -> str:
-    """Return the import graph in Mermaid, without arrows for imports through another package."""
     uses = used_by()
     lines = ["```mermaid", "graph TD"]
     for package in sorted(uses, key=lambda name: (-len(uses[name]), name)):

@@ -63,8 +63,6 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 @dataclass
 class Hospitals:
-    """The hospitals of a secure-aggregation study, who know each other's keys."""
-
     terms: Terms
     signers: Mapping[str, Signer] = field(default_factory=dict)
 
@@ -98,7 +96,6 @@ class Hospitals:
         without: Collection[str] = (),
         weights: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Tensors]:
-        """Distribute the round's key shares, add the masked messages, and return all sites' uploads."""
         uploads = {}
         for site, deal in server.deals().items():
             if site not in without:
@@ -111,7 +108,6 @@ class Hospitals:
         return uploads
 
     def open(self, server: MaskedSums, silent: Collection[str] = ()) -> dict[str, Words]:
-        """Let all sites except the silent sites unmask the sum."""
         request = sent(server.survivors())
         for site in request.sites:
             if site not in silent:

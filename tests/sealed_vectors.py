@@ -124,7 +124,6 @@ class Vectors:
         return found
 
     def sum(self, sites: tuple[str, ...]) -> np.ndarray:
-        """Return the sum of the sites' masked words after removing self-masks and pairwise masks."""
         total = np.zeros_like(self.words(SITES[0]))
         for site in sites:
             total = total + self.masked(site) - self.own_mask(site)
@@ -133,7 +132,6 @@ class Vectors:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """Return the inputs and the expected outputs."""
         kinds = ("channel", "mask", "seed")
         return {
             "secrets": {site: {kind: secret_of(site, kind).hex() for kind in kinds} for site in SITES},

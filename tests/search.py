@@ -106,7 +106,6 @@ def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex128]], size: i
 
 
 def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
-    """Return pieces of a model as bytes in memory, without pieces that equal the initial weights."""
     single, before = model.astype("<f4"), initial.astype("<f4")
     found = []
     for start in np.linspace(0, len(single) - 1000, PIECES).astype(int):
@@ -119,7 +118,6 @@ def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
 
 
 def found_pieces(contents: Iterable[bytes], pieces: Mapping[str, Sequence[bytes]]) -> set[str]:
-    """Return the sites whose pieces occur anywhere in the contents."""
     owners = {piece: name for name, own in pieces.items() for piece in own}
     first = np.array([int.from_bytes(piece[:4], "little") for piece in owners], np.uint32)
     likely = np.zeros(1 << 16, bool)

@@ -31,8 +31,6 @@ class _Part(BaseModel):
 
 
 class Seat(_Part):
-    """A capability with the patterns of its modules, keys and pages."""
-
     capability: str
     serves: str = Field(alias="for")
     missed_by: str = Field(alias="missed by")
@@ -85,8 +83,6 @@ THINGS: dict[str, Callable[[], list[str]]] = {
 # ---------------------------------------------------------------------------------------------------- owners
 @dataclass(frozen=True)
 class Seating:
-    """The capability of each item of one kind, and the problems of the assignment."""
-
     taken: dict[str, list[str]]
     problems: list[str]
 
@@ -122,7 +118,6 @@ def tests_of(seat: Seat) -> list[Path]:
 
 
 def problems() -> list[str]:
-    """Return the items with no capability or two capabilities, and the unused patterns."""
     names = [seat.capability for seat in SEATS.seats]
     return [
         *(problem for seating in all_seated().values() for problem in seating.problems),

@@ -26,7 +26,6 @@ def site_of(
     kind: Callable[..., Participant] = participant_of,
     **place: Any,
 ) -> TrainingSite:
-    """Return one site of a study; `data` replaces the data in the settings."""
     own = SiteContext(plan, site, sites, settings, folder, **place)
     return TrainingSite(kind(own, data, envelope_of(own)))
 

@@ -25,7 +25,6 @@ class Study:
     part: str
 
     def lines(self, **wanted: str) -> list[Line]:
-        """Return the rows whose values are means over the sites."""
         wanted = {"part": self.part, "quantity": MEAN, **wanted}
         found = rows_of(FOLDER / f"{self.file}.csv")
         lines = [line for line in found if all(line[name] == value for name, value in wanted.items())]
@@ -39,7 +38,6 @@ class Study:
 
     @property
     def size(self) -> str:
-        """Return the numbers of test patients and seeds from which the scores were computed."""
         first = next(iter(self.scores.values()))
         return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
 
@@ -78,10 +76,6 @@ JOINING = ("fedavg", "local")
 
 @dataclass(frozen=True)
 class Gain:
-    """The improvement of a method over another method on one data set, as published and as measured in this
-    repository.
-    """
-
     method: str
     over: str
     set: str  # the value of the column "part" in published.csv
@@ -89,7 +83,6 @@ class Gain:
     data: str = ""
 
     def published(self, by: str) -> str:
-        """Return links to the publications of this kind, each with the improvement that the publication reports."""
         scores: dict[str, dict[str, float]] = {}
         for line in rows_of(FOLDER / "published.csv"):
             if line["part"] == self.set and line["quantity"] == by:
@@ -99,7 +92,6 @@ class Gain:
         return ", ".join(f"[{gain}]({link})" for gain, link in gains) or "–"
 
     def measured(self) -> str:
-        """Return the difference that this repository's results measured, with the confidence interval."""
         if self.ours is None:
             return "–"
         file, part, configuration, baseline = self.ours
@@ -158,7 +150,6 @@ def scores() -> str:
 
 
 def _whole() -> list[Answers]:
-    """Return the data sets for which all contrasts are declared."""
     return [one for one in contrasts.answers() if "groups" not in contrasts.declaration().sets[one.name]]
 
 
@@ -194,8 +185,6 @@ def _mean(one: Answers, name: str | None) -> str:
 
 
 def group(*names: str) -> Callable[[], str]:
-    """Return a function that makes the table of the contrasts in these groups."""
-
     def made() -> str:
         asked = [pair for name in names for pair in contrasts.declaration().groups[name]]
         kinds = [pair for pair in asked if any(_answer(one, pair) for one in _whole())]
@@ -210,7 +199,6 @@ def group(*names: str) -> Callable[[], str]:
 
 
 def _answer(one: Answers, pair: tuple[str, str]) -> str:
-    """Return the difference of a contrast as text, or an empty text if the data set lacks the contrast."""
     method, base = (one.chosen or "", pair[1]) if pair[0] == contrasts.CHOSEN else pair
     if (method, base) not in one.found:
         return ""

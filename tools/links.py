@@ -29,13 +29,11 @@ def links(text: str) -> list[str]:
 
 
 def slug(heading: str, separator: str = "-") -> str:
-    """Return the anchor that GitHub makes for a heading."""
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", separator)
 
 
 def anchors(text: str) -> set[str]:
-    """Return all anchors of a page, to which links may refer after `#`."""
     headings = _HEADING.findall(_FENCED.sub("", text))
     return {*map(slug, headings), *_NAMED.findall(text)}
 
@@ -51,7 +49,6 @@ def target_of(page: str, link: str) -> tuple[str, str]:
 
 
 def is_outward(link: str) -> bool:
-    """Return True if a link leads to a page of another host, or to a mail address."""
     return "://" in link or link.startswith("mailto:")
 
 
@@ -65,7 +62,6 @@ def place(path: str) -> str:
 
 
 def for_the_site(text: str, page: str) -> str:
-    """Return the text of a page in the repository, with links that work on the documentation site."""
     here = PurePosixPath(place(page)).parent
 
     def moved(link: str) -> str:

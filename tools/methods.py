@@ -125,7 +125,6 @@ def overview(below: str = "methods") -> str:
 
 
 def families(below: str = "methods") -> str:
-    """Return a table of the families of methods, with the names of the methods in each family."""
     rows = [
         (f"[{title}]({below}/{page}.md)", ", ".join(f"`{name}`" for name in names), when)
         for page, (title, when, names) in FAMILIES.items()

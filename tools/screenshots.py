@@ -19,8 +19,8 @@ from medsilo_lab.study.verdict_file import read_verdict
 HERE = Path(__file__).resolve().parents[1] / "docs/pictures"
 # maps the suffix of a picture's name to Chromium's number for the preferred colour scheme
 SCHEMES = {"": 1, "-dark": 0}
-COLOURS = 256  # number of colours in the palette
-NUMBERS = "numbers"  # key of the data that are stored in a picture
+COLOURS = 256
+NUMBERS = "numbers"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2,3", "--device", "cpu"]

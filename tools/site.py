@@ -56,7 +56,6 @@ def write_pages(folder: Path) -> None:
 
 
 def write_schemes(picture: Path, target: Path) -> None:
-    """Write a light and a dark version of a picture, by changing the picture's media query."""
     text = picture.read_text("utf-8")
     for scheme, medium in (("light", "not all"), ("dark", "all")):
         new = text.replace("@media (prefers-color-scheme: dark)", f"@media {medium}")

@@ -69,7 +69,7 @@ ROBUST = {
     rule.model_fields["name"].default: rule
     for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.MultiKrum)
 }
-ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that other pages describe
+ELSEWHERE = (NnUNetPlans, Architecture, Network)
 REST = ("seed", "protocol", "packages")  # keys of the plan that are not sections
 # maximum number of names in a table cell; if more classes have a key, the cell names the classes that lack the key
 MOST_NAMES = 6
@@ -125,7 +125,6 @@ def default_of(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """Return the range of a number in words."""
     limits = {
         name: getattr(rule, name)
         for rule in field.metadata
@@ -181,7 +180,6 @@ def section(model: type[BaseModel], prefix: str) -> str:
 
 
 def anchored(key: str, anchor: str = "") -> str:
-    """Return a key as code, followed by an anchor to which links can refer."""
     return f'`{key}`<a name="{anchor or key}"></a>'
 
 
@@ -216,7 +214,6 @@ def named(having: Sequence[str], among: Sequence[str]) -> str:
 
 
 def top_level() -> str:
-    """Return a table of the plan's keys that are not sections."""
     rows = [(anchored(name), values_of(Plan.model_fields[name]), described(Plan, name)) for name in REST]
     return table(("key", "values (default)", "meaning"), rows)
 
@@ -408,7 +405,6 @@ def commands(people: str) -> str:
 
 
 def parsed(name: str) -> tuple[Any, Any]:
-    """Return a command of the program, and the context for writing the command's help."""
     command, ctx = _program(), None
     for word in ["medsilo", *name.split()]:
         command = command if ctx is None else command.commands[word]

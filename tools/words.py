@@ -87,7 +87,6 @@ _VAGUE = {re.compile(rf"\b(?:{words})", re.I): better for words, better in VAGUE
 _FORBIDDEN = {re.compile(rf"\b(?:{words})", re.I): better for words, better in FORBIDDEN.items()}
 _ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|al|Art|vs|No|approx|cf|Fig|Eq|resp)\.$")
 _ENDS = re.compile(r"(?<=[.!?])[)\"'”*_]*\s+(?=[^a-z\s]|medsilo\b)")
-# lists of names that a program writes
 _WRITTEN = re.compile(r"<!-- (?:rooms|seats)\b.*?<!-- end of (?:rooms|seats) -->", re.S)
 _IN_CODE = ("docstring", "comment", "key", "yaml", "csv", "picture")
 
@@ -141,7 +140,6 @@ def blocks(markdown: str) -> Iterator[str]:
 
 
 def pages() -> Iterator[Sentence]:
-    """Yield the sentences of all pages, including generated tables."""
     folders = ("docs", "jobs", "provisioning", "site_configs", "examples")
     for path in sorted([*ROOT.glob("*.md"), *(page for name in folders for page in ROOT.glob(f"{name}/**/*.md"))]):
         written = _WRITTEN.sub("", path.read_text("utf-8"))
@@ -151,7 +149,6 @@ def pages() -> Iterator[Sentence]:
 
 
 def helps() -> Iterator[Sentence]:
-    """Yield the sentences in the help texts of all commands."""
     from medsilo.cli import _program
 
     waiting: list[tuple[str, Any]] = [("medsilo", _program())]
@@ -184,7 +181,6 @@ def _said(node: ast.expr) -> str:
 
 
 def templates() -> Iterator[Sentence]:
-    """Yield the sentences in medsilo's HTML templates; each variable value counts as one word."""
     for path in sorted(ROOT.glob("custom/**/*.html")):
         text = re.sub(r"{#.*?#}|<(script|style)\b.*?</\1>", "", path.read_text("utf-8"), flags=re.S)
         text = re.sub(r"{%.*?%}|<(?!/?(?:b|i|em|code|a|span|abbr)\b)[^>]*>", "\n\n", text, flags=re.S)
@@ -196,13 +192,11 @@ def templates() -> Iterator[Sentence]:
 
 
 def python_texts() -> Iterator[Sentence]:
-    """Yield the sentences in docstrings, comments and descriptions of fields in all Python files."""
     for path in _tracked("*.py"):
         yield from of_code(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
 
 
 def of_code(name: str, code: str) -> Iterator[Sentence]:
-    """Yield the sentences in the docstrings, descriptions and comments of a Python file."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (Sentence("docstring", name, text) for text in _paragraphs(ast.get_docstring(node) or ""))
@@ -235,7 +229,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def settings_texts() -> Iterator[Sentence]:
-    """Yield the sentences in comments of YAML and TOML files, and in the headers of CSV files."""
     for path in (*_tracked("*.yaml"), *_tracked("*.yml"), *_tracked("*.toml")):
         yield from of_settings(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
     for path in _tracked("*.csv"):
@@ -254,7 +247,6 @@ def of_settings(name: str, content: str) -> Iterator[Sentence]:
 
 
 def pictures() -> Iterator[Sentence]:
-    """Yield the texts in drawings, and the alternative texts of pictures on pages."""
     for path in _tracked("*.svg"):
         for text in re.findall(r"<(?:text|title|desc|tspan)\b[^>]*>([^<]+)<", path.read_text("utf-8")):
             name = path.relative_to(ROOT).as_posix()

@@ -26,8 +26,6 @@ class IdleTrainer(Trainer):
 
 
 class IdleEvaluation(Evaluation):
-    """Give a constant score; the test's additional metrics come from the test's first case."""
-
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:

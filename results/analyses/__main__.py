@@ -39,8 +39,6 @@ def length(value: object) -> float:
 
 
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
-    """Return a type for argparse that prints the checking function's message if an argument is wrong."""
-
     def of(text: str) -> Any:
         try:
             return check(text)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-KINDS = {  # the module and function of each kind of analysis
+KINDS = {
     "landscape": ("landscape", "landscapes"),
     "profile": ("landscape", "profiles"),
     "drift": ("drift", "drifts"),
@@ -50,8 +50,6 @@ class Question:
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """Results of an analysis: values for JSON, figures by name, and lines to print."""
-
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
@@ -83,7 +81,6 @@ def as_evaluated(
 
 
 def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute) -> float:
-    """Return the model's loss on these cases in evaluation mode."""
     task, data = run.plan.task, as_evaluated(run, model, cases, compute)
     return evaluate(model, data, task.goal.loss, lambda output, target: {}, compute, infer=task.infer)[0]
 
@@ -93,7 +90,6 @@ def finite_or_none(value: float) -> float | None:
 
 
 def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], AnalysisResult]:
-    """Write an analysis's <kind>.json and figures; return the paths of the written files and the analysis's result."""
     from results.analyses.figures import save  # matplotlib is slow to import
 
     module, function = KINDS[kind]

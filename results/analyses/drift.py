@@ -40,7 +40,7 @@ class WatchedTrainer(Trainer):
     network = "model"
     rounds: dict[int, dict[str, Any]]
     squares: list[float]
-    sent: Sequence[tuple[Tensor, Tensor]] = ()  # trained weights, and their values at the start of the round
+    sent: Sequence[tuple[Tensor, Tensor]] = ()
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         bench = super().bench(purpose, number, stop)
@@ -78,7 +78,6 @@ class WatchedParticipant(Participant):
 def replay(
     plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
 ) -> tuple[list[WatchedParticipant], Summary]:
-    """Run the plan again with sites that record their drift; return the sites and the new run's summary."""
     watched: list[WatchedParticipant] = []
 
     def site(*given: Any, **more: Any) -> WatchedParticipant:
@@ -134,7 +133,6 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def travelling_weights(phase: Phase, modules: Modules, name: str) -> list[nn.Parameter]:
-    """Return the trained weights that sites send in a phase, for one network."""
     sent = {place for tensors in views(phase.sent, modules).values() for place in places_of(tensors.values())}
     return [weight for weight in modules[name].parameters() if weight.data_ptr() in sent] if name in modules else []
 

@@ -28,7 +28,7 @@ from medsilo_server.record import Record
 @dataclass(frozen=True)
 class FinishedRun:
     folder: Path
-    label: str  # unique among the runs shown together
+    label: str
     plan: Plan
     summary: Summary
 
@@ -37,7 +37,6 @@ class FinishedRun:
         return sorted(self.summary.agreed.sites)
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
-        """Return the site's data as the site trained and tested on them, with images of any size cut into patches."""
         source = read_for(self.plan, settings.of(site).data)
         data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
@@ -73,7 +72,6 @@ class FinishedRun:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of the summary that identify this run in an analysis's JSON file."""
         keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash"}
         keys |= {"packages", "rounds"}
         return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)

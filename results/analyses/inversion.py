@@ -111,7 +111,7 @@ def ssim(image: Tensor, truth: Tensor, span: float) -> float:
 
 
 MEASURES = {"psnr": psnr, "ssim": ssim}
-Scores = dict[str, dict[str, float]]  # scores by kind of guess and metric
+Scores = dict[str, dict[str, float]]
 
 
 def aligned(image: Tensor, truth: Tensor) -> Tensor:

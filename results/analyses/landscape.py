@@ -127,9 +127,6 @@ def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
-    """Yield each run's label, site and model, and a function that returns the model's loss on training cases for given
-    weights.
-    """
     compute = asked.settings.compute()
     for run in runs:
         for site in run.sites:
@@ -139,7 +136,6 @@ def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, s
 
 
 def _grid(found: Sequence[dict[str, Any]]) -> tuple[Figure, list[tuple[Axes, dict[str, Any]]]]:
-    """Draw a row of panels for each run and a column for each site."""
     rows, columns = (list(dict.fromkeys(one[key] for one in found)) for key in ("run", "site"))
     figure, axes = panels(len(rows), len(columns))
     pairs = [(axes[rows.index(one["run"])][columns.index(one["site"])], one) for one in found]

@@ -31,8 +31,6 @@ CLEAR = 0.6  # smallest area under the curve at which the report advises against
 
 @dataclass(frozen=True)
 class Membership:
-    """The success of an attack that separates the members of a training set from other patients."""
-
     members: int
     others: int
     area: float
@@ -101,7 +99,6 @@ def _of_site(
 def _scores(
     run: FinishedRun, model: nn.Module, references: Sequence[nn.Module], cases: Dataset, compute: Compute
 ) -> np.ndarray:
-    """Return, for each case, the mean loss of the other models minus the loss of this model."""
     own = _losses(run, model, cases, compute)
     if not references:
         return -own

@@ -29,13 +29,11 @@ from medsilo.tasks.site_data import Cases, SiteData
 from medsilo.tasks.task import Task
 
 VARIANCE, MEAN = "running_var", "running_mean"
-Updates = Mapping[str, Tensors]  # for each dishonest hospital: its trained tensors minus its received tensors
+Updates = Mapping[str, Tensors]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The server's request to the dishonest hospitals, and their honest answers, which an attack changes in place."""
-
     plan: Plan
     task: str
     number: int
@@ -47,7 +45,7 @@ class Attack:
     """Each study has a new instance of an attack, so an attack may remember earlier rounds."""
 
     name: ClassVar[str]
-    does: ClassVar[str]  # description for the table of attacks
+    does: ClassVar[str]
     knows: ClassVar[str] = "what it is given"
     methods: ClassVar[frozenset[str]] = frozenset()  # the methods to which the attack applies; empty means all methods
     version: ClassVar[int] = 1  # a higher number after a change of the attack discards stored results
@@ -165,7 +163,6 @@ class InnerProduct(ForgedWeights):
     knows = "what the bad hospitals would honestly send, all together; their mean stands for the honest ones'"
 
     def epsilon(self, sites: int, bad: int) -> float:
-        """Return ε for `bad` dishonest hospitals among `sites` hospitals."""
         return 0.5
 
     def forged(self, turn: Turn, group: str, honest: Updates, given: Updates) -> Updates:
@@ -264,7 +261,6 @@ class Amplitude(Attack):
 
 
 def _largest(turn: Turn, answer: StudyMessage) -> dict[str, dict[str, float]]:
-    """Return the largest permitted value of each tensor with a limited range, by group."""
     if not answer.groups:
         return {}
     with torch.device("meta"):

@@ -20,8 +20,6 @@ from results.attacks.federation import run
 
 @dataclass(frozen=True)
 class Defence:
-    """The plan's `aggregation`, and the number of hospitals that a round with this aggregation needs."""
-
     mixing: Mapping[str, Any]
     minimum: int = 3
 
@@ -147,7 +145,7 @@ class Result:
     sites: Mapping[str, float] | None = None
     patched: float | None = None
     refused: int = 0
-    reason: str | None = None  # reason why the study ended early or medsilo rejected the plan
+    reason: str | None = None
     no_plan: bool = False
     record: Sequence[Mapping[str, Any]] | None = None  # the record's outliers in each round; only for the plain mean
     rounds: int = 0
@@ -156,7 +154,6 @@ class Result:
 
     @property
     def stood_out(self) -> set[str] | None:
-        """Return the hospitals that the record marks as outliers, or None if no record was stored."""
         return None if self.record is None else set(standing_out([Round(**line) for line in self.record]))
 
 
@@ -229,7 +226,6 @@ def _of(block: Block, seed: int) -> Iterator[Cell]:
 
 
 def result_of(cell: Cell, folder: Path) -> Result:
-    """Return a cell's result, from its file or by running the study."""
     known = kept(cell, folder)
     if known:
         return known
@@ -267,7 +263,6 @@ def measured(cell: Cell) -> Result:
 
 
 def _seen(line: Round) -> dict[str, Any]:
-    """Return those fields of a round's record that describe the sites' updates."""
     told = line.as_json()["sites"]
     return {
         "round": line.round,

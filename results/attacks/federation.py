@@ -35,15 +35,13 @@ CPU = SiteSettings(device="cpu")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The honest hospitals' scores in a study, and the reason for the end of the study."""
-
     score: float | None  # mean test score, or None if the study ended before the test
-    sites: dict[str, float]  # test score of each honest hospital
+    sites: dict[str, float]
     # fraction of the honest hospitals' test images of other classes that models assign to the target class because of
     # the patch
     patched: float | None
     refused: int  # rounds in which the server rejected a dishonest hospital's answer
-    reason: str | None  # reason why the study ended
+    reason: str | None
     rounds: list[Round] = field(repr=False, compare=False)
 
 
@@ -106,7 +104,6 @@ def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> 
 
 @cache
 def data_of(task: Task, site: str, sites: tuple[str, ...], seed: int) -> SiteData:
-    """Return a hospital's synthetic data, which are generated once."""
     return task.read(site, list(sites), seed, None)
 
 
@@ -143,7 +140,6 @@ def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | N
 
 
 def tested_model(plan: Plan, folder: Path) -> nn.Module:
-    """Return the model that a hospital tested, or the hospital's super model if the method has super models."""
     if (folder / paths.SUPER_MODEL).is_dir():
         return SuperModel.load(folder / paths.SUPER_MODEL)
     model = plan.algorithm.whole(plan.build_networks())

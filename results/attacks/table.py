@@ -54,7 +54,7 @@ class Compared:
     without an attack.
     """
 
-    cells: Sequence[Cell]  # finished cells, one for each seed
+    cells: Sequence[Cell]
     results: Sequence[Result]
     undisturbed: Sequence[Result]  # results with the same seeds, without attack and defence
     unattacked: Sequence[Result]  # results with the same seeds and defence, without attack
@@ -62,7 +62,6 @@ class Compared:
 
     @property
     def cell(self) -> Cell:
-        """Return the first cell, from which all other cells differ only in the seed."""
         return self.cells[0]
 
     @property
@@ -71,7 +70,6 @@ class Compared:
 
     @property
     def ended(self) -> int:
-        """Return the number of studies that ended before the test."""
         return sum(result.score is None for result in self.results)
 
     @property
@@ -82,12 +80,10 @@ class Compared:
 
     @property
     def best_possible(self) -> float:
-        """Return the mean score of the same hospitals in the federation without an attack."""
         return self._mean_of(self.undisturbed)
 
     @property
     def cost(self) -> float:
-        """Return the points of the hospitals' mean score that the defence costs in a federation without an attack."""
         return 100 * (self.best_possible - self._mean_of(self.unattacked))
 
     def _mean_of(self, results: Sequence[Result]) -> float:
@@ -141,7 +137,6 @@ class Done:
         self.cells = [cell for cell, result in found if result]
 
     def compared(self, cell: Cell) -> Compared | None:
-        """Combine a cell with the same cell of all other seeds, or return None if no seed is finished."""
         own, results, references, unattacked, honest = [], [], [], [], []
         for seed in range(MOST_SEEDS):
             one = replace(cell, seed=seed)
@@ -157,7 +152,6 @@ class Done:
         return Compared(own, results, references, unattacked, honest) if own else None
 
     def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
-        """Return the finished cells that `wanted` accepts, in order, with the seeds of a cell combined."""
         firsts = {_key(replace(cell, seed=0)): replace(cell, seed=0) for cell in self.cells if wanted(cell)}
         return [found for cell in firsts.values() if (found := self.compared(cell))]
 
@@ -176,7 +170,6 @@ def attacks_table() -> Table:
 
 
 def settings_table(done: Done) -> Table:
-    """Return a table of each study's settings, such as the numbers of hospitals and rounds."""
     settings = {cell.setting.title: cell.setting for cell in done.cells}
     rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
     return Table(("study", "task", "network", "training"), rows, "The studies")
@@ -187,9 +180,6 @@ def _numbers(section: Mapping[str, Any]) -> str:
 
 
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> Table:
-    """For one method and number of dishonest hospitals, return a table of scores with a row for each attack and a
-    column for each defence.
-    """
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
     defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
     rows = []
@@ -211,7 +201,6 @@ def score_tables(done: Done) -> list[Table]:
 
 
 def costs_table(done: Done, measured: Sequence[Cost]) -> Table:
-    """Return the cost of each defence without an attacker: points of the score, and the server's time and memory."""
     found = done.where(lambda cell: cell.bad == 0)
     places = list(dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found))
     header = [f"{title.partition(':')[0]}, {METHODS[method].title}" for title, method in places]
@@ -271,7 +260,6 @@ def _why(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- outliers
 def named_table(done: Done) -> Table:
-    """For studies that use the plain mean, return a table of the hospitals that the record marks as outliers."""
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
         pairs = zip(one.cells, one.results, strict=True)
@@ -290,7 +278,6 @@ def named_table(done: Done) -> Table:
 
 # ---------------------------------------------------------------------------------------------------- the file
 def study(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[Study, list[str]]:
-    """Return the file, and the attacks that miss the goal without a declared exception."""
     done = Done(blocks, folder)
     goal, missed = goal_table(done)
     unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})

@@ -29,15 +29,12 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # that are never truly 0.
 READ, DISEASE, DUMMIES, NEVER_ZERO = 10, 13, (2, 6), {"hungarian": (3, 4, 7)}
 REGIONS = 6
-# for each hospital: the values of each line, with the line's part (training or test)
 Lines = dict[str, list[dict[str, Any]]]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of FLamby's data sets: the folder of its files, and the training settings of its models."""
-
     name: str
     folder: str
     files: tuple[str, ...]
@@ -48,7 +45,7 @@ class Benchmark:
     rounds: int
     alone: Mapping[str, Any]  # settings of pooled and single-site training
     rates: Mapping[str, float]  # learning rates at the hospitals, by method
-    numbers: Mapping[str, Mapping[str, Any]]  # additional settings, by method
+    numbers: Mapping[str, Mapping[str, Any]]
     personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital
 
     def lacking(self, data: Path) -> list[str]:
@@ -59,15 +56,12 @@ class Benchmark:
         return f"{self.name}: put {lacking} ({self.origin}) into {data / self.folder}" if lacking else ""
 
     def ready(self, data: Path, place: Path) -> "Work":
-        """Write the set's data into a folder, and return the studies of this set."""
         lines = self.read(data / self.folder)
         return Work(self, write_tables(lines, place), tuple(lines), place)
 
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One cell of the table: the scores of medsilo's seeds and of the published seeds."""
-
     set: str
     method: str
     test: str
@@ -106,7 +100,6 @@ def spread(values: Sequence[float]) -> float:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Return the mean, and the standard deviation if several values are known."""
     return f"{values[0]:.3f}" if len(values) == 1 else f"{fmean(values):.3f} ± {spread(values):.3f}"
 
 
@@ -155,7 +148,6 @@ def _split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_brca(folder: Path) -> Lines:
-    """Return the six regions of TCGA-BRCA's clinical table."""
     with (folder / "train_test_split.csv").open(encoding="utf-8", newline="") as file:
         places = {row["pid"]: row["fold2"].split("_") for row in csv.DictReader(file)}
     found: Lines = {f"region-{number}": [] for number in range(REGIONS)}
@@ -242,7 +234,6 @@ TABLES = (HEART, BRCA)
 
 
 def published() -> dict[tuple[str, str], list[float]]:
-    """Return FLamby's scores by set and method, in the order of the seeds."""
     text = Path(__file__).with_name("published.csv").read_text("utf-8")
     found: dict[tuple[str, str], list[float]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
@@ -253,7 +244,6 @@ def published() -> dict[tuple[str, str], list[float]]:
 def compare(
     data: Path, seeds: Sequence[int], say: Say, benchmarks: Sequence[Benchmark] | None = None
 ) -> Iterator[PublishedCell]:
-    """Yield every cell of the sets whose files exist, or raise a MedsiloError if no files exist."""
     every = TABLES if benchmarks is None else benchmarks
     there = [one for one in every if not one.lacking(data)]
     for one in every:
@@ -287,7 +277,6 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site, with data that are public."""
         own = {"device": "cpu", "threads": 1}
         return make_settings({"data": str(self.folder), "public_data": True, **own}, "the benchmark")
 
@@ -323,7 +312,6 @@ class Work:
         return self.plan(method, self.sites, own.rounds, {**own.training, "learning_rate": rate}, seed)
 
     def alone(self, site: str, seed: int) -> float:
-        """Return the score of a site's single-site model, or of the pooled model, on the site's test cases."""
         plan = self.plan("local", [site], 1, self.benchmark.alone, seed)
         return self.score(plan, inprocess.run(plan, settings=self.settings).models[site], site)
 

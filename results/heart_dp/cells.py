@@ -23,8 +23,6 @@ FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 @dataclass(frozen=True)
 class Cell:
-    """One study, which is scored on the test cases or on validation cases that its seed draws."""
-
     setup: Setup
     promise: PrivacyGuarantee
     seed: int
@@ -36,7 +34,6 @@ class Cell:
 
 
 def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outcome:
-    """Return a cell's result, from its file if the cell is finished."""
     path = folder / cell.file
     if path.exists():
         return Outcome(**json.loads(path.read_text("utf-8"))["outcome"])
@@ -52,7 +49,6 @@ def kept(cell: Cell, folder: Path) -> bool:
 
 
 def published(promise: PrivacyGuarantee) -> list[Cell]:
-    """Return the published study's runs with this privacy guarantee, one for each seed."""
     return [Cell(Setup(), promise, seed) for seed in SEEDS]
 
 
@@ -69,7 +65,6 @@ def candidates() -> list[Setup]:
 
 
 def chosen(promise: PrivacyGuarantee, hospitals: dict[str, Hospital], folder: Path) -> tuple[Setup, float]:
-    """Return the candidate with the best mean accuracy on validation cases, and this accuracy."""
     means = {
         setup: fmean(result_of(Cell(setup, promise, seed, True), hospitals, folder).mean for seed in range(DRAWS))
         for setup in candidates()

@@ -28,10 +28,9 @@ class Hospital:
 
 
 def read(folder: Path) -> dict[str, Hospital]:
-    """Return the four hospitals of a folder with the `processed.*.data` files."""
     rows = {name: _rows(folder / f"processed.{name}.data", NEVER[name]) for name in HOSPITALS}
     numbers = np.concatenate(list(rows.values()))
-    levels = {column: np.unique(numbers[:, column])[1:] for column in DUMMIES}  # leaves out the first level
+    levels = {column: np.unique(numbers[:, column])[1:] for column in DUMMIES}
     return {name: _hospital(own, levels) for name, own in rows.items()}
 
 

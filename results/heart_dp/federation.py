@@ -51,8 +51,6 @@ class PrivacyGuarantee:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a study: the accuracy of each hospital on its test cases, and the largest ε of a hospital."""
-
     accuracies: dict[str, float]
     epsilon: float
 
@@ -69,7 +67,6 @@ def noise_of(promise: PrivacyGuarantee, rate: float, steps: int) -> float:
 
 
 def run(hospitals: dict[str, Hospital], setup: Setup, promise: PrivacyGuarantee, seed: int) -> Outcome:
-    """Train with all hospitals, and test each model on its own hospital's test cases."""
     model = _start(setup, seed)
     own = {name: _copy(model) for name in hospitals}
     optimizers = {name: SGD(net.parameters(), lr=setup.rate, momentum=setup.momentum) for name, net in own.items()}

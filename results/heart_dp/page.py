@@ -32,7 +32,6 @@ Told = dict[tuple[float | None, float | None], list[float]]  # maps ε and δ to
 
 
 def read_published(path: Path) -> Told:
-    """Return the published figures, in the order of the seeds."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: int(row["seed"]))
     told: Told = {}
@@ -44,8 +43,6 @@ def read_published(path: Path) -> Told:
 
 @dataclass(frozen=True)
 class Compared:
-    """Medsilo's accuracies and the published accuracies for one privacy guarantee."""
-
     promise: PrivacyGuarantee
     ours: Sequence[float]
     theirs: Sequence[float]
@@ -74,7 +71,6 @@ def compared(
 
 
 def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
-    """Return the file's content, and True if the results meet the goals."""
     done = [promise for promise in PUBLISHED if all(kept(cell, folder) for cell in published(promise))]
     again = [compared(Setup(), promise, hospitals, told, folder) for promise in done]
     rows = [
@@ -117,7 +113,6 @@ def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Stu
 
 
 def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
-    """Return ε and δ as text, or the text for no privacy."""
     return (
         f"ε {promise.epsilon:g}" if promise.epsilon else "no privacy",
         f"δ {promise.delta:g}" if promise.delta else "",
@@ -125,7 +120,6 @@ def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
 
 
 def _costs(again: Sequence[Compared]) -> list[str]:
-    """Return the cost of bounding each case's gradient, and the effect of the noise."""
     found = {(one.promise.epsilon, one.promise.delta): one for one in again}
     cells = [found.get(key) for key in ((None, None), (50.0, 1e-3), (0.1, 1e-3))]
     (ours, theirs) = ([fmean(getattr(one, own)) for one in cells if one] for own in ("ours", "theirs"))

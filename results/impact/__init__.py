@@ -94,8 +94,6 @@ def deaths(lines: list[dict[str, Any]]) -> np.ndarray:
 
 
 class Work:
-    """All studies as tables for sites, and the predictions for a left-out study."""
-
     def __init__(self, studies: Lines, tables: Path, training: Mapping[str, Any] = TRAINING) -> None:
         self.studies, self.tables, self.training = studies, tables, training
         # every training site needs test cases, so its validation patients serve again, but nobody reads their scores
@@ -108,12 +106,10 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site, with data that are public."""
         own = {"device": "cpu", "threads": 1, "share_personal_model": True}
         return make_settings({"data": str(self.tables), "public_data": True, **own}, "the benchmark")
 
     def plan(self, configuration: Configuration, left_out: str) -> Plan:
-        """Return the plan in which all other studies train."""
         others = [study for study in self.studies if study != left_out]
         tested = [] if configuration.ensemble else [left_out + WHOLE]
         privacy = {"privacy": {"epsilon": configuration.epsilon, **PROMISE}} if configuration.epsilon else {}
@@ -130,7 +126,6 @@ class Work:
         )
 
     def predicted(self, configuration: Configuration, left_out: str, cells: Path) -> Found:
-        """Return the predictions of a federation of all other studies, from a file if this federation ran before."""
         plan = self.plan(configuration, left_out)
         path = cells / f"{left_out}-{plan.hash[:16]}.json"
         if not path.exists():
@@ -165,7 +160,6 @@ class Work:
         return {"scores": model.decision_function(_terms(self.studies[left_out])).tolist()}
 
     def all_of(self, left_out: str, cells: Path) -> dict[str, Found]:
-        """Return all predictions for a left-out study, by the names of the models."""
         pooled = {POOLED_ALL: self.pooled(left_out, everybody=True), POOLED: self.pooled(left_out, everybody=False)}
         return pooled | {one.name: self.predicted(one, left_out, cells) for one in (*METHODS, *PRIVATE)}
 
@@ -180,9 +174,6 @@ def _terms(lines: list[dict[str, Any]]) -> np.ndarray:
 
 @torch.no_grad()
 def _by_super_model(done: inprocess.StudyResult, inputs: Tensor) -> Found:
-    """Return FedSM's scores, the number of patients whom a personal model predicts, and the validation patients whom
-    the selector assigns to their study.
-    """
     said = done.summary.details.super_model
     assert said
     output, chosen, _ = SuperModel.load(done.root / paths.SUPER_MODEL, done.plan).eval().answer(inputs)

@@ -24,14 +24,14 @@ JUDGED = [one.name for one in METHODS if one.against not in ("", POOLED)]
 DISCRIMINATION, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"
 BEST = {LARGE: 0.0, SLOPE: 1.0}  # ideal value of a calibration, from which distances are compared
 MEASURES = {DISCRIMINATION: auc, LARGE: calibration_in_the_large, SLOPE: calibration_slope}
-Predictions = Mapping[str, Mapping[str, Found]]  # predictions by study and configuration
+Predictions = Mapping[str, Mapping[str, Found]]
 
 
 @dataclass(frozen=True)
 class Quantity:
     part: str
     studies: Lines
-    found: Mapping[str, list[Estimate]]  # estimates by configuration, in the order of the studies
+    found: Mapping[str, list[Estimate]]
 
     def compared(self, name: str) -> np.ndarray:
         """Return the compared values of each study: an AUC, or a calibration's distance from its ideal value."""
@@ -40,12 +40,10 @@ class Quantity:
 
     @cached_property
     def differences(self) -> dict[str, Estimate]:
-        """Return each configuration's mean difference from the configuration that it is compared with."""
         return {one.name: mean_of(self.compared(one.name) - self.compared(one.against)) for one in ALL if one.against}
 
     @cached_property
     def p(self) -> dict[str, float]:
-        """Return p-values that are corrected for all judged methods."""
         return holm({name: self.differences[name].p for name in JUDGED})
 
     def cells(self, name: str) -> list[str]:
@@ -59,9 +57,6 @@ class Quantity:
         return [*row, f"{mark}{told}{mark}", "–" if p is None else f"{p:.3f}"]
 
     def tables(self) -> list[Table]:
-        """Return a table for each configuration that other configurations are compared with; the first table has the
-        configurations without a comparison.
-        """
         sizes = {study: len(lines) for study, lines in self.studies.items()}
         kinds = {name: next((one.against for one in ALL if one.name == name), "") for name in self.found}
         made = []
@@ -73,7 +68,6 @@ class Quantity:
         return made
 
     def judged(self) -> str:
-        """Return the names of the methods that are better or worse."""
         told = []
         for name in JUDGED:
             better = (self.differences[name].value > 0) != (self.part in BEST)

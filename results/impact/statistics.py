@@ -49,7 +49,6 @@ def calibration_slope(scores: np.ndarray, died: np.ndarray) -> Estimate:
 
 
 def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return the first coefficient of a logistic regression, with Wald's interval."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PerfectSeparationWarning)

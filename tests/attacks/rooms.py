@@ -69,7 +69,7 @@ def learning(does: str) -> str:
 class Ran:
     folder: Path
     record: Record
-    error: str  # the reason why the study did not finish
+    error: str
 
     @property
     def printed(self) -> str:
@@ -78,7 +78,6 @@ class Ran:
 
     @property
     def left(self) -> list[dict[str, Any]]:
-        """Return the number of bits that left the first hospital, for each answer of the hospital."""
         file = self.folder / LEFT
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -53,7 +53,6 @@ def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[No
 def test_a_damaged_file_of_a_backup_is_one_line(
     name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The damaged kit's medsilo.yaml moves the folder of the server's studies."""
     kits_of(tmp_path)
     [kit] = [path.parents[1] for path in (tmp_path / "kits").glob("*/startup/fed_server.json")]
     (kit / "local/medsilo.yaml").write_text(f"output: {tmp_path / 'studies'}\n")

@@ -84,9 +84,6 @@ class Attacker:
         return float(told)
 
     def edge(self) -> int:
-        """Return the number of wrongly predicted young patients at which one more wrong prediction changes the rounded
-        loss.
-        """
         low, high = 0, HALF
         at_low = self.loss(low - 0.5, HIGHEST)
         while high - low > 1:
@@ -95,7 +92,6 @@ class Attacker:
         return low
 
     def read(self) -> float | None:
-        """Return the known patient's creatinine, or None if the validation data lack the known patient."""
         below = self.edge() - 0.5
         base, low, high = self.loss(below, HIGHEST), 0.0, HIGHEST
         if self.loss(below, -1.0) == base:
@@ -108,9 +104,6 @@ class Attacker:
 
 @pytest.fixture(scope="module")
 def priced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, int]]:
-    """Attack patients in turn until an attacked patient is in the validation data, and return the cost for each
-    attacked patient.
-    """
     folder, found = tmp_path_factory.mktemp("crafted"), dict[str, int]()
 
     def price() -> dict[str, int]:

@@ -114,7 +114,7 @@ def test_a_hostile_script_is_stopped_or_counted(name: str, hospital: Hospital) -
         assert ran.left[-1]["bits"] == {"reasons": 5, "times": 64}
     else:
         assert not ran.error and [line["task"] for line in ran.left[1:-2]] == ["round"] * case.rounds
-    if case.verdict == "walls" and name != "command_options":  # the script `command_options` ends before it runs
+    if case.verdict == "walls" and name != "command_options":
         assert sum(text.count("held ") for text in printed) > 2
     if case.verdict == "counted":
         assert LEAVES[name](ran), "it doesn't leave: the table says too little for the room"

@@ -38,9 +38,6 @@ def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="module")
 def attacked(wary: Consortium, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Run a job that attacks the hospital's settings and a job without approval; return the final statuses of both
-    jobs.
-    """
     folder = tmp_path_factory.mktemp("attack")
     return [wary.run(each) for each in (deleting(folder, "attack", "local/medsilo.yaml"), job(folder, "refused"))]
 
@@ -87,7 +84,6 @@ def test_a_hospital_whose_settings_vanish_or_change_runs_nothing(wary: Consortiu
         assert not (local / "medsilo.yaml").exists()
         assert wary.run(job(tmp_path, "without")) != "FINISHED:COMPLETED"
         assert "medsilo.yaml (missing)" in why(wary, "without")
-        # the test writes text that an NVFlare class of an attacker could write
         (local / "medsilo.yaml").write_text(LAXER)
         assert wary.run(job(tmp_path, "laxer")) != "FINISHED:COMPLETED"
         assert "changed" in why(wary, "laxer")

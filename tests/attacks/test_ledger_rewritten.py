@@ -174,7 +174,6 @@ def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     Ledger(tmp_path, DATA, OTHER).accept()
     first = own_key(tmp_path / "ledger" / OWN_KEY, "x")
     (tmp_path / "ledger" / OWN_KEY).unlink()
-    # a reader without the key accepts the other data's ledger
     assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
     for kept, key in ((lines, first), (lines[:-1], KEY)):
@@ -240,7 +239,7 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
 
 def test_no_head_hides_the_next_one(tmp_path: Path) -> None:
     early = of_kit(tmp_path / "a", None, rounds=0)
-    early.afford(CountedStudy(ONE, DEMANDS), ROUND)  # opens the ledger without writing a charge
+    early.afford(CountedStudy(ONE, DEMANDS), ROUND)
     first = early.signed_head()
     (tmp_path / "empty").mkdir()
     Ledger(tmp_path / "empty", DATA, KEY).check_heads([first])
@@ -278,12 +277,12 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
     fresh = of_kit(tmp_path / "two", None).signed_head()
     told: list[list[dict[str, Any]]] = []
 
-    def ask(sends: Sends) -> None:  # a new process of the server sends each request
+    def ask(sends: Sends) -> None:
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(["a"], lambda site: StudyMessage(), lambda site, own: told.append(own.facts["warnings"]), 1)
 
     sends = Sends(*heads, heads[1], fresh)
-    for _ in range(5):  # a new process of the server sends each request
+    for _ in range(5):
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(
             ["a"],
@@ -371,7 +370,6 @@ def test_a_hospital_that_never_promised_anything_goes_on(tmp_path: Path) -> None
 
 # ---------------------------------------------------------------------------------------------------- odd heads
 def odd_heads(head: dict[str, Any], drawn: random.Random, count: int) -> list[Any]:
-    """Return ledger heads in which one field is missing, added, or changed in type, size, depth or study."""
     found: list[Any] = []
     for _ in range(count):
         own: Any = dict(head)

@@ -216,9 +216,7 @@ PARTS_OF = [*["train"] * 4, *["validation"] * 5, *["test"] * 5]
 
 
 def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> None:
-    """The server chooses the number of training cases, and the five cases of one site might all belong to one
-    patient.
-    """
+    """A server that chooses a small number of training cases could make all these cases belong to one patient."""
     owners = [*(("p0", "train"),) * 60, *((f"p{number}", part) for number, part in enumerate(PARTS_OF, 1))]
     rows = [
         {"patient": patient, "part": part, "age": 40 + number, "outcome": number % 2}
@@ -235,7 +233,7 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
     with pytest.raises(DataError, match="too few for it") as caught:
         answer(1)
     assert "5 cases, of fewer patients than this hospital trains with" in caught.value.private
-    facts = answer(64).facts  # the six patients of the site have 64 cases, 60 of which belong to one patient
+    facts = answer(64).facts  # the training data have 64 cases, 60 of which belong to one patient
     assert (facts["samples"], facts["patients"]["train"]) == (5 * 60, 5)
 
 
@@ -279,7 +277,6 @@ def question(drawn: np.random.Generator) -> dict[str, Any]:
 
 
 def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> dict[str, Any]:
-    """Return a hospital's first answer in a study, without times and facts about the machine."""
     described = {"folder": str(data), "outcome": ["outcome"]}
     settings = make_settings({"device": "cpu", "data": described, "state_dir": str(state or folder / "state")}, "x")
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a")

@@ -21,7 +21,6 @@ from tests.unit.federation.test_protection import STUDY
 
 PATIENTS, IMAGES = 44, 40
 LEAST = STEP = 5
-# the patient number of each image
 ORDINARY = {f"{n}-{image}.png": n for n in range(3 * PATIENTS) for image in range(1 + n // 3 % 3)}
 ODD = [f"odd-{image}.png" for image in range(100)]
 Attack = Callable[..., list[StudyMessage]]
@@ -37,10 +36,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_key: None) -> Attack:
-    """Return a function that runs a study with a given number of images of the additional patient, and returns the
-    answers.
-    """
-
     def study(odd: str, number: int, *changes: str) -> list[StudyMessage]:
         rows = [(name, f"p{n}", PARTS[n % 3], n // 3 % 2) for name, n in ORDINARY.items()]
         rows += [(name, "odd", odd, 1) for name in ODD[:number]]

@@ -28,7 +28,6 @@ Row = dict[str, Any]
 
 
 def answer(plan: Plan, settings: SiteSettings, folder: Path) -> str:
-    """Return the bytes of a hospital's first answer in a study, or the hospital's reason for a rejection."""
     try:
         site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
         facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
@@ -117,7 +116,6 @@ def test_drawn_plans_see_no_difference_of_two_tables(
 
 # ---------------------------------------------------------------------------------------------------- the attacks
 def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
-    """Return the column's values at which answers change, found by bisection."""
     known: dict[float, str] = {}
     edges, places = set(), [(0.0, 200.0)]
     for step in range(0, 200, 2):  # bisection needs two different answers, which a grid finds first

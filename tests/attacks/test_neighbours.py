@@ -47,7 +47,7 @@ SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}
 ROUNDING = 1e-4
 Unit = Literal["patient", "record"]
-Leaves = set[tuple[str, int]]  # records that exist at only one of the two hospitals
+Leaves = set[tuple[str, int]]
 Choices = dict[str, Any]
 
 
@@ -57,7 +57,6 @@ def number_of(person: str) -> int:
 
 # ---------------------------------------------------------------------------------------------------------- the folders
 def records(left: Leaves) -> Iterator[tuple[str, int, bool]]:
-    """Yield each record's patient, number and extremeness, except for the records in `left`."""
     for person in PEOPLE:
         for number in range(RECORDS):
             if (person, number) not in left:
@@ -137,7 +136,6 @@ def scans(folder: Path, left: Leaves) -> None:
 
 
 def volume(number: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a volume [D, H, W] that contains a box, and the box's mask."""
     mask = np.zeros((6, 18, 20), np.uint8)
     mask[1:4, 3 + number % 4 : 12, 4:14] = 1
     return scale * (np.random.default_rng(number).normal(0, 1, mask.shape) + 2 * mask), mask
@@ -277,7 +275,6 @@ class Sums:
         self.first, self.exact = first, list[Tensor]()
 
     def told(self, source: NoiseSource, exact: Tensor, deviation: float) -> Tensor:
-        """Record the exact sum in place of the function that adds noise."""
         self.exact.append(exact.detach().double().clone())
         return exact if self.first is None else self.first.exact[len(self.exact) - 1].to(exact.dtype)
 
@@ -287,7 +284,9 @@ class Sums:
 
 
 def key_with(part: str) -> str:
-    """Return a hospital's key that assigns the extreme patient to `part`, one of training, validation and test."""
+    """Return a hospital's key that assigns the extreme patient to `part`, and the other patients to all three parts of
+    the split.
+    """
     for key in (f"{number:064x}" for number in range(1000)):
         own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
         others = {own[person] for person in PEOPLE if person != ODD}
@@ -297,7 +296,6 @@ def key_with(part: str) -> str:
 
 
 def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sums: Sums) -> Sums:
-    """Return the sums without noise of a study of two hospitals; the first hospital lacks the records in `left`."""
     data = root / "data"
     for site, lacking in zip(SITES, (left, OTHERS), strict=True):
         setting.write(data / site, lacking)
@@ -322,9 +320,6 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
 
 
 def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[float]:
-    """Return each sum's change when the study lacks the extreme patient or a record of this patient, in multiples of
-    the clipping bound.
-    """
     leaves = {(ODD, number) for number in range(RECORDS if unit == "patient" else 1)}
     with_all = study(folder / "with", setting, unit, set(), part, Sums())
     without = study(folder / "without", setting, unit, leaves, part, Sums(with_all))
@@ -373,7 +368,6 @@ SIZES = {
 
 
 def values_of(annotation: Any) -> list[Any]:
-    """Return the allowed values of a key, or an empty list for a key whose values are numbers or names."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return list(inner)
@@ -397,16 +391,12 @@ def accepts(setting: Setting, **changes: Any) -> bool:
 
 
 def private_tasks() -> dict[str, Setting]:
-    """Return a setting for each task that a private plan accepts; a task without an entry in SETTINGS has default
-    settings.
-    """
     known = {setting.task["name"]: setting for setting in reversed(SETTINGS.values())}
     tried = {name: known.get(name) or _with_its_network(name) for name in TASKS}
     return {name: setting for name, setting in tried.items() if accepts(setting)}
 
 
 def _with_its_network(name: str) -> Setting:
-    """Return a task's default setting with a normalisation layer that a private plan accepts."""
     setting = Setting(table, {"name": name})
     with suppress(MedsiloError, NotImplementedError, ValueError):
         own = TASKS[name]().default_network()

@@ -67,9 +67,6 @@ class LyingServer(Scripted):
 
 
 def difference(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    """Return the update of hospital d in round 1 as a dishonest server computes it from two sums, and the true
-    update.
-    """
     sums: list[tuple[tuple[str, ...], Model, int]] = []
     take = SealedServer._hand_over
 

@@ -37,7 +37,6 @@ KEY_OF = "this hospital's test"
 
 
 def cut_often(count: int, folder: Path, write: Callable[[Disk], None], read: Callable[[Cut], None]) -> None:
-    """Record all writes of a writer, and call a reader on the folders that `count` possible power cuts leave."""
     disk = Disk(folder / "disk")
     with disk.recorded():
         write(disk)

@@ -77,7 +77,7 @@ from tests.unit.medsilo_server.test_coordinator import SMALL as FEW
 from tests.unit.medsilo_server.test_coordinator import Answers, Study
 
 flare_decomposers.register()
-numpy_decomposers.register()  # as in each of NVFlare's processes
+numpy_decomposers.register()
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
 SMALL = StudyMessage({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
 
@@ -311,7 +311,7 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     assert text.startswith("its message of 8.4 MB or more")
     assert cells.gate.taken["hospital-a.job"] <= SLACK
     assert time.monotonic() - started < 25
-    assert most_held() - before < 250e6  # the process of the test is the sender, too
+    assert most_held() - before < 250e6
     assert cells.takes() and no_exit == []
 
 
@@ -526,7 +526,6 @@ def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, mon
 
 
 def finished() -> list[RxTask]:
-    """Return the finished streams of the hospital that the server still stores."""
     return [task for (origin, _), task in [*RxTask.rx_task_map.items()] if origin == SITE and task.completed]
 
 
@@ -545,7 +544,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     wait_until(lambda: len(cells.got) == before + many, 600, "all of them")
     assert cells.takes() and no_exit == []
     assert MOST_KEPT - 10 < len(finished()) < MOST_KEPT + 10
-    assert timers() <= seen + 9  # the remaining timers belong to messages that the hospital received
+    assert timers() <= seen + 9
     assert {task.completed_task_ttl for task in finished()} == {65.0}
     now = time.monotonic()
     monkeypatch.setattr(patches, "monotonic", lambda: now + 2.0)

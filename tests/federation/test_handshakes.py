@@ -132,7 +132,7 @@ def test_silent_connections_keep_nobody_out_and_end(kits: Path, scheme: str) -> 
         said = [b"", hello[: len(hello) // 2], hello, hello[:1]]
         quiet = [lines.enter_context(silent(port, one)) for one in said]
         shake(kits, port)
-        assert not ends_within(quiet[0], 0.1)  # the client did not wait for the silent connections
+        assert not ends_within(quiet[0], 0.1)
         threading.Thread(target=drip, args=(quiet[-1], hello[1:]), daemon=True).start()
         assert all(ends_within(line, 60.0) for line in quiet)
         wait_until(lambda: not [one for one in process.net_connections("tcp") if one.raddr], 60, "their sockets")
@@ -191,7 +191,7 @@ def test_a_relay_lets_nobody_keep_others_out(kits: Path) -> None:
         wait_until(lambda: answers(port), 600, "the relay")
         with silent(port) as line:
             shake(kits, port)
-            assert not ends_within(line, 0.1)  # the client did not wait for the silent connection
+            assert not ends_within(line, 0.1)
 
 
 @contextmanager

@@ -74,9 +74,6 @@ def cells() -> Iterator[Cells]:
 
 
 def send_over_a_cut(cells: Cells, down: float = DOWN) -> str:
-    """Send the large answer over a connection that breaks after four fifths of the answer and returns after `down`
-    seconds.
-    """
     codes: list[str] = []
     sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(LARGE), timeout=120)))
     sending.start()
@@ -455,7 +452,7 @@ def test_what_arrived_in_pieces_is_not_copied() -> None:
     places = {whole[name].untyped_storage().data_ptr() for name in ("one", "two")}
     assert len(places) == 1 and whole["odd"].untyped_storage().data_ptr() not in places
     del arriving
-    whole["one"] += 1  # each received tensor has separate memory
+    whole["one"] += 1
     assert torch.equal(whole["one"], tensors["one"] + 1) and torch.equal(whole["two"], tensors["two"])
 
 

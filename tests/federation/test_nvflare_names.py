@@ -32,7 +32,7 @@ INNER = {"RxTask", "blob_cb", "byte_receiver", "byte_streamer", "client_tasks", 
 INNER |= {"core_cell", "job_runner", "max_blob_size", "requests_dict"}
 SET = {f"apis.controller_spec.ClientTask.{of}" for of in ("result", "task.data", "task.name")}
 USES = json.loads(RECORDED.read_text("utf-8"))
-OURS = {"id", "name", "app"}  # keys of a job's files whose values are medsilo's names
+OURS = {"id", "name", "app"}
 
 
 @pytest.mark.parametrize("module", sorted({use.rpartition(".")[0] for use in USES}))

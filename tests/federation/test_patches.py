@@ -212,7 +212,6 @@ def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
 
 
 def parts_in_use(*first: Path) -> dict[str, bool]:
-    """Find out in another process which parts of nvflare_reliability work."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*first, ROOT / "custom", ROOT]))}
     done = subprocess.run(
         [sys.executable, "-m", "tests.federation.parts"], env=environment, cwd=ROOT, capture_output=True, text=True
@@ -530,7 +529,6 @@ def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> 
         return len([words for words in told if "to-come" in words])
 
     def errors_over_the_gone() -> int:
-        """Count the errors of requests to an absent hospital, such as requests of `medsilo status`."""
         caplog.clear()
         gone = TargetMessage("to-come", CellChannel.CLIENT_MAIN, "admin", new_cell_message({}, "status"))
         replies = cells.server.broadcast_multi_requests({"to-come": gone}, 2.0, optional=False)
@@ -565,7 +563,6 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
 
 
 def test_need_of_patient_simulator() -> None:
-    """tests/faults/test_simulator_faults.py lets another program take the port."""
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
     assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))

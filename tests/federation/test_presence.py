@@ -33,7 +33,6 @@ class Told:
         self.synced += 1
 
     def after(self, seconds: float, heard: bool = False, **told: Any) -> dict[str, str]:
-        """Advance the clock with or without a message from the hospital, and return the absent hospitals."""
         self.now += seconds
         self.hospital |= told
         if heard:
@@ -48,11 +47,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def test_a_closed_connection_is_borne_for_seconds(told: Told) -> None:
-    assert not told.after(600, closed=True)  # the hospital is starting and has sent no message yet
+    assert not told.after(600, closed=True)
     assert not told.after(1, heard=True, closed=False)
     assert not told.after(1, closed=True) and not told.after(GRACE) and told.after(1)
     assert not told.presence.hopeless()
-    assert told.after(60, closed=False)  # the hospital is connected, but the hospital's process for the job is not
+    assert told.after(60, closed=False)
     assert not told.after(1, heard=True)
 
 
@@ -62,7 +61,7 @@ def test_a_hospital_may_be_silent_for_twice_as_long_as_it_was(told: Told) -> Non
     assert not told.after(100, heard=True)
     assert not told.after(2 * (SILENCE + 100)) and told.after(10)
     assert not told.after(3600, heard=True)
-    assert not told.after(419) and told.after(2)  # the plan's limit of silence is 420 s
+    assert not told.after(419) and told.after(2)
     told.after(1, heard=True)
 
 

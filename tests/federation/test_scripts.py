@@ -36,7 +36,6 @@ except RuntimeError:
 def simulated(
     root: Path, folder: Path, name: str, *arguments: str, changes: Mapping[str, str] | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Run an example's job.py, and return the server's folder of the run and the run's summary."""
     place = folder / name
     shutil.copytree(root / "examples" / name, place, dirs_exist_ok=True)
     script = place / "client.py"
@@ -59,7 +58,6 @@ def simulated(
 
 
 def gains(summary: dict[str, Any]) -> list[float]:
-    """Return each site's score in the last scored round minus the score in the first scored round."""
     scores = [[score for score in own["validation"] if score is not None] for own in summary["sites"].values()]
     return [own[-1] - own[0] for own in scores]
 
@@ -76,7 +74,7 @@ def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp
     changes = {line: f"{line}; torch.manual_seed(0); {looks}"}
     run, summary = simulated(root, tmp_path, "hello-fedbn", *["--external"] * external, changes=changes)
     assert min(gains(summary)) > 0.1
-    theirs = run.parents[1] / "simulate_job/metrics/round_metrics.jsonl"  # NVFlare's own recipes write this file
+    theirs = run.parents[1] / "simulate_job/metrics/round_metrics.jsonl"
     lines = [json.loads(line) for line in theirs.read_text().splitlines()]
     assert [line["round"] for line in lines] == [*range(summary["rounds"]["done"])]
     models = [
@@ -145,7 +143,7 @@ def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp
 @pytest.mark.parametrize("method", ["HarmoFL", "FedSM"])
 def test_a_monai_script_learns_by_harmofl_and_fedsm(method: str, root: Path, tmp_path: Path) -> None:
     run, summary = simulated(root, tmp_path, "monai-segmentation", "--method", method)
-    assert min(gains(summary)) > 0.03  # 0.08 to 0.57 on the tested processors, which add in different orders
+    assert min(gains(summary)) > 0.03
     if method == "FedSM":
         sys.path.insert(0, str(root / "examples/monai-segmentation"))
         try:

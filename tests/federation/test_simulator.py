@@ -13,7 +13,6 @@ from medsilo_lab.engines import inprocess, simulator
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.sites import CPU
 
-# methods of the default test; the test of all methods runs before a release
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
@@ -22,7 +21,6 @@ OWN_FILES = (paths.STATE_FILES, paths.SEALED, paths.ANSWER_FILES)
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:
-    """Assert that two runs have the same scores, and model files with equal tensors."""
     own = {path for kind in OWN_FILES for path in one.glob(f"sites/*/{kind}")}
     names = sorted(path.relative_to(one) for path in one.glob("sites/*/*.safetensors") if path not in own)
     names += sorted(path.relative_to(one) for path in one.glob("global/*.safetensors"))

@@ -83,7 +83,6 @@ def server() -> Iterator[Server]:
 
 
 def parcel_for(site: str) -> StudyMessage:
-    """Return a message with a tensor that identifies the site."""
     return StudyMessage({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
 
 
@@ -92,7 +91,6 @@ def echo(data: Shareable) -> Shareable:
 
 
 def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, StudyMessage]]:
-    """Send a request to all sites while a thread runs `behave` in the sites' place."""
     got: dict[str, StudyMessage] = {}
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()

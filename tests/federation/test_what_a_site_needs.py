@@ -90,9 +90,6 @@ def modules_of(names: set[str]) -> set[str]:
 
 
 def typed(folder: Path, command: list[str]) -> set[str]:
-    """Run a command and train with all plans, without the packages of extras; return the third-party modules that a
-    site's code imports.
-    """
     (folder / "hook").mkdir()
     (folder / "hook/sitecustomize.py").write_text(RECORDED + os.environ["HIDING"])
     pid, terminal = os.forkpty()

@@ -35,7 +35,6 @@ PathFinder.find_spec, importlib.metadata.entry_points = find_spec, entry_points
 
 
 def alone(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run Python in an environment whose only medsilo package is `medsilo`."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden/sitecustomize.py").write_text(HIDDEN)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'hidden'}{os.pathsep}{PLACE}"}

@@ -24,7 +24,6 @@ NEAR = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 def weights_of(method: str = "fedavg", **settings: str) -> torch.Tensor:
-    """Return all weights of a site's model after a short study."""
     models = run(make_plan(method), settings=SiteSettings(**settings)).models
     return torch.cat([tensor.float().cpu().ravel() for tensor in models[SITES[0]].state_dict().values()])
 
@@ -47,7 +46,7 @@ def test_a_study_repeats_to_the_bit_and_ends_near_a_cpus(device: str, precision:
 
 @CUDA
 def test_the_networks_of_fedsm_leave_nothing_on_the_card() -> None:
-    # bytes of GPU memory, without cuBLAS's workspace for each of torch's threads, which is never freed
+    # bytes of GPU memory, without cuBLAS's workspaces, which remain allocated for each of torch's threads
     def held() -> int:
         torch._C._cuda_clearCublasWorkspaces()
         return torch.cuda.memory_allocated()

@@ -147,7 +147,6 @@ def volumes_study(volumes: ModuleType, folder: Path, patients: int = 5, slices: 
 
 
 def trained(plan: Plan, folder: Path, data: Path | None = None, **settings: Any) -> Tensor:
-    """Return all weights of a site's model after one round, followed by the loss."""
     source = {"data": data / plan.participation.everyone[0], "public_data": True} if data else {}
     own = SiteSettings(**source, **settings)
     site = site_of(plan, plan.participation.everyone[0], plan.participation.everyone, own, folder)

@@ -23,7 +23,6 @@ SEEDS = [0, 1, 2]
 CHANCE = 1 / 6
 THREE, SIX = 3, 6
 
-# for each design: number of sites, number of rounds, and the task's settings
 DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "alike": (THREE, 4, {"shift": "none"}),
     "labels differ": (SIX, 4, {"shift": "label", "persons": 20, "windows": 40}),
@@ -35,7 +34,6 @@ DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 @cache
 def scores(design: str, method: str, seed: int) -> dict[str, float]:
-    """Return every site's test accuracy from a cached run."""
     sites, rounds, numbers = DESIGNS[design]
     plan = parse_plan(
         {
@@ -107,7 +105,6 @@ def test_orders(design: str, better: str, worse: str, threshold: float, measured
 @every_seed
 @pytest.mark.parametrize(("design", "least"), [("labels differ", 0.5), ("both differ", 0.5), ("devices differ", 0.35)])
 def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> None:
-    """The measured accuracies are at least 73.2, 70.3 and 52.4."""
     assert accuracy(design, "local", seed) > least > 2 * CHANCE
 
 

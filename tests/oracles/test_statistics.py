@@ -40,7 +40,6 @@ def test_a_cards_interval_is_statsmodels_wilson(right: int, cases: int) -> None:
 
 @pytest.mark.parametrize("patients", [10, 30, 200])
 def test_a_shares_interval_is_between_jeffreys_and_clopper_and_pearsons(patients: int) -> None:
-    """The random draws move a limit of the interval by at most 0.01."""
     for right in range(0, patients + 1, patients // 10):
         values = np.array([1.0] * right + [0.0] * (patients - right))
         low, high = interval(scores(values)) or (np.nan, np.nan)

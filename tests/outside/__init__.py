@@ -12,8 +12,6 @@ from medsilo.core import package
 
 
 def installed_as(name: str, entries: str) -> Callable[..., Iterator[None]]:
-    """Return a fixture that makes the files of this folder a package with the entry points `entries`."""
-
     @pytest.fixture(autouse=True)
     def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         place = tmp_path_factory.mktemp("installed")

@@ -67,8 +67,6 @@ class Elastic(ServerStep):
 
 
 class ElasticMean(WeightedMean):
-    """Take a step of a separate length for each weight."""
-
     _is_mean = False
 
     def __init__(self, rates: Callable[[], Mapping[str, Tensor]], uniform: bool) -> None:
@@ -84,7 +82,6 @@ def sensitivities(modules: Modules) -> Tensors:
 
 
 def possible(tensors: Tensors) -> None:
-    """Raise Refused if a mean of absolute values is negative."""
     for name, tensor in tensors.items():
         if tensor.numel() and tensor.min() < 0:
             raise Refused(f"sensitivity/{name} is below 0, but a mean of absolute values is not negative")

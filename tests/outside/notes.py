@@ -79,7 +79,6 @@ class NotePredictor(Predictor):
         return sum(row["error"] is not None for row in rows)
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield a row for each sentence of a note, or a row with the error."""
         try:
             said = sentences(path)
         except DataError as error:

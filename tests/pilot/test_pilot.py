@@ -38,7 +38,6 @@ INSIDE = (  # each machine has a separate disk; root's home is hidden, except fo
 
 
 def needs() -> str:
-    """Return the names of the programs and rights that this machine lacks for simulating six machines."""
     programs = [name for name in ("ip", "bridge", "setpriv", "cc") if not shutil.which(name)]
     if programs:
         return f"needs {', '.join(programs)}"
@@ -64,7 +63,6 @@ class Machine:
         ip("-n", self.namespace, "link", "set", "lo", "up")
 
     def types(self, command: str, timeout: float = 600) -> str:
-        """Run a command as the machine's account, and return the command's output."""
         own = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": "/srv/medsilo",
@@ -101,7 +99,6 @@ class Machine:
 
 
 def name_leads_to(address: str, hosts: Iterable[Path]) -> None:
-    """Set the address of the server's name in each machine's hosts file."""
     for path in hosts:
         path.write_text(f"127.0.0.1 localhost\n{address} fl.example.org\n")
 
@@ -145,7 +142,6 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """Yield each command with the person who types the command."""
     for yaml, text in BLOCK.findall(PAGE.read_text("utf-8")):
         if yaml:
             yield "the lead", f"cat > consortium.yaml <<'END'\n{text}END\n"

@@ -26,7 +26,6 @@ counts = st.lists(st.integers(1, 10_000), min_size=2, max_size=len(SITES))
 
 @st.composite
 def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str, int], list[str]]:
-    """Draw the models of a round's sites, the sites' numbers of cases, and the order of arrival."""
     sites = SITES[: draw(st.integers(least, len(SITES)))]
     size = draw(st.integers(1, 4))
     vectors = {site: torch.tensor(draw(st.lists(numbers, min_size=size, max_size=size))) for site in sites}
@@ -37,9 +36,6 @@ def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str,
 def played(
     mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
 ) -> dict[str, Model]:
-    """Run one round, and return each site's result; `zeros` means that the server starts from a model of zeros instead
-    of no model.
-    """
     first = next(iter(models.values()))
     initial = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
     mixer.start(sorted(models), initial if zeros else None)
@@ -107,7 +103,7 @@ def test_the_order_of_arrival_and_of_names_changes_no_bit(kind: str, drawn: tupl
 @given(drawn=rounds(least=5))
 def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple) -> None:
     models, cases, order = drawn
-    if kind != "half a step":  # the aggregator `half a step` needs an earlier model
+    if kind != "half a step":
         assert same(*(played(EVERY[kind](), models, cases, order, zeros) for zeros in (True, False)))
 
 

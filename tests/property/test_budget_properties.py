@@ -28,8 +28,6 @@ TORN = st.sampled_from([b"x", b'{"certified":""', b"\0" * 40, b"\0" * 40 + b'"}\
 
 
 class Budget(RuleBasedStateMachine):
-    """A state machine for both budgets, with a folder, running studies, and files that only grow."""
-
     file: str
 
     def __init__(self) -> None:
@@ -110,7 +108,7 @@ class LedgerBudget(Budget):
             file.write(torn)
         self.before = self.content[: len(self.before)]
         self.ledger.expect(self.of("one"), [])
-        with suppress(Refused):  # the ledger writes the next line in the place of the partly written line
+        with suppress(Refused):
             self.ledger.plan(self.of("three"), [])
         assert torn not in self.content
 

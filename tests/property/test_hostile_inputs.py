@@ -55,9 +55,6 @@ MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
 
 
 def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that runs a test with a fraction `share` of all inputs; the inputs are the same in every
-    run.
-    """
     return settings(
         max_examples=max(1, int(share * INPUTS)),
         derandomize=True,
@@ -110,7 +107,6 @@ YAML_TEXTS = [
 
 
 def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
-    """Yield the path to every value in nested lists and mappings."""
     yield here
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
@@ -146,7 +142,6 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 4))):
         if not data:
             break
-        # changes the file's header in most inputs
         place = draw(st.integers(0, min(len(data), draw(st.sampled_from([64, 400, len(data)]))) - 1))
         kind = draw(st.sampled_from(["cut", "flip", "flip", "put", "drop", "fill"]))
         if kind == "cut":
@@ -164,7 +159,6 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def yaml_text(draw: st.DrawFn, whole: dict) -> str:
-    """Draw a changed file as YAML, or a YAML file with broken lines."""
     text = yaml.safe_dump(draw(changed(whole)), allow_unicode=draw(st.booleans()))
     lines = text.splitlines()
     if draw(st.booleans()) and lines:
@@ -264,7 +258,7 @@ def test_any_text_as_yaml(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- messages
-Spoken = list[tuple[StudyMessage, StudyMessage]]  # pairs of a request and an honest answer
+Spoken = list[tuple[StudyMessage, StudyMessage]]
 PLAN = make_plan("fedavg", "training.rounds=1")
 
 
@@ -302,7 +296,6 @@ def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def _images(folder: Path) -> dict[str, bytes]:
-    """Return a valid image in every file format."""
     values = np.random.default_rng(0).normal(size=(3, 8, 9)).astype(np.float32)
     for name in ("a.nii", "b.nii.gz"):
         write_volume(folder / name, Volume(values, np.eye(4)))
@@ -326,7 +319,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @given(st.data())
 def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(images)))
-    other = data.draw(st.sampled_from([name, name, name, *images]))  # sometimes the content of another file format
+    other = data.draw(st.sampled_from([name, name, name, *images]))
     path = put(place / f"x{name}", data.draw(damaged(images[other])))
     for read in (Scan.read, Scan.of_mask, read_labels):
         with one_line_at_most():
@@ -375,7 +368,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(path: Path, data: st.DataObject) -> None:
-    """Delete or damage a file, or change values within the file's format."""
     content = path.read_bytes()
     kind = data.draw(st.sampled_from(["bytes", "delete", "folder", "facts", "facts", "facts", "facts"]))
     if kind == "facts" and path.suffix == ".json":
@@ -446,7 +438,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @hostile(0.02)
 @given(st.data())
 def test_reports_of_comparisons(place: Path, comparison: Path, data: st.DataObject) -> None:
-    """The damaged files contain the data from which medsilo makes the page and the hospitals' sheets."""
     with spoiled(comparison, place, data, ".json") as folder, one_line_at_most():
         told = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:

@@ -69,7 +69,6 @@ def assert_same(one: StudyMessage, other: StudyMessage) -> None:
 
 
 def refused_soon(read: Any, *given_to: Any) -> None:
-    """Assert that `read` accepts its input, or rejects the input quickly with a message of one line."""
     started = time.process_time()
     try:
         read(*given_to)

@@ -20,8 +20,6 @@ every_mixer = pytest.mark.parametrize("kind", KINDS)
 
 
 class Study:
-    """Random sites, the sites' sample counts and models, λ and W, all drawn from one seed."""
-
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
@@ -62,7 +60,6 @@ class Study:
         }[kind]()
 
     def matrix(self, kind: str, present: list[str]) -> torch.Tensor:
-        """Return the matrix M of θ ← M θ over the sites that answered."""
         count = len(present)
         if kind == "weighted":
             rows = torch.tensor([float(self.counts[site]) for site in present]).double().expand(count, count)
@@ -80,7 +77,6 @@ class Study:
 
 
 def play(mixer, study, models, initial=None):
-    """Run one round in which sites answer in random order; return the results of the sites that answered."""
     order = list(models)
     study.draw.shuffle(order)
     mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
@@ -142,7 +138,7 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
 @every_study
 @pytest.mark.parametrize("width", [1, 4, 7, 1000])
 def test_blocks_are_all_numbers_in_order_and_none_is_wider_than_asked(seed, width):
-    """Two neighbouring tensors share a block if both fit into the block."""
+    """Two neighbouring values are in one block if the block has room for both."""
     study = Study(seed)
     shapes = {name: torch.Size(shape) for name, (shape, _) in study.shapes.items()}
     section = layout.TypeSection(torch.float32, shapes)
@@ -169,7 +165,6 @@ COUNTS = {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
 
 
 def drawn(hard, dtype):
-    """Draw each site's tensors, one of which is longer than a block."""
     generator, models = torch.Generator().manual_seed(5), {}
     for site in COUNTS:
         numbers, sign = (torch.rand(1111, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))

@@ -64,7 +64,7 @@ def test_a_table_gives_a_verdict_or_a_line(
                     table[f"site-{place}"] = Scores(values, np.arange(size) // cases[place])
             if table:
                 found.scores[row][number] = usable(table)
-    if not changed:  # a row with other cases than all other rows is reported in a line of the verdict
+    if not changed:
         for own in found.scores[found.rows[-1]].values():
             own.update(
                 {site: Scores(np.append(one.values, 0.5), np.append(one.patients, 0)) for site, one in own.items()}

@@ -63,7 +63,6 @@ def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="session")
 def whole(relayed: Consortium, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a finished study of three hospitals, with the results of every party."""
     folder = tmp_path_factory.mktemp("whole")
     write_job(folder / "job", make_plan("ditto"), study="whole")
     assert relayed.run(folder / "job") == "FINISHED:COMPLETED"

@@ -73,7 +73,7 @@ def provision(file: Path, kits: Path) -> None:
     assert cli.main(["kits", "make", str(file), "-o", str(kits)]) == 0
 
 
-CODE = "teaching-hospital"  # the policy of hospitals that accept code from leads
+CODE = "teaching-hospital"
 
 
 class Consortium:
@@ -86,9 +86,6 @@ class Consortium:
         make: Callable[[Path, Path], None] = provision,
         relays: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Create a consortium whose kits `make` writes; `policies` maps each hospital to an example folder in
-        site_configs.
-        """
         self.policies = policies
         self.root, self.hospitals, self.relays = root, list(policies), list(relays or {})
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
@@ -134,7 +131,6 @@ class Consortium:
             session.close()
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
-        """Wait until the log after the offset `since` contains these words; return the log after this offset."""
         wait_until(lambda: words in self.log(name)[since:], 600, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
@@ -172,7 +168,6 @@ class Consortium:
         return self.processes[kit.name]
 
     def family(self, party: str, word: str = "") -> list[psutil.Process]:
-        """Return a party's processes, children first; `word` selects processes by a word in the command line."""
         parent = psutil.Process(self.processes[party].pid)
         found = []
         for member in (*parent.children(recursive=True), parent):
@@ -195,7 +190,6 @@ class Consortium:
         self.wait_for_log(hospital, REGISTERED, before)
 
     def session(self) -> Session:
-        """Return the lead's session with the server as soon as the server answers."""
         deadline = time.monotonic() + 600
         while True:
             try:
@@ -206,11 +200,9 @@ class Consortium:
                 time.sleep(0.3)
 
     def run(self, job: Path, timeout: float = 600) -> str:
-        """Submit a job, wait for the end of the job, and return the final status."""
         return self.run_at_once([job], timeout)[0]
 
     def run_at_once(self, jobs: Sequence[Path], timeout: float = 600) -> list[str]:
-        """Submit jobs one after another, wait for the end of all jobs, and return the final statuses."""
         session = self.session()
 
         def states() -> list[str]:

@@ -53,7 +53,7 @@ DISK = "48m"
 # rounds of a study for each disturbance, and smallest and largest number of rounds between two disturbances
 ROUNDS, GAP = 56, (2, 4)
 STUDIES = ("fedbn", "adafed", "script")
-MOST = 300.0  # most seconds between a disturbance and the study's next round
+MOST = 300.0  # seconds within which a study must continue after a disturbance
 APART = 65.0  # seconds between two disturbances, because medsilo reports disturbances within a minute as one incident
 WITHIN = 30.0  # seconds within which medsilo must report each disturbance
 SHIFT = "import time\n_own = time.time\ntime.time = lambda: _own() + {seconds}\n"
@@ -99,7 +99,7 @@ KINDS = {
 }
 
 
-PROCESSES = {  # for each kind of disturbance, a word in the command lines of the killed processes
+PROCESSES = {
     "hospital killed": "client_train",
     "hospital's job killed": "client.worker_process",
     "trainer killed": "federation.process.worker",
@@ -152,18 +152,16 @@ class Row:
     over: float
     lost: int = 0
     recovery: float = 0.0
-    told: list[tuple[float, str]] = field(default_factory=list)  # messages from the server's watch
+    told: list[tuple[float, str]] = field(default_factory=list)
     # messages from hospitals' watches about facts that the server cannot know
     at_home: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def is_told(self) -> bool:
-        """Return True if the server's watch must report this disturbance."""
         return KINDS[self.kind].told and self.whom != LEAD
 
     @property
     def late(self) -> float:
-        """Return the seconds between the disturbance's start and the first message."""
         begins = self.over if self.kind == "webhook dead" else self.at
         return self.told[0][0] - begins if self.told else 0.0
 
@@ -400,7 +398,6 @@ class Night:
 
     @contextmanager
     def _hello(self, half: bool = False) -> Iterator[None]:
-        """Open a connection that sends a TLS hello, or half of a TLS hello, and no further data."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         with suppress(ssl.SSLWantReadError):
             ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=SERVER).do_handshake()
@@ -417,8 +414,6 @@ class Night:
         dice: random.Random,
         began: float,
     ) -> Iterator[Row]:
-        """Cause disturbances in a study, and yield each disturbance after its end and its report."""
-
         def goes_on(rounds: int, what: str) -> None:
             wanted = len(record().rounds()) + rounds
             wait_until(lambda: len(record().rounds()) >= wanted, MOST, f"round {wanted}, {what}")
@@ -439,7 +434,6 @@ class Night:
 
 
 def drawn(dice: random.Random) -> list[tuple[str, str]]:
-    """Return the kinds of disturbance in a random order, each with a random party."""
     return [(kind, dice.choice(KINDS[kind].whom)) for kind in dice.sample(sorted(KINDS), len(KINDS))]
 
 
@@ -492,7 +486,6 @@ def _script(
     root: Path,
     rows: list[Row],
 ) -> None:
-    """Run the same script twice with FedBN's recipe, without and with disturbances."""
     ends = []
     for disturbed in (False, True):
         rounds = ROUNDS * len(kinds) // 2

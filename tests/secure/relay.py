@@ -36,12 +36,11 @@ class _Direction:
     def __init__(self, line: Line) -> None:
         self.line, self.lock, self.dice = line, threading.Lock(), random.Random(0)
         self.free = 0.0
-        self.passed = 0  # bytes that passed
+        self.passed = 0
         self.passes = threading.Event()
         self.passes.set()
 
     def arrival(self, size: int) -> float:
-        """Return the time at which `size` bytes, if sent now, reach the other end of the connection."""
         with self.lock:
             packets = -(-size // SEGMENT)
             lost = sum(self.dice.random() < self.line.loss for _ in range(packets))

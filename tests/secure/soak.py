@@ -55,8 +55,6 @@ ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted",
 
 @dataclass(frozen=True)
 class Event:
-    """A disturbance, and the number of rounds since the previous disturbance."""
-
     after: int
     kind: str
     site: str
@@ -66,7 +64,6 @@ class Event:
 def events(
     seed: int, lap: int, sites: Sequence[str], only: str | None = None, between: Sequence[int] = BETWEEN
 ) -> Iterator[Event]:
-    """Yield random events of a study without end."""
     dice = random.Random(f"{seed}/{lap}")
     kinds = (only,) if only else ROUGH if lap % 2 == 0 else GENTLE
     while True:
@@ -87,8 +84,6 @@ class CaseFacts:
 
 @dataclass
 class Curve:
-    """Record the memory, handles and threads of all parties' processes in a file, once a minute."""
-
     path: Path
     looks: list[CaseFacts] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -201,7 +196,6 @@ class Soak:
         return self.patiently(lambda: lead.status(self.kit, self.job).jobs[0].status)
 
     def patiently(self, work: Callable[[], str]) -> str:
-        """Repeat `work`, which needs the server and the hospitals, until `work` succeeds."""
         deadline = time.monotonic() + STALLED
         while True:
             try:
@@ -213,7 +207,6 @@ class Soak:
                 time.sleep(5)
 
     def go_on(self) -> None:
-        """Resume the study of a job that has ended or is about to end."""
         if not self.status().startswith("FINISHED"):
             self.patiently(lambda: lead.cancel(self.job, self.kit, lambda line: None))
         self.job = self.patiently(lambda: lead.resume(self.job, self.kit, lambda line: None))
@@ -256,7 +249,6 @@ class Soak:
             self.go_on()
 
     def kill(self, party: str, word: str) -> None:
-        """Kill a party's processes whose command line contains `word`, if there are any."""
         for process in self.consortium.family(party, word):
             if process.is_running():
                 process.kill()
@@ -270,9 +262,6 @@ class Soak:
 
     # ------------------------------------------------------------------ laps
     def run_lap(self, lap: int, only: str | None, between: Sequence[int]) -> None:
-        """Run one disturbed study to its end, and assert that the study's tensors equal those of the undisturbed
-        run.
-        """
         self.lap = lap
         study = f"lap-{lap}"
         write_job(self.folder / "jobs" / study, self.plan, study=study)
@@ -311,7 +300,6 @@ class Soak:
             self.curve.look(self.consortium, self.lap)
 
     def report(self) -> bool:
-        """Print the disturbances and the growth of processes; return True if no server process grew."""
         print("\nevents:", ", ".join(f"{many} x {kind}" for kind, many in sorted(self.done.items())))
         print(f"\n{'party':12} {'process':8} {'minutes':>7} {'MB':>7} {'handles':>8} {'threads':>8}")
         grown = growths(self.curve.looks)

@@ -64,6 +64,5 @@ def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium
     assert few.test and few.test["accuracy"] is None and few.test["loss"] is None
     assert all(count % 5 == 0 for count in few.cases.values())
     scores = [score for score in few.validation if score is not None]
-    # scores of 16 patients are rounded
     assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)
-    assert set(near.validation) == {None}  # the validation data have one patient more than in the previous study
+    assert set(near.validation) == {None}

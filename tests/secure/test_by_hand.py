@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def environment(consortium: Consortium) -> dict[str, str]:
-    """Return environment variables that make NVFlare's commands use this Python and a temporary home folder."""
     return {**consortium.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

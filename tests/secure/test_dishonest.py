@@ -39,7 +39,7 @@ def dishonest(consortium: Consortium, folder: Path, surplus: int = 400_000_000) 
 class Memory:
     def __init__(self, consortium: Consortium, record: Record) -> None:
         self.consortium, self.record = consortium, record
-        self.most: dict[int, int] = {}  # maps the number of finished rounds to the peak memory in bytes
+        self.most: dict[int, int] = {}
         self.over = False
         self.watching = threading.Thread(target=self._watch, daemon=True)
 
@@ -66,9 +66,6 @@ class Memory:
 def study(
     consortium: Consortium, folder: Path, name: str, rounds: int, lies: Mapping[str, str]
 ) -> tuple[Summary, Memory, Path]:
-    """Run a study in which the third hospital sends hostile answers; return the study's summary, the server's memory,
-    and the downloaded folder.
-    """
     (folder / LIES).write_text(json.dumps(lies))
     write_job(folder / name, make_plan("fedavg", f"training.rounds={rounds}", *GO_ON), study=name)
     record = Record(consortium.kit(SERVER) / "medsilo" / name)

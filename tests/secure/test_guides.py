@@ -32,12 +32,12 @@ FILLED = {
     **{"<job>": "fedavg", "check fedavg": "check jobs/fedavg", "kits/fl.example.org": f"kits/{SERVER}"},
     **{"/backup/": "backup/", "/srv/fl.example.org": "moved/kit", "/var/lib/medsilo": "moved/storage"},
 }
-SHORTER = {  # replacements that make the commands quicker
+SHORTER = {
     "--seeds 0,1,2,3": "--seeds 0 --set training.rounds=1 --at-once 1",
     "participation.sites=[": 'training.rounds=2" --set "participation.sites=[',
 }
-GROUPS = ("medsilo kits", "medsilo release")  # commands of two words
-ELSEWHERE = (  # commands that other tests run
+GROUPS = ("medsilo kits", "medsilo release")
+ELSEWHERE = (
     "nvflare deploy",
     "nvflare job",
     "python provisioning/containers/prepare.py",
@@ -47,7 +47,6 @@ ELSEWHERE = (  # commands that other tests run
 
 
 def printed(page: Path, part: str = "") -> Iterator[str]:
-    """Yield the commands of a page, or of a section of the page."""
     fenced, text = False, joined(page.read_text())
     if part:
         text = text.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
@@ -100,14 +99,11 @@ class Walk:
 
 
 class Guided(Consortium):
-    """The consortium of provisioning/consortium.yaml, whose server is this machine."""
-
     lead = LEAD
 
 
 @pytest.fixture(scope="module")
 def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
-    """Edit the consortium's file, make and distribute the kits as the lead does, and run the kits."""
     root, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("guided")
     for name in ("jobs", "site_configs"):
         (folder / name).symlink_to(root / name)
@@ -163,7 +159,7 @@ def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
                 await_end(guided, broken_off.job)
 
 
-FOLDERS = {  # folders in which the README runs these commands, if not in the checkout
+FOLDERS = {
     **dict.fromkeys(("nvflare cert request", "nvflare package"), "requests/st-anna"),
     "openssl": "kits/st-anna",
 }

@@ -45,7 +45,6 @@ def statistics(consortium: Consortium, who: str, job: str) -> str:
 
 
 def watched(consortium: Consortium, who: str, job: str) -> list[str]:
-    """Return the first lines that a person sees when watching a running job."""
     heard: list[str] = []
     with lead.connected(consortium.kit(who)) as session:
         watching = lead._Watching(job, lambda line, study: heard.append(f"round {line.round}"), heard.append)

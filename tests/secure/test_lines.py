@@ -65,9 +65,6 @@ def start(pair: Consortium, plan: Plan, folder: Path, study: str) -> tuple[str, 
 
 
 def check(pair: Consortium, job: str, record: Record, folder: Path) -> None:
-    """Wait for the study's end; assert that no site missed a round and that the tensors equal those of the undisturbed
-    run.
-    """
     wait_until(lambda: record.summary() is not None, 1200, "the study's end")
     assert ended(pair.kit(LEAD), job) == "FINISHED:COMPLETED"
     assert all(site.missed == {} for site in record.summary().sites.values())

@@ -28,7 +28,6 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
 def run_both_ways(
     consortium: Consortium, methods: Sequence[str], sites: list[str], folder: Path, *changes: str
 ) -> None:
-    """Run each method as a separate job over TLS, all jobs at the same time, and run each method in one process."""
     for method in methods:
         plan = make_plan(method, *changes, sites=sites)
         inprocess.run(plan, folder=folder / method / "loop")

@@ -30,9 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 # -------------------------------------------------------------------------------------------- connections
 def knock(consortium: Consortium, certificate: Path, patience: float = 60.0) -> str:
-    """Do a TLS handshake with the server using this certificate and key; return the error's text, or "" without an
-    error.
-    """
     context = ssl.create_default_context(cafile=consortium.kit(SITES[0]) / "startup/rootCA.pem")
     context.check_hostname = False
     context.load_cert_chain(certificate)
@@ -54,7 +51,6 @@ def with_key(certificate: bytes, key: bytes, path: Path) -> Path:
 
 
 def expired(kit: Path, root: Path) -> bytes:
-    """Return a certificate that the consortium's own root signed and that expired last week."""
     old = x509.load_pem_x509_certificate((kit / "startup/client.crt").read_bytes())
     today = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
@@ -175,7 +171,6 @@ def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: py
     assert "medsilo refused: data: unknown key with value '/srv/another" in audit(consortium, other, ids["plans"])
     refused = f"medsilo refused the answer of {site}: the job's plan at this site differs"
     assert refused in server_audit(consortium, ids["plans"], tmp_path)
-    # NVFlare reports this error without an audit entry
     assert "got an unexpected keyword argument 'data'" in consortium.log(site)
     assert metas["signed"]["job_deploy_detail"] == ["server: app app does not pass signature verification"]
     assert ids["signed"] not in audit(consortium, site)

@@ -33,7 +33,6 @@ HOSPITAL = SITES[0]
 
 
 def standing(book: Path, others: Iterable[str] = ()) -> LedgerStanding:
-    """Return the state of a hospital's ledger, without the data sets in `others`."""
     [data] = {*ledgers(book)} - {*others}
     return Ledger(book, data).standing()
 
@@ -72,7 +71,6 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
         assert [line.round for line in record.rounds()] == list(range(1, 31))
     finally:
         local.write_text(before)
-        # accepts settings that break an earlier promise
         cli.main(["check", "--kit", str(pair.kit(HOSPITAL)), "--accept"])
 
     loop = standing(tmp_path / "_hospital" / HOSPITAL)

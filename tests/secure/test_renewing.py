@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
 
 def renew(pair: Consortium, name: str, *how: str) -> None:
-    """Renew a certificate in a running kit, with the lead's command."""
     own = pair.kit(name) / "startup" / ("server.crt" if name == SERVER else "client.crt")
     before = x509.load_pem_x509_certificate(own.read_bytes())
     made = ["kits", "make", str(pair.root / "consortium.yaml"), "-o", str(pair.root / "kits"), "--renew", name]
@@ -65,7 +64,6 @@ def test_a_study_goes_on_while_each_party_is_renewed(pair: Consortium, tmp_path:
         for name, *how in ((A,), (B,), (B, "--new-key"), (LEAD,)):
             renew(pair, name, *how)
             goes_on()
-        # the study used one job, so no job was restarted
         assert len((record.folder / "jobs.txt").read_text().split()) == 1
         pair.restart(B)
         goes_on()

@@ -25,7 +25,7 @@ from tests.secure.test_mutual_tls import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 TWO = SITES[:2]
-OF_JOB = "client.worker_process"  # words in the command line of a hospital's job process
+OF_JOB = "client.worker_process"
 
 
 def ended(kit: Path, job: str, within: float = 600) -> str:
@@ -45,9 +45,6 @@ def status_of(kit: Path, job: str) -> str:
 
 
 def prepared(pair: Consortium, plan: Plan, tmp_path: Path, study: str) -> tuple[Record, Callable[[int], None]]:
-    """Run a plan undisturbed and write its job; return the server's record of the study and a function that waits for a
-    round.
-    """
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study=study)
     record = Record(pair.kit(SERVER) / "medsilo" / study)
@@ -68,7 +65,6 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
         capsys.readouterr()
         assert cli.main(["resume", str(job), "--kit", str(kit)]) == 0
         new = capsys.readouterr().out.strip()
-        # the status shows that all hospitals have joined
         assert status_of(kit, new) in ("RUNNING", "FINISHED:COMPLETED")
         return new
 
@@ -97,7 +93,6 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     third = resume(second)
     until_round(done + 4)
 
-    # A hospital's machine dies, and does not return within the allowed time.
     pair.kill(TWO[1])
     assert ended(kit, third) == "FINISHED:EXECUTION_EXCEPTION"
     before = len(pair.log(TWO[1]))
@@ -169,7 +164,6 @@ def test_a_kit_s_own_process_starts_without_torch(pair: Consortium) -> None:
 
 
 def lines_of(pair: Consortium, study: str) -> list[tuple[str, str, str]]:
-    """Return the level, kind and text of a study's lines in the server's events.log."""
     read = [line.split("\t") for line in event_reading.read(pair.kit(SERVER), study)]
     return [(columns[1], columns[2], columns[6]) for columns in read]
 
@@ -192,7 +186,7 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     until_round(record.load_checkpoint()[1]["round"] + 4)
     pair.kill(SERVER)
     pair.start_party(SERVER)
-    wait_until(lambda: bool(record.finished()), 240, "the study's end")  # nobody typed a command to resume the study
+    wait_until(lambda: bool(record.finished()), 240, "the study's end")
     assert [line.round for line in record.rounds()] == list(range(1, 31))
     jobs = (record.folder / "jobs.txt").read_text().split()
     assert len(jobs) == 3 and ended(kit, jobs[-1]) == "FINISHED:COMPLETED"

@@ -45,7 +45,6 @@ def die(pair: Consortium, site: str, by: signal.Signals = signal.SIGKILL) -> flo
 
 
 def back(pair: Consortium, site: str) -> float:
-    """Restart a hospital, and return the time of the hospital's registration."""
     before = len(pair.log(site))
     pair.start_party(site)
     pair.wait_for_log(site, REGISTERED, before)
@@ -110,7 +109,6 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
 
 
 def _a_second_registered(pair: Consortium) -> bool:
-    """Return True if a second process of the hospital registered, and kill the second process."""
     first, before = pair.processes[B], len(pair.log(B))
     second = pair.start_party(B)
     try:
@@ -138,7 +136,7 @@ def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_di
 
     wait_until(lambda: told()[-1] == ("away", "it was silent for 90 s"), 120, "the server's word of it")
     wait_until(lambda: required() == 1, 15, "what status says")
-    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")  # NVFlare itself takes ten minutes
+    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")
     assert required() == 0
 
 
@@ -182,7 +180,6 @@ def test_a_process_that_died_at_a_hospital_is_told_at_the_server(
             return [columns[2] for columns in lines if columns[3] == B and columns[2] != "slow"]
 
         def asks() -> int:
-            """Return the round in which the server waits for answers, or 0 between rounds."""
             turns = read_now(Turns, record.folder)
             return turns.round if turns and turns.task == "round" else 0
 

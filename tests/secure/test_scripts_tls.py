@@ -58,7 +58,6 @@ def exported(
 
 
 def models(consortium: Consortium, study: str, sites: Sequence[str] = HOSPITALS) -> list[dict[str, torch.Tensor]]:
-    """Return each hospital's last and best models of a study."""
     folders = [consortium.kit(site) / "medsilo" / study / "sites" / site for site in sites]
     return [load_tensors(folder / file)[0] for folder in folders for file in (paths.LAST, paths.BEST)]
 
@@ -68,7 +67,6 @@ def studies(consortium: Consortium) -> set[str]:
 
 
 def is_after(study: Path, earlier: set[str]) -> bool:
-    """Return True if a hospital has trained two rounds of a study that is not in `earlier`."""
     return study.name not in earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
 
 
@@ -136,7 +134,7 @@ def test_a_message_that_a_cut_swallowed_does_not_hold_up_the_study(
             job_id = session.submit_job(str(job))
             wait_until(lambda: rounds() >= 1, 240, "the first round")
             relay.hush()
-            time.sleep(3.0)  # the hospital's messages of these seconds are lost
+            time.sleep(3.0)
             relay.cut()
             relay.speak()
             time.sleep(5.0)

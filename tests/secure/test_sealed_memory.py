@@ -30,7 +30,7 @@ LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     1.5,
     4,
 )  # smallest number of memory images, seconds between two images, and images between two rounds
-Image = dict[tuple[int, int], bytes]  # maps a process and an address to the content of the memory
+Image = dict[tuple[int, int], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,10 @@ def memory_of(process: psutil.Process) -> Image:
 
 
 class Watch:
-    """Read the memory of all server processes after each round and during rounds."""
-
     def __init__(self, consortium: Consortium, lines: Path) -> None:
         self.consortium, self.lines = consortium, lines
         self.first: Image = {}  # the memory before any model arrived
-        self.changed: set[bytes] = set()  # contents of memory that differ from the first image
+        self.changed: set[bytes] = set()
         self.looks = 0
 
     def until_it_ends(self) -> None:
@@ -110,7 +108,6 @@ def watched(consortium: Consortium, job: Path, study: str) -> Watch:
 
 
 def written_since(consortium: Consortium, start: float) -> list[bytes]:
-    """Return the server's log and files that were written after `start`."""
     folders = [consortium.kit(SERVER), consortium.root / "storage"]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     new = [path.read_bytes() for path in files if path.stat().st_mtime >= start]
@@ -118,9 +115,6 @@ def written_since(consortium: Consortium, start: float) -> list[bytes]:
 
 
 def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str, Numbers], Numbers, Numbers]:
-    """Return the largest weights of the hospitals' final personal models, of the initial model and of the global
-    model.
-    """
     initial = plan.build_networks()["model"].state_dict()
     name = max(initial, key=lambda key: initial[key].numel())
     found = {}

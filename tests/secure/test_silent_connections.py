@@ -24,7 +24,6 @@ GROWTH = 40e6  # most bytes by which the memory of the server's main process may
 
 @contextmanager
 def held(port: int, many: int) -> Iterator[list[int]]:
-    """Hold `many` silent connections, and yield a list with the number of replaced connections."""
     over, made = threading.Event(), [0]
 
     def hold(own: int) -> None:
@@ -65,7 +64,6 @@ def _has_ended(line: socket.socket) -> bool:
 
 
 def joining(consortium: Consortium, site: str) -> float:
-    """Return the seconds between the start of a killed hospital and its registration."""
     consortium.kill(site)
     before, at = len(consortium.log(site)), time.monotonic()
     consortium.start_party(site)

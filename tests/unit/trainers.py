@@ -13,7 +13,7 @@ from medsilo.learning.compute import Stop
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.site_data import SiteData
 
-WHEN = 2  # the number of the round in which the trainer fails
+WHEN = 2
 
 
 class FragileTrainer(Trainer):

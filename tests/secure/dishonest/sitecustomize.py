@@ -24,7 +24,6 @@ def nan_cases(reply: Any) -> None:
     reply.facts["cases"] = dict.fromkeys(("train", "validation", "test"), float("nan"))
 
 
-# maps the name of a hostile answer to a function that changes an honest answer
 LIES: dict[str, Callable[[Any], Any]] = {
     "surplus": surplus,
     "no cases": lambda reply: reply.facts.update(cases={"x": 1}, classes={"x": None}),
@@ -57,7 +56,6 @@ def tell_lies() -> None:
     }
 
     def command(name: str, fl_ctx: Any) -> None:
-        """Call a command of the server's job as the server itself does."""
         cell = fl_ctx.get_engine().get_cell()
         ask = {"channel": "server_command", "target": f"server.{fl_ctx.get_job_id()}", "topic": name, "timeout": 1.0}
         for sender in (cell, cell.core_cell):

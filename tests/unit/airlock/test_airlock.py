@@ -210,7 +210,6 @@ def test_a_border_clips_and_rounds_what_leaves(tmp_path: Path) -> None:
     norm = sum(float(own.double().square().sum()) for own in update.values()) ** 0.5
     assert norm == pytest.approx(0.5, rel=0.01)
     (line,) = (line for line in ran.left if line["task"] == "round")
-    # the number of the model's weights, and the batch norm's counter of batches
     assert line["norm"] > 0.5 and line["bits"]["tensors"] == 16 * 90 + 64
 
 
@@ -234,7 +233,7 @@ def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
     lines = lines.replace('"accuracy": accuracy', '"accuracy": 0.123456')
     settings = {"public_data": False, "approval": "none", "border": {"digits": 2}}
     summary = in_room(tmp_path, lines, settings).record.summary()
-    assert summary and summary.sites["a"].validation[0] == 0.1  # the rounding step of a score is 2 of 40 cases
+    assert summary and summary.sites["a"].validation[0] == 0.1
     assert summary.sites["a"].cases["train"] == 40
     left = [json.loads(line) for line in next(tmp_path.rglob(LEFT)).read_text().splitlines()]
     (count,) = QueryBudget(next(tmp_path.rglob("_hospital")) / "a").counts().values()
@@ -325,7 +324,7 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
     told = {"executors": [{"tasks": ["*"], "executor": executor}], "components": [{"id": "x", "path": "mine.Mine"}]}
     write_json(config / "config_fed_client.json", told)
     take_code_away(config)
-    take_code_away(config)  # after a restart, the job's process calls this function again
+    take_code_away(config)
     assert {path.name for path in config.iterdir()} == {"plan.yaml", "initial.safetensors", "config_fed_client.json"}
     assert {path.name for path in config.parent.iterdir()} == {"config", "job"}
     written = (config / "config_fed_client.json").read_text()
@@ -406,10 +405,6 @@ PHOTOS = {
 def studied(
     folder: Path, photos: Path, room: bool, ends: int = 0, program: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Record, SiteContext, str]:
-    """Run a study without a script at one hospital, inside or outside of a sandbox.
-
-    If `ends` is not 0, the sandbox stops after round `ends`. `program` replaces the program in the sandbox.
-    """
     given = {"device": "cpu", "memory_limit": 2048, "approval": "none", "data": {"folder": str(photos)}}
     own = {"airlock": "required", "room": {"studies": True, "scratch": 64}} if room else {}
     plan = parse_plan(PHOTOS)

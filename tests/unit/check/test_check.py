@@ -76,7 +76,6 @@ NOW = datetime.now(UTC)
 
 
 def visit(**changes: object) -> Visit:
-    """Return the check's input for a site without faults, except for these changed values."""
     good = Visit(
         SITES[0],
         PLAN,
@@ -385,7 +384,6 @@ def pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def kit_of(folder: Path, name: str = SITES[0], port: int = 1, root: Root = ROOT, **dates: datetime) -> Path:
-    """Make a hospital's startup kit with the files that NVFlare writes."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
     (folder / "local/medsilo.yaml").write_text("device: cpu\n")
@@ -468,7 +466,6 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
 
 @contextmanager
 def serving(root: Root | None) -> Iterator[int]:
-    """Start a server on a free port, with a certificate of this authority or without TLS."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -859,7 +856,6 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data/sets/kidney-2026"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
-    # these commands also work without the hash of a waiting plan
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]
     acts = ["data", "data", "check", "disclosure", "run", "predict", "ledger", "prune", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)

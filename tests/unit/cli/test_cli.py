@@ -334,7 +334,6 @@ def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- progress
 def record(number: int, score: float | None) -> Round:
-    """Return a round in which only one of three sites answers."""
     own = SiteRound(validation=score, train_loss=0.5, seconds=1.5, samples=4, bytes_up=8, bytes_down=8)
     states: dict[str, Any] = {"refused": {"b": "no data"}, "lost": {"c": "no answer"}, "warnings": {"a": ["slow disk"]}}
     return Round(round=number, asked=["a", "b", "c"], answered=["a"], sites={"a": own}, **states)

@@ -38,7 +38,6 @@ pytestmark = pytest.mark.xdist_group("house rules")
 
 PACKAGE = Path(medsilo.__file__).parent
 
-# a class's name in the form that registries use
 CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")
 # modules that load other modules by names that are not constants in the source code
 LOADERS = {
@@ -200,7 +199,6 @@ def module_of(path: Path) -> str:
 
 
 def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Return the modules that each module imports, including imports in functions and under `if TYPE_CHECKING`."""
     found = {}
     for module, path in paths.items():
         names = [name for name, _ in imports_of(path)]
@@ -245,9 +243,6 @@ def dotted(node: ast.expr) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- few imports
 def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
-    """Run commands in one process, each of which must end with the exit code `code`, and return the modules that are
-    loaded afterwards.
-    """
     program = (
         "import json, runpy, sys\n"
         f"for arguments in {list(commands)!r}:\n"

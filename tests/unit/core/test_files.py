@@ -106,7 +106,6 @@ def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> N
     number = file_of(one)
     part = one[500:]
     del one
-    # another tensor still uses memory that is mapped from the first file
     (other,) = stored([torch.zeros(1000, dtype=torch.int64)])
     assert file_of(other) != number and torch.equal(part, torch.arange(500, 1000))
     del part
@@ -282,7 +281,6 @@ def test_a_study_goes_on_from_the_greatest_round(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- full disks
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of files that this process can write inside the block."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

@@ -24,7 +24,7 @@ from tests.hospital import Volume, write_volume
 from tests.unit.deploy.test_predict import drawn, oblique, small_plan, write_run
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
-METHODS = ("local", "fedavg", "fedsm")  # methods with separate models, one shared model, and a super model
+METHODS = ("local", "fedavg", "fedsm")
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,6 @@ def test_an_image_passes_through_the_frozen_part_once_for_all_studies(backbone: 
     write_pixels(photos / "images/p3.png", photograph(99)[0])
     own_study(photos, backbone, cache, tmp_path / "three")
     assert sum(rows for rows, _ in kept().values()) == len(names) + 1
-    # the task now prepares images by other transforms
     own_study(photos, backbone, cache, tmp_path / "four", intensity={"kind": "z-score"})
     assert sum(rows for rows, _ in kept().values()) == 2 * len(names) + 1
     damaged = min(kept())
@@ -163,7 +162,7 @@ def test_the_model_predicts_images(backbone: Path, tmp_path: Path, capsys: pytes
     names = [f"p{number}" for number in range(24)]
     photos = write_photos(tmp_path / "photos", names)
     run = own_study(photos, backbone, tmp_path / "cache", tmp_path / "run")
-    model_folders.FOLDERS.clear()  # a new process does not know the folder of the weights
+    model_folders.FOLDERS.clear()
     assert main(["predict", str(run), str(photos / "images"), "-o", str(tmp_path / "found")]) == 0
     found = (tmp_path / "found").rglob("*.csv")
     rows = [row for path in found for row in csv.DictReader(path.open())]

@@ -227,8 +227,8 @@ def write_run(folder: Path, plan, file: str):
     [
         ("fedavg", "global/best.safetensors", []),
         ("fedbn", "sites/hospital-b/best.safetensors", ["--site", "hospital-b"]),
-        ("harmofl", "global/best.safetensors", []),  # the file contains HarmoFL's input layer
-        ("fedbn", "best.safetensors", []),  # the hospital predicts with the run folder in its kit
+        ("harmofl", "global/best.safetensors", []),
+        ("fedbn", "best.safetensors", []),
     ],
 )
 def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:

@@ -26,7 +26,6 @@ def line(channels: int, classes: int, seed: int) -> nn.Conv2d:
 
 
 def selector(outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """Return a selector with `outputs` outputs, each of which is the largest output for some images."""
     angles = 2 * torch.pi * torch.arange(outputs) / outputs + 0.1
     linear = nn.Linear(2, outputs).double()
     linear.weight.data = scale * torch.stack([angles.cos(), angles.sin()], 1).double()
@@ -79,7 +78,7 @@ def test_each_image_goes_where_alg_2_says(threshold: float, agreed: list[str]) -
     right = np.stack([of_conv(EXPERTS[name], x.numpy()[[i]])[0] for i, name in enumerate(expected)])
     np.testing.assert_allclose(model(x).detach(), right, rtol=0, atol=1e-12)
     if threshold == 0.5 and agreed == SITES:
-        assert set(names) == {GLOBAL, *SITES}  # the batch has images for which the selector chooses each model
+        assert set(names) == {GLOBAL, *SITES}
 
 
 @pytest.mark.parametrize("rule", ["threshold", "argmax", "mixture"])

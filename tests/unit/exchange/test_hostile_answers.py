@@ -68,8 +68,6 @@ def honest_answers(method: str) -> dict[Key, StudyMessage]:
 def again(
     method: str, folder: Path, change: Callable[[str, str, int, StudyMessage], StudyMessage | Missing]
 ) -> list[str]:
-    """Repeat a study with recorded answers, some of which `change` alters, and return the rejections."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
         known = honest_answers(method)[site, task, number]
@@ -84,14 +82,12 @@ def again(
 
 @cache
 def without(method: str, task: str) -> Path:
-    """Run a study that loses all answers of site C to one kind of request; return the study's folder."""
     folder = Path(mkdtemp()) / "run"
     again(method, folder, lambda site, asked, number, reply: LOST if (site, asked) == (C, task) else reply)
     return folder
 
 
 def numbers(summary: Summary) -> dict[str, Any]:
-    """Return a summary's values, except durations, memory and the reasons why site C was absent."""
     values = summary.as_json()
     for name in ("seconds", "memory", "started", "ended"):
         del values[name]
@@ -130,10 +126,6 @@ def outcome(**changes: Any) -> Falsify:
 
 
 def both(cases: dict[str, Any], **changes: Any) -> Falsify:
-    """Return a function that changes numbers of cases in an answer, and adjusts all other facts of the answer
-    accordingly.
-    """
-
     def falsify(reply: StudyMessage) -> None:
         reply.facts["cases"].update(cases)
         reply.facts.update(changes)
@@ -145,8 +137,6 @@ LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"
 
 
 def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
-    """Return a function that changes the tensor `name` in each group of an answer."""
-
     def falsify(reply: StudyMessage) -> None:
         for own in reply.groups.values():
             if name in own:
@@ -156,7 +146,6 @@ def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
 
 
 def names(change: Callable[[dict[str, Any]], Any]) -> Falsify:
-    """Return a function that changes the tensors in the first group of an answer."""
     return lambda reply: change(next(iter(reply.groups.values())))
 
 

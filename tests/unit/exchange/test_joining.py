@@ -22,8 +22,6 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 
 
 class LossyLoop(Loop):
-    """Lose the first answer of some sites to the request to join."""
-
     def __init__(self, participants: dict[str, TrainingSite], gone: list[str]) -> None:
         super().__init__(participants)
         self.gone = gone

@@ -30,8 +30,6 @@ SMALL = ["training.rounds=3", "task.persons=6", "task.windows=6", "task.steps=32
 
 
 class Listening(Loop):
-    """Record each answer before the server receives the answer."""
-
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         def hear(site: str, reply: StudyMessage) -> None:
             self.heard.append(reply)

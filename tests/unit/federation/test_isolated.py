@@ -42,7 +42,6 @@ Sites = Callable[..., IsolatedParticipant]
 
 @pytest.fixture
 def isolated_site(tmp_path: Path) -> Iterator[Sites]:
-    """Return a function that creates sites with separate training processes, which end after the test."""
     made: list[IsolatedParticipant] = []
 
     def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> IsolatedParticipant:
@@ -64,8 +63,6 @@ def of(trainer: type[Trainer]) -> Callable[..., Participant]:
 
 
 class Refusing(Trainer):
-    """Fail in round 2 within the main process, as if a separate training process had died."""
-
     def work(self, number: int, phase: Phase, stop: Any) -> float:
         loss = super().work(number, phase, stop)
         if number == 2 and self.place.site == B:
@@ -92,7 +89,7 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
     kind = of(Refusing)
     plain = {s: site_of(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s, kind=kind) for s in (A, B)}
     lead(plan, tmp_path / "plain", plain)
-    for run in (folder, tmp_path / "plain"):  # the two runs differ only in the reason for the lost round
+    for run in (folder, tmp_path / "plain"):
         for name in ("summary.json", "rounds.jsonl"):
             text = (run / name).read_text()
             (run / name).write_text(text.replace(missed[2].removeprefix("refused: "), "killed"))
@@ -117,8 +114,6 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
 
 
 class Dying(Trainer):
-    """Fail in each round, as if the training process had died."""
-
     def work(self, number: int, phase: Phase, stop: Any) -> float:
         raise Died("killed")
 
@@ -148,7 +143,6 @@ def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: S
     site.answer(server.ask("round", 3))
     assert site.process and site.process.pid != first.pid
     with pytest.raises(Refused, match="died .exit code 1.: .*worker.log"):
-        # the tensors of this request exceed the memory limit of the site
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**28)}}))
 
 

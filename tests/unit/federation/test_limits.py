@@ -119,7 +119,6 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "part
 
 
 def study(folder: Path, on_round: OnRound, *changes: str):
-    """Run a study that continues without a hospital that drops out."""
     plan, settings = make_plan("fedavg", *SMALL, *GO_ON, *changes), SiteSettings(device="cpu")
     sites = {site: site_of(plan, site, SITES, settings, folder / "sites" / site) for site in SITES}
     return Coordinator(plan, SITES, Loop(sites), Record(folder), "in-process", on_round).run()
@@ -140,8 +139,6 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
 
 
 class Hurried(Loop):
-    """Give hospital-a less time than a round takes."""
-
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         for site in sites:
             if site == "hospital-a" and outgoing(site).facts["task"] == "round":

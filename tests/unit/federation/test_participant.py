@@ -50,8 +50,6 @@ def made(plan: Plan, folder: Path, data: SiteData | None = None) -> TrainingSite
 
 
 class Server:
-    """Send random tensors first, and send each returned model with a small change afterwards."""
-
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         shared = views(plan.course.phase_of(1).given, plan.build_networks())
@@ -73,7 +71,6 @@ class Server:
 
 
 def content(reply: StudyMessage) -> dict[str, Any]:
-    """Return all facts of an answer, except duration and memory."""
     return {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
 
 
@@ -321,8 +318,6 @@ def test_a_damaged_state_is_refused_and_not_forgotten(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- resume
 def stop_after(number: int) -> Callable[[Round], None]:
-    """Stop a study after all sites have answered in a round, and before the server has saved the round."""
-
     def on_round(record: Round) -> None:
         if record.round == number:
             raise KeyboardInterrupt
@@ -332,7 +327,6 @@ def stop_after(number: int) -> Callable[[Round], None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
-    """Return a function that runs each plan only once, without interruption, and returns the run's folder."""
     folders: dict[str, Path] = {}
 
     def of(plan: Plan) -> Path:
@@ -449,5 +443,4 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
     participants = sites_of(plan, tmp_path / "run")
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
-    # requests to join, requests for rounds, and a few repetitions
     assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3

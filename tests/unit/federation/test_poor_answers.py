@@ -40,7 +40,6 @@ NINE = "participation.sites=[a, b, c, d, e, f, g, h, i]"
 
 @pytest.fixture
 def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change into a folder that contains only medsilo's jobs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").symlink_to(root / "jobs")
     return tmp_path
@@ -440,7 +439,6 @@ def test_a_key_of_another_method_than_the_plans_is_refused_before_torch_is_loade
 
 
 def _refused(folder: Path, command: str, code: int = 1) -> str:
-    """Return the error of a command that fails before importing torch or NVFlare."""
     program = (
         f"import sys, time; from medsilo import cli; code = cli.main({command.split()!r});"
         "print(code, 'torch' in sys.modules, 'nvflare' in sys.modules, time.process_time())"

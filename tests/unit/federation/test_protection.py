@@ -38,10 +38,7 @@ Asks = Callable[..., Summary]
 
 @pytest.fixture
 def asks(tmp_path: Path) -> Asks:
-    """Return a function that runs a lead's study at one hospital.
-
-    All studies share the hospital's query budget, which is stored beside the studies' folders.
-    """
+    """All studies share the hospital's query budget, which is stored beside the studies' folders."""
 
     def study(name: str, data: Path | dict, *changes: str, **settings: object) -> Summary:
         own = make_settings({"device": "cpu", "data": data, **settings}, "x")
@@ -58,15 +55,11 @@ def validated(shares: str) -> set[str]:
 
 
 def two_shares() -> tuple[str, str]:
-    """Return two values of `task.shares`, the first of which gives one more validation patient."""
     texts = [f"[{train:.6f},{0.8 - train:.6f},0.2]" for train in np.arange(0.4, 0.7, 0.001)]
     return next(pair for pair in pairwise(texts) if len(validated(pair[0]) - validated(pair[1])) == 1)
 
 
 def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[list[float], int]:
-    """Return the initial network's disclosed losses in two studies, and the first study's number of validation
-    patients.
-    """
     for name, shares in zip(("one", "other"), two_shares(), strict=True):
         asks(name, photos, f"task.shares={shares}", **settings)
     told = [Record(root / name).rounds()[0].sites["a"].validation_loss for name in ("one", "other")]
@@ -74,7 +67,6 @@ def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[li
 
 
 def true_loss(photos: Path) -> float:
-    """Return the initial network's loss on the one patient who is a validation patient in only one of the studies."""
     (patient,) = validated(two_shares()[0]) - validated(two_shares()[1])
     plan = parse_plan(STUDY)
     model = plan.algorithm.whole(plan.build_networks()).eval()
@@ -296,7 +288,7 @@ def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_p
     first, second, third = study("first", 0), study("second", 1), study("third", 5)
     assert first.sites["a"].validation != [None, None] and not first.sites["a"].warnings
     assert second.sites["a"].validation == [None, None]
-    assert second.sites["a"].test["accuracy"] is not None  # the test patients are the same as in the first study
+    assert second.sites["a"].test["accuracy"] is not None
     assert Record(tmp_path / "second").rounds()[0].sites["a"].train_loss is None
     assert any("fewer than 5 patients" in line for line in second.sites["a"].warnings["join"])
     assert None not in third.sites["a"].validation
@@ -337,7 +329,6 @@ def test_synthetic_hospitals_are_as_before() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ newcomers
 def parts_at(data: Path, study: Path) -> dict[str, str]:
-    """Return each patient's part of the split (training, validation or test) in a study at this hospital."""
     settings = make_settings({"device": "cpu", "data": data, "answers": 20_000}, "x")
     site = site_of(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
     return {name: part for part, names in site.participant.disclosure.patients.items() for name in names}
@@ -355,7 +346,7 @@ def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:
     assert all(later[name] == part for name, part in first.items())
     assert [list(later.values()).count(part) for part in ("train", "validation", "test")] == [36, 12, 12]
     kept = tmp_path / "_hospital/a/parts.jsonl"
-    kept.write_bytes(kept.read_bytes() + b'{"parts": {"a')  # a power failure cut off the last line
+    kept.write_bytes(kept.read_bytes() + b'{"parts": {"a')
     fewer = parts_at(write_photos(place, NAMES[10:]), tmp_path / "fewer")
     assert all(later[name] == part for name, part in fewer.items())
     assert kept.stat().st_mode & 0o077 == 0 and not any(name in kept.read_text() for name in NAMES)

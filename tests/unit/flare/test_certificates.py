@@ -59,7 +59,7 @@ def test_an_end_is_told_30_and_7_and_1_days_before_and_when_it_has_come(kit: Pat
     assert ends.ended(["north"], now + 110 * DAY) == []
     assert [(who, text[:14]) for who, text in told(ends, now + 110 * DAY)] == [("north", "it was renewed")]
     assert told(ends, now + 110 * DAY) == []
-    assert [who for who, _ in told(ends, now + 290 * DAY)] == [""]  # the server's own certificate expires next
+    assert [who for who, _ in told(ends, now + 290 * DAY)] == [""]
     (kit / KEPT).write_text("{damaged")
     assert CertificateEnds(kit).ended(["north"], now) == []
 
@@ -74,7 +74,7 @@ def test_a_hospital_says_nothing_of_others_and_nothing_that_the_root_did_not_sig
         "no text": 7,
         "no certificate": "-----BEGIN CERTIFICATE-----",
         "too long": ends_in(-1, "north") + "x" * 1_000_000,
-        "earlier": ends_in(-1, "north"),  # an earlier certificate of the hospital, which somebody has recorded
+        "earlier": ends_in(-1, "north"),
     }[wrong]
     ends.heard("north", said)
     assert ends.ended(["north", "south"], time.time()) == [] and told(ends, time.time()) == []

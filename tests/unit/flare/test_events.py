@@ -189,8 +189,8 @@ def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancell
     for answered in (True, False):
         executor, back = MedsiloExecutor(), list[int]()
         executor.events = SiteEvents(tmp_path, f"job-{answered}", "lungs")
-        executor.folder = tmp_path / f"site-{answered}"  # the hospital's page shows the log in this folder
-        executor.handle_event(EventType.END_RUN, FLContext())  # a rejected job has no entry about its end
+        executor.folder = tmp_path / f"site-{answered}"
+        executor.handle_event(EventType.END_RUN, FLContext())
         executor.give_back = lambda back=back: back.append(1)
         executor.events.begin("FedAvg")
         if answered:
@@ -228,7 +228,6 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     engine: Any = SimpleNamespace(get_clients=lambda: list(known.clients.values()), server=server)
 
     def heartbeat(token: str, at: float) -> bool:
-        """Send a heartbeat, and return True if the server registers the sender as a new process."""
         now[0], said = at, FLContext()
         said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(tmp_path)), private=True, sticky=False)
         monkeypatch.setattr(said, "get_engine", lambda: engine)
@@ -276,7 +275,6 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
 
 
 def job_of(kit: Path, lead: str, named: str) -> FLContext:
-    """Return the context of a job in the server's process, which a lead has submitted for one hospital."""
     said, engine = FLContext(), SimpleNamespace(get_clients=list)
     said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit)), private=True, sticky=False)
     meta = {"deploy_map": {"app": ["server", named]}, "submitter_name": lead}

@@ -179,13 +179,12 @@ def test_a_kit_without_settings_runs_nobodys_data_only(tmp_path: Path) -> None:
         settings_of_site(at_site(folder, parse_plan(real)))
     (folder / "local/medsilo.yaml").write_text("approval: required\ndevice: cpu\n")
     context = at_site(folder, make_plan("fedavg", *NAMELESS))
-    settings_of_site(context)  # the site records that a plan needs an approval
+    settings_of_site(context)
     (folder / "local/medsilo.yaml").unlink()
     with pytest.raises(Refused, match=r"medsilo\.yaml \(missing\) changed"):
         settings_of_site(context)
     context = at_site(folder, make_plan("fedavg", *NAMELESS))
     (folder / "local/medsilo.yaml").write_text("approval: required\ndata: {folder: /x, columns: {secret: [a, b]}}\n")
-    # the server receives the text of this error
     with pytest.raises(MedsiloError, match=r"medsilo\.yaml can't be used") as refused:
         settings_of_site(context)
     assert "secret" not in str(refused.value) and "secret" in refused.value.private

@@ -22,7 +22,6 @@ FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
 def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
-    """Return a message with a model's tensors, which include an integer counter, and with an amplitude spectrum."""
     chance = torch.Generator().manual_seed(0)
     model = {
         "weight": torch.randn(40, 5, generator=chance).to(dtype),

@@ -42,9 +42,6 @@ def plan_with_a_plug_in() -> Plan:
 
 # ------------------------------------------------------------------------------------------------------ another process
 def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
-    """Return the hospital's reason to reject a study whose server has these package hashes, or "" if the hospital
-    joins.
-    """
     kit = Workspace(str(home.folder), site_name=SITES[0])
     context = FLContext()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit)
@@ -59,9 +56,6 @@ def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Change each package by one byte; yield the package's name with the reasons why joining and approval are
-    rejected.
-    """
     home = Home(folder)
     home.plan = plan_with_a_plug_in()
     config = Path(Workspace(str(folder), site_name=SITES[0]).get_app_config_dir("job"))
@@ -187,7 +181,7 @@ def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
         true.write_bytes(good[:20])
         with pytest.raises(MedsiloError, match="bytecode"):
             hash_now()
-        true.write_bytes(b"\0\0\0\0" + bad[4:])  # another version of Python compiled this bytecode
+        true.write_bytes(b"\0\0\0\0" + bad[4:])
         assert hash_now() == before
         true.unlink()
     py_compile.compile(str(source), doraise=True)

@@ -40,8 +40,6 @@ TINY = ("training.rounds=2", "participation.resume=2")
 
 
 class Server:
-    """Stand in for a server that reports its shutdown after `looks` queries."""
-
     looks = sys.maxsize
 
     @property
@@ -51,8 +49,6 @@ class Server:
 
 
 class Books:
-    """Stand in for the engine and the job manager of NVFlare's server."""
-
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["job_id"]: SimpleNamespace(job_id=job["job_id"], meta=job) for job in jobs}
         self.server = Server()
@@ -113,7 +109,6 @@ def begun(own: Resuming) -> threading.Thread:
 
 
 def after(kit: Path, books: Books) -> list[str]:
-    """Start a server with these jobs, and return the jobs that the server has submitted after three checks."""
     known, books.server = set(books.jobs), Server()
     watching = begun(Resuming(books, kit, kit / "medsilo"))
     books.server.looks = 3
@@ -127,7 +122,6 @@ def told(kit: Path) -> list[tuple[str, str, str]]:
 
 
 def failed(kit: Path, passing: bool) -> None:
-    """Write the summary of a failed study, with a later time than the start of the study's job."""
     values = {"schema": 1, "status": "failed", "reason": "why", "metric": "accuracy", "method": "fedavg"}
     values |= {"title": "FedAvg", "rounds": {"planned": 2, "done": 1}, "sites": {}, "passing": passing}
     (kit / "medsilo/lungs/summary.json").write_text(json.dumps(values))
@@ -145,7 +139,7 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     assert books.jobs["job-1"].meta["goes_on"]["turn"] == "1 of 2"
     level, what, text = told(kit)[-1]
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
-    assert after(kit, books) == []  # the new job still waits for its hospitals
+    assert after(kit, books) == []
     # a lead has written an invalid value into the job's meta.json
     for wrong in (-1_000_000, "x", [[None, 1]], [7], {"at": 1}):
         books = Books(job(resumed=wrong))
@@ -184,7 +178,7 @@ def test_what_a_person_has_to_mend_or_ended_does_not_go_on(kit: Path) -> None:
     failed(kit, passing=False)
     assert after(kit, Books(job())) == []
     old = time.time() - 60
-    os.utime(kit / "medsilo/lungs/summary.json", (old, old))  # the summary belongs to the study's previous job
+    os.utime(kit / "medsilo/lungs/summary.json", (old, old))
     assert after(kit, Books(job())) == ["job-1+"]
     failed(kit, passing=True)
     assert after(kit, Books(job())) == ["job-1+"]
@@ -259,7 +253,6 @@ def test_it_waits_for_hospitals_and_for_room(kit: Path, monkeypatch: pytest.Monk
     books.here = SITES[:1]
     assert after(kit, books) == []
     monkeypatch.setattr(resuming, "GATHER", 0.0)
-    # after these seconds, the plan lets the study continue with fewer hospitals
     assert after(kit, books) == ["job-1+"]
     monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: SimpleNamespace(free=resuming.LEAST_ROOM))
     assert after(kit, Books(job())) == []
@@ -381,7 +374,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     caplog.set_level("INFO")
     study = StudyEvents(tmp_path, "job-1", "lungs")
     sites = SlowSites(study)
-    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])  # the usual duration of a round is not yet known
+    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])
     sites.look(turns(1, north=(60.0, None), south=(61.0, 20.0)), [])
     for seconds in (61.0, 300.0):
         sites.look(turns(1, north=(seconds, None), south=(seconds, 20.0)), [])

@@ -58,7 +58,7 @@ def test_equations_2_to_4(shape: tuple[int, ...], start: str, band: float | None
         expected = normalise_by_hand(batch, running, band)
         np.testing.assert_allclose(norm(images).numpy(), expected, **TOLERANCE)
         torch.testing.assert_close(norm.amplitude, half(running), **TOLERANCE)
-        assert torch.equal(images, torch.from_numpy(batch))  # the input stays unchanged
+        assert torch.equal(images, torch.from_numpy(batch))
     norm.freeze()
     for module in (norm.train(), norm.eval()):
         np.testing.assert_allclose(module(images).numpy(), expected, **TOLERANCE)

@@ -34,7 +34,7 @@ def test_the_weighted_loss_is_a_mean_over_cases() -> None:
     assert torch.allclose(torch.stack(single), torch.stack(expected))
     assert torch.allclose(loss(output, target), torch.stack(expected).mean())
     scan, mask = torch.randn(2, 2, 4, 4), torch.randint(2, (2, 4, 4))
-    both = loss_of("dice-ce")  # half of this loss is the cross entropy
+    both = loss_of("dice-ce")
 
     def half(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return both(found, right[:, None])

@@ -85,7 +85,6 @@ def test_a_convolution_may_be_the_head(layer: type[nn.Module]) -> None:
 
 
 def by_hand(model: nn.Module) -> set[str]:
-    """Return the names of all tensors that belong to a batch norm, by comparing the tensor objects."""
     held = set()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
@@ -109,7 +108,7 @@ def test_monai_unet(residual: int) -> None:
     before = model(probe)
     with torch.no_grad():
         model.state_dict()[head[-1]].add_(1.0)
-    torch.testing.assert_close(model(probe), before + 1.0)  # the head's bias is part of the output
+    torch.testing.assert_close(model(probe), before + 1.0)
 
 
 def test_other_weights_are_gone_afterwards_also_where_a_layer_has_two_names() -> None:

@@ -331,7 +331,6 @@ def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
 
 
 def rates(training: Training, order: Sequence[int]) -> dict[int, float]:
-    """Return the learning rate of each round, if a caller requests the rounds in the order `order`."""
     optimizer, found = training.make_optimizer([nn.Parameter(torch.zeros(1))]), {}
     for number in order:
         begin_round(training, optimizer, number, training.rounds)

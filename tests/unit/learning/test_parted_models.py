@@ -42,7 +42,6 @@ Theta = list[Array]  # W1, b1, W2 and b2 of the network tanh(x W1 + b1) W2 + b2,
 
 # --------------------------------------------------------------------------------------- the methods in numpy
 def gradients(theta: Theta, batch: tuple[Array, Array], shift: Array | float = 0.0) -> tuple[Theta, float]:
-    """Return the mean cross entropy and its gradients, after adding `shift` to the network's scores."""
     (w1, b1, w2, b2), (x, y) = theta, batch
     h = np.tanh(x @ w1.T + b1)
     z = h @ w2.T + b2 + shift
@@ -55,8 +54,6 @@ def gradients(theta: Theta, batch: tuple[Array, Array], shift: Array | float = 0
 
 @dataclass
 class ByHand:
-    """A site in numpy, with a model, the received tensors, the optimizer's state, and the method's state."""
-
     data: Batches
     model: Theta
     given: Theta
@@ -221,9 +218,6 @@ CASES = [
 
 
 def study_by_hand(case: Case, start: Theta) -> tuple[list[dict[str, Theta]], dict[str, ByHand]]:
-    """Compute a whole study in numpy; return the sites' evaluated models and the shared tensors before and after each
-    round, and the sites.
-    """
     method = case.by_hand()
     sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
     shared, curve = start, []
@@ -244,8 +238,6 @@ def study_by_hand(case: Case, start: Theta) -> tuple[list[dict[str, Theta]], dic
 
 # ---------------------------------------------------------------------------------- the methods in medsilo
 def two_layers(start: Theta, *between: nn.Module) -> Callable[[], nn.Module]:
-    """Return a function that builds a network of two layers, which first averages its input over time."""
-
     def build() -> nn.Module:
         first, head = nn.Linear(4, 5), nn.Linear(5, 3)
         model = nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(), first, *between, nn.Tanh(), head).double()

@@ -93,7 +93,7 @@ def test_running_statistics_see_the_first_pass_only(kind: type[nn.Sequential]) -
     model, other = (kind(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
     inputs = torch.from_numpy(X)
-    other(inputs)  # one forward pass with unperturbed weights
+    other(inputs)
     optimizer = PerturbedOptimizer(BASES["sgd"](model.parameters()), ALPHA, module=model)
     passes = []
 

@@ -42,7 +42,6 @@ def mixed_data(samples: int = 37) -> tuple[Mixed, Tensor]:
 
 
 def by_numpy(model: nn.Module, layers: list[nn.Module], inputs: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Compute the mean and the variance of each layer's inputs over all cases, in double precision."""
     seen: dict[nn.Module, list[np.ndarray]] = {layer: [] for layer in layers}
     model = model.double().eval()
     hooks = [

@@ -94,7 +94,6 @@ def test_a_volume_and_its_masks_come_back_voxel_for_voxel(
     assert (mask_of_segmentation(folder / "mask", series, labels_of(list(STRUCTURES))) == labels).all()
     own = SimpleITK.GetArrayFromImage(scan.on_own_grid(mask_as_scanned(labels, series)))
     assert (own == labels).all()
-    # according to highdicom's reader, the frames have the positions of the slices
     read = highdicom.seg.segread(folder / "mask")
     instances = [header.instance for header in series.slices]
     back = read.get_pixels_by_source_instance(instances, combine_segments=True, ignore_spatial_locations=True)
@@ -371,7 +370,6 @@ def _check_segmentation(out: Path, study: Path) -> None:
 
 
 def _check_card(bundle: Path, run: Path) -> None:
-    """Assert that the model card holds only results that the run's summary contains."""
     card, summary = (json.loads(path.read_text("utf-8")) for path in (bundle / CARD_DATA, run / "summary.json"))
     released = summary["sites"]["a"]
     assert card["plan_hash"] == summary["plan_hash"] and card["data"] == {"a": released["cases"]}
@@ -554,7 +552,6 @@ def test_series_without_a_frame_of_reference_are_read_with_a_caution(tmp_path: P
     assert survey.usable and sum(part.cases for part in survey.parts.values()) == 4
     (told,) = [one for one in survey.problems if "frame of reference" in one.what]
     assert told.severity == "note" and told.count == 2
-    # the mask of this series has a separate frame of reference, which is the same in each prediction
     series = read_again(sorted((tmp_path / "s0/A/series").iterdir()))
     frames = {source.FrameOfReferenceUID for _ in range(2) for source in sources_of(series)}
     assert len(frames) == 1 and frames.pop()
@@ -609,7 +606,7 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
         files = write_study(tmp_path / "archive" / f"{patient:03}", f"n{patient}", patient)
         (tmp_path / "archive" / f"{patient:03}/B/mask").unlink()
         tumour = ball((7, 12, 12), (1.5, 1.5, 2.5), patient)[1]
-        drawn = {"GTV": tumour, "PTV": np.ones_like(tumour)}  # the PTV covers the GTV
+        drawn = {"GTV": tumour, "PTV": np.ones_like(tumour)}
         drawn = {name: square(mask, (1.5, 1.5, 2.5)) for name, mask in drawn.items()}
         write_contours(tmp_path / "archive" / f"{patient:03}/B/drawn", files, drawn)
     sight = first_sight(DatasetLayout(tmp_path / "archive", "st-anna", "cpu"))

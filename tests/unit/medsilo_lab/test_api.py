@@ -400,8 +400,6 @@ WIDTH = 8
 
 
 class Windows(Dataset):
-    """A site's data set with two cases for each patient, whose target is the sum of the inputs."""
-
     def __init__(self, seed: int) -> None:
         self.values = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed))
         self.patients = [f"patient {case // 2}" for case in range(40)]
@@ -461,7 +459,6 @@ def test_a_module_data_a_method_and_a_loss_of_ones_own_run_without_a_package(tmp
     assert not first["layers.2.weight"].equal(second["layers.2.weight"])
     assert {name.removeprefix("source-of-") for name in run.plan.packages} >= {"head-stays"}
     assert run.predict(OWN["sites"]["a"].values[:3], site="a").equal(run.models["a"](OWN["sites"]["a"].values[:3]))
-    # wrong shapes: no axis of cases, or too few channels
     for wrong in (OWN["sites"]["a"].values[0], OWN["sites"]["a"].values[:3, :1]):
         with pytest.raises(MedsiloError, match="the model reads"):
             run.predict(wrong, site="a")

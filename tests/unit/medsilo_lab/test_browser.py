@@ -30,7 +30,6 @@ ENTER = ("Enter", 13, "\r")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict[str, Path]:
-    """Write the page of a run that rejected a site, and the page of a study with panels of pictures."""
     folder = tmp_path_factory.mktemp("pages")
     names = list(SITES)
     scores = {"fedavg": (0.9, 0.8, 0.7), "fedbn": (0.85, 0.95, None), "local": (0.6, 0.9, 0.8)}
@@ -48,7 +47,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
 
 
 def others(folder: Path, study: Study) -> dict[str, Path]:
-    """Write pages of other kinds: a comparison with each verdict, a decision sheet, the demo and a check."""
     shown = folder / "gains"
     shutil.copytree(study.folder, shown)
     gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, patients=9, adjusted=0.3, sure=False)

@@ -58,10 +58,6 @@ in_monai = pytest.mark.xdist_group("bundle")
 
 @pytest.fixture(scope="session")
 def run_bundle() -> Iterator[RunBundle]:
-    """Return a function that runs a bundle as described in the bundle's docs/README.md.
-
-    The function's arguments are the bundle, the images, the folder for masks, and whether to hide medsilo.
-    """
     with ExitStack() as stack:
 
         @cache

@@ -21,9 +21,6 @@ A, B, C = "hospital-a", "hospital-b", "hospital-c"
 
 
 def decisions(yes: int, no: int, threshold: float | None = 0.35, certain: bool = True) -> Decisions:
-    """Return decisions for 20 cases of each class with the probabilities 0.15 and 0.85; `yes` positive and `no`
-    negative cases are classified correctly.
-    """
     places = [(0, 0, 0.0)] * 10
     places[1], places[8] = (20, 2, 3.0), (20, 17, 17.0)
     return Decisions(

@@ -35,16 +35,12 @@ def read_by(study: Path) -> dict[str, Any]:
 
 
 def written(folder: Path, said: Mapping[str, str] = EACH, **asked: Any) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan that `medsilo init` writes before checking the data, and the data set's `data` settings."""
     made = make_each(DatasetLayout(folder, "hospital-a", "cpu", **asked), stop_at_questions, said=said)
     plan = write_start(folder.parent / "study", made.sight.choices, made.sets)
     return plan, next(iter(made.sets.values())).data_set.reading
 
 
 def drafted(folder: Path, *more: str, said: Mapping[str, str] = EACH) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan and the `data` settings that `medsilo init` writes after reading all data; the check must give
-    the result GO.
-    """
     study, each = folder.parent / "study", [f"--set={key}={answer}" for key, answer in said.items()]
     assert main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *each, *more]) == 0
     return load_plan(study / "job/app/config/plan.yaml"), read_by(study)

@@ -30,7 +30,6 @@ def made(folder: Path, *answers: str) -> DataSet:
 
 
 def asked(folder: Path, capsys: pytest.CaptureFixture[str], *answers: str) -> str:
-    """Return the question at which `medsilo data` stops after these answers."""
     capsys.readouterr()
     said = [part for answer in answers for part in ("--set", answer)]
     assert main(["data", str(folder), "-o", str(folder.parent / "none"), "--yes", *said]) == 1
@@ -82,7 +81,6 @@ def test_patients_of_one_number_at_two_hospitals_are_asked_about(
 
 
 def write_recordings(folder: Path, head: tuple[str, ...], named: bool = True) -> None:
-    """Write two recordings for each of 12 patients, and a table of the recordings, with a header if `named` is true."""
     folder.mkdir()
     lines = []
     for number in range(24):

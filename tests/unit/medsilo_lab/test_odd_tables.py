@@ -23,7 +23,6 @@ WHO = 60
 
 
 def people(count: int = WHO, visits: int = 1, **more: Callable[[int, int], Any]) -> Rows:
-    """Draw patients with an age, a stage and an outcome; `more` adds columns."""
     drawn = np.random.default_rng(5)
     rows: Rows = []
     for who in range(count):
@@ -60,14 +59,12 @@ def as_csv(rows: Callable[[], Rows], **how: Any) -> Callable[[Path], None]:
 
 @dataclass(frozen=True)
 class Odd:
-    """A table, the answers to the command's questions, and either the expected data set or the expected error."""
-
     make: Callable[[Path], None]
     answers: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
     right: Mapping[str, Any] | None = None
     said: Sequence[str] = ()
-    asked: str = ""  # the key of the last question, at which the command stops
+    asked: str = ""
 
 
 DAY = date(2020, 1, 1)
@@ -593,7 +590,6 @@ TABLES: dict[str, Odd] = {
 
 
 def reads(own: DataSet, folder: Path) -> set[str]:
-    """Return the input columns of the proposed plan, without the outcome."""
     learned = {own.learns.get(key) for key in ("target", "time", "event")}
     return {word for word in own.words if word in HEADS} - learned
 

@@ -49,9 +49,6 @@ needs_a_namespace = pytest.mark.skipif(
 
 
 def installed_offline(folder: Path, house: Path) -> Path:
-    """Install a wheelhouse into a new environment without a network, and return the folder of the environment's
-    programs.
-    """
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     install = ["pip", "install", "--quiet", "--no-index", "--find-links", house, "--require-hashes", "-r"]
     for command in (

@@ -122,7 +122,6 @@ def test_a_model_of_round_0_is_not_released(finished: tuple[Plan, Path], tmp_pat
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a release of a model that predicts a binary outcome from one column of a table."""
     root = tmp_path_factory.mktemp("ranked")
     study = marked(root / "study-data", 80)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
@@ -135,10 +134,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def marked(folder: Path, patients: int, ill: str = "1", well: str = "0", each: int = 2) -> Path:
-    """Write a hospital's table in which every patient with a number divisible by `each` is ill.
-
-    For one patient in seven, the column "marker" contradicts the outcome.
-    """
+    """For one patient in seven, the column "marker" contradicts the outcome."""
     folder.mkdir()
     sick = [number % each == 0 for number in range(patients)]
     markers = [one != (number % 7 == 0) for number, one in enumerate(sick)]
@@ -283,7 +279,6 @@ def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made
 
 
 def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
-    """Return the bytes with a random change: a flipped bit, a missing or repeated block, or an odd value in JSON."""
     changed = bytearray(kept)
     if number % 3 == 0 and kept.startswith(b"{"):
         whole = json.loads(kept)

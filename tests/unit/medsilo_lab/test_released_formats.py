@@ -56,7 +56,6 @@ def series(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
 
 
 def table(folder: Path, patients: int, seed: int, shift: float = 0.0) -> Path:
-    """Write a table of patients in which ill patients have a greater value in the column "marker" on average."""
     drawn, lines = random.Random(seed), ["patient,age,marker,outcome"]
     for number in range(patients):
         sick = drawn.randrange(2)

@@ -35,7 +35,6 @@ def summary_of(
     by_site: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> Summary:
-    """Return the summary of a run with two rounds at all sites, changed by `changes`."""
     known = [score for score in scores.values() if score is not None]
     sites = {
         name: SiteResult(
@@ -79,12 +78,10 @@ def summary_of(
 
 
 def round_line(number: int, sites: list[str], **changes: Any) -> Round:
-    """Return a round that all sites in `sites` answered, changed by `changes`."""
     return Round(round=number, phase="train", seconds=1.8, asked=sites, answered=sites).changed(**changes)
 
 
 def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Path:
-    """Write a run folder with this summary; without `rounds`, all sites answered each round."""
     record = Record(root / f"{summary.method}-seed{summary.seed}")
     record.folder.mkdir(parents=True)
     record.write_summary(summary)
@@ -136,7 +133,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.scripts = 0
         self.rows: list[list[str]] = []
-        self.sections: list[str] = []  # section of each table row
+        self.sections: list[str] = []
         self.section = ""
         self.header_text = ""
         self.feed(text)
@@ -177,6 +174,9 @@ class Page(HTMLParser):
 def rendered(folders: list[Path], title: str = "A title") -> tuple[str, Page]:
     text = page.render(read_all(folders), title)
     return text, Page(text)
+
+
+# The page
 
 
 def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> None:
@@ -397,6 +397,9 @@ def test_write_is_atomic_repeatable_and_says_where(tmp_path: Path, folders: list
     assert destination.read_bytes() == first
 
 
+# The terminal
+
+
 def test_text_table_shows_missing_values(tmp_path: Path) -> None:
     run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None})))
     assert text_table(run).split("\n")[1:3] == ["a              0.50", "b              –"]
@@ -405,6 +408,9 @@ def test_text_table_shows_missing_values(tmp_path: Path) -> None:
 def test_text_table_keeps_control_characters_from_the_terminal(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", {"a": None}, status="failed", reason="red \u001b[31m\nalert\u202e")
     assert text_table(read(save(tmp_path, summary))) == "FedAvg  FAILED: red alert"
+
+
+# Reading
 
 
 @pytest.mark.parametrize("file", ["summary.json", "plan.yaml", "provenance.json", "rounds.jsonl"])
@@ -485,6 +491,9 @@ def test_absences_are_those_of_the_rounds(tmp_path: Path) -> None:
 def test_sites_keep_the_order_of_the_plan(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", {"b": 0.5, "a": 0.5}, agreed=Agreement(sites=["z", "b"]))
     assert all_sites([read(save(tmp_path, summary))]) == ["z", "b", "a"]
+
+
+# Charts
 
 
 def chart_of(*series: charts.Series, last_x: int = 4) -> ElementTree.Element:

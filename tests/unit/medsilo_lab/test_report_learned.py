@@ -30,7 +30,6 @@ SITES = ("hospital-a", "hospital-b")
 
 # ---------------------------------------------------------------------------------------------------- learned or not
 def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
-    """Return the top of a run's page for this test score and validation curve at each site."""
     one = {
         "validation": curve,
         "test": {metric: score, "loss": 0.3, "cases": 40},

@@ -134,7 +134,6 @@ def test_a_rounded_score_is_a_range_in_every_place(rounded: Path, capsys: pytest
     assert line["kind"] == "range" and f"{line['low']:g} to {line['high']:g}" == shown["a"] and line["n"] > 0
     assert line.isna()["accuracy"] and mean in repr(run)
 
-    # the progress line of a round before the end of the study
     before = round_lines(read_rounds(rounded)[1], 3, "accuracy")
     assert len(before) == 2 and all(re.search(r"accuracy before [\d.]+ to [\d.]+  loss", one) for one in before)
 

@@ -85,8 +85,6 @@ def test_a_gain_s_numbers(said: str, numbers: str) -> None:
     assert numbers in said and bool(said) == bool(numbers)
 
 
-# For FedAvg's differences at hospitals, their spread, and the numbers of patients and seeds: the verdict and the
-# headline.
 VERDICTS = [
     (0.2, 0.05, 40, 4, "better", "Federated training with fedavg is better: mean test accuracy is "),
     (-0.2, 0.05, 40, 4, "worse", "Federated training with fedavg is worse: mean test accuracy is "),
@@ -102,7 +100,7 @@ def test_each_verdict_is_given_where_it_holds(
     mean: float, spread: float, patients: int, seeds: int, word: str, begin: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(1)
-    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # each patient's change of the score, with an exact mean
+    own = mean + spread * np.linspace(-1.6, 1.6, patients)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
         luck = 0.002 * random.normal()
@@ -161,7 +159,6 @@ def test_as_many_patients_as_are_needed_find_the_difference() -> None:
 
 
 def study(**changes: Any) -> str:
-    """Return the page of a comparison from given statistics instead of runs."""
     one = difference(0.1, -0.1, 0.3)
     row = VerdictRow(title="FedProx", method="fedprox", baseline="FedAvg", from_single_site={"a": one})
     row = row.changed(sites={"a": None}, difference=Differences(mean=one, sites={"a": None}))
@@ -174,7 +171,6 @@ def study(**changes: Any) -> str:
 
 
 ANY = {"first": None, "declared": None}
-# Each sentence on the page, with changes that make the sentence appear, and changes that make it disappear.
 OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("asked before the runs", {}, ANY),
     ("corrected for 1 hospital and all methods", ANY, {}),

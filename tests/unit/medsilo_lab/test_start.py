@@ -173,7 +173,6 @@ def write_classes(folder: Path) -> Path:
 
 
 def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
-    """Write a CT series of DICOM slices with a distance of 2.5 mm."""
     folder.mkdir(parents=True)
     writer, uid = SimpleITK.ImageFileWriter(), f"1.2.826.0.1.3680043.2.1125.{number}"
     writer.KeepOriginalImageUIDOn()
@@ -277,7 +276,7 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
         "rgb",
     )
     assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
-    assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are test patients
+    assert task["shares"] == [0.44, 0.28, 0.28]
     assert nested(draft.settings)["data"]["label_map"] == {255: "structure"}
     assert all(why for _, why in (*draft.plan.values(), *draft.settings.values()))
 
@@ -458,7 +457,6 @@ def in_general(text: str) -> list[str]:
 
 
 def missing(sample: str, told: str) -> list[str]:
-    """Return the lines of the sample that the output lacks; "..." stands for any lines."""
     left, said = [line.removesuffix("...").strip() for line in in_general(sample)], iter(in_general(told))
     while left and any(left[0] in line for line in said):
         left.pop(0)

@@ -59,12 +59,10 @@ LINES = ("--set", "patients=each line is a patient")
 
 
 def begun(folder: Path, study: Path, *more: str) -> int:
-    """Run `medsilo init` with these answers and without training, and return the exit code."""
     return main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *more])
 
 
 def made(folder: Path, **said: str) -> MadeSets:
-    """Return the data sets made from a folder whose tables have one row for each patient."""
     layout = DatasetLayout(folder, "hospital-a", "cpu")
     return make_each(layout, stop_at_questions, said={"patients": "each line is a patient", **said})
 
@@ -553,7 +551,6 @@ SURVIVAL = ["inst", "time", "status", "age", "sex"]
 
 
 def survivals(path: Path, sites: Sequence[str], unlike: str = "") -> Path:
-    """Write survival data with a column of hospitals, in which the hospital `unlike` has no event."""
     drawn = np.random.default_rng(0)
     lines = [
         [site, drawn.integers(5, 900), int(site != unlike and n % 3 > 0), drawn.integers(40, 80), n % 2]
@@ -597,7 +594,6 @@ def test_a_hospital_of_few_events_is_left_out_and_named(tmp_path: Path, capsys: 
     assert main(["init", str(tmp_path / "data"), "-o", str(tmp_path / "study"), "--device", "cpu", *LINES]) == 0
     told = capsys.readouterr().out
     assert "left out: hospital 'south' (of fewer than 5 events" in told and "medsilo compare" in told
-    # the table's patients at the hospital "south" are not counted
     assert "60 lines of 60 patients" in told and "north (30), west (30)" in told
     assert load_plan(tmp_path / "study/job/app/config/plan.yaml").participation.sites == ("north", "west")
 
@@ -621,7 +617,6 @@ def sent_by(study: Path) -> str:
 
 
 def visits(path: Path, target: str = "") -> Path:
-    """Write a table of one patient's visits without a column for the patient."""
     lines = [[50 + n % 9, n % 7, target or ["yes", "no"][n % 2]] for n in range(24)]
     return write(path, ["age", "dose", "outcome"], lines)
 
@@ -657,7 +652,6 @@ def a_table_for_each_patient(data: Path) -> None:
 
 
 def a_diagnosis_of_one(data: Path) -> None:
-    """Write a table without a column for the patient, in which only one patient has the diagnosis "Quast"."""
     lines = [[50 + n % 9, n % 7, "Quast" if n < 6 else ["benign", "malignant"][n % 2]] for n in range(40)]
     write(data / "export.csv", ["age", "dose", "diagnosis"], lines)
 

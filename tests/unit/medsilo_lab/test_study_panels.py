@@ -41,7 +41,6 @@ def folder_of(study: Study, title: str, seed: int) -> Path:
 
 
 def tell(study: Study, title: str, **change: Any) -> None:
-    """Change facts about the super model in the first run of a row of the comparison."""
     folder = folder_of(study, title, 0)
     summary = read_summary(folder)
     found = summary.details.super_model.changed(**change)
@@ -81,6 +80,9 @@ def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) 
     for line, site in zip(parsed.rows[1:4], SITES, strict=True):
         shares = [told[site].get(name, 0) / sum(told[site].values()) for name in ["global", *SITES]]
         assert line == [site, *map("{:.0%}".format, shares)]
+
+
+# Overlays
 
 
 def test_overlays_are_those_of_each_row_s_first_seed(panels_study: Study) -> None:
@@ -125,6 +127,9 @@ def _drawn(study: Study, title: str) -> list[Any]:
     return [one for own in read(folder_of(study, title, 0)).overlays.values() for one in own]
 
 
+# Seeds
+
+
 def test_where_a_seed_is_missing_the_overlays_are_the_other_s(copy: Study) -> None:
     (folder_of(copy, "adafed", 0) / "summary.json").unlink()
     copy.conclude([])
@@ -141,6 +146,9 @@ def test_hospitals_that_did_not_train_have_their_scores(copy: Study) -> None:
         unseen = {"elsewhere": SiteResult(test={"dice": score, "cases": 9}), "nowhere": SiteResult()}
         Record(folder).write_summary(read_summary(folder).changed(evaluation_sites=unseen))
     assert section(copy, "unseen")[1].rows == [["Method", "elsewhere", "nowhere"], [FEDSM, "0.690.50–0.88", "–"]]
+
+
+# The page
 
 
 def test_the_page_stays_one_file_and_its_ids_are_unique(panels_study: Study) -> None:

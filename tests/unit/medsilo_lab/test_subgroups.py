@@ -71,7 +71,6 @@ def made(folder: Path, out: Path, *more: str) -> DataSet:
 
 
 def hospitals(root: Path, *more: str, **of: Any) -> Path:
-    """Write the data sets of two hospitals, which declare subgroups; return the folder of the hospitals' settings."""
     for seed, site in enumerate(SITES):
         made(registry(root / "data" / site, seed, **of), root / "sets" / site, *(more or ASKED))
         (root / "settings" / site).mkdir(parents=True)
@@ -90,7 +89,6 @@ def section(page: Path) -> str:
 
 
 def cases_by_sex(run: Path, site: str, folder: Path) -> dict[str, list[float]]:
-    """Return the scores of a site's test cases by sex, computed from the site's files."""
     with (folder / "registry.csv").open(newline="") as file:
         outcome = {row["Patient ID"]: row for row in csv.DictReader(file)}
     plan = medsilo.Run(run).plan
@@ -112,7 +110,6 @@ def test_a_person_declares_subgroups_in_a_data_set(tmp_path: Path, capsys: pytes
     assert own.reading["subgroups"]["sex"]["levels"] == {"m": "male", "w": "female"}
     assert {"sex", "female", "age", "under 45"} <= {*own.words}
     again = made(tmp_path / "data", tmp_path / "set", "--target", "outcome")
-    # the data set's next version has the same subgroups with the same names
     assert again.reading["subgroups"] == own.reading["subgroups"] and again.words == own.words
     gone = made(tmp_path / "data", tmp_path / "set", "--target", "outcome", "--subgroup", "age=")
     assert [*gone.reading["subgroups"]] == ["sex"] and "under 45" not in gone.words
@@ -208,7 +205,6 @@ def test_a_runs_page_json_and_python_have_the_same_subgroups(own_run: Path) -> N
 
 # ----------------------------------------------------------------------------------------------------- disclosed scores
 def protected(root: Path, **of: Any) -> Summary:
-    """Run a study at hospitals whose settings protect small groups of patients."""
     settings = read_settings_of_all(hospitals(root, **of))
     return inprocess.run(parse_plan(STUDY), folder=root / "runs/one", settings=settings).summary
 
@@ -253,7 +249,6 @@ def _men_tested(root: Path, site: str) -> int:
 
 
 def follows(groups: Sequence[frozenset[str]], least: int) -> bool:
-    """Return True if linear equations on the disclosed scores give the score of fewer than `least` patients."""
     people = sorted(frozenset[str]().union(*groups))
     known = np.array([[who in own for who in people] for own in groups], float)
     whole = np.linalg.matrix_rank(known)
@@ -434,7 +429,6 @@ def test_a_damaged_list_of_subgroups_is_one_line(tmp_path: Path, own_run: Path) 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 def study_of(drawn: np.random.Generator, people: Sequence[int], gap: float, seeds: int = 4) -> list[dict[str, Any]]:
-    """Return scores for each level of one subgroup; all scores of a seed are shifted by the same random value."""
     own = [drawn.normal(0.8 - gap * place, 0.06, size) for place, size in enumerate(people)]
     luck = drawn.normal(0, 0.01, seeds)
     study = []

@@ -27,7 +27,6 @@ SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=
 
 
 def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn) -> Statistics:
-    """Return the statistics of a comparison whose scores come from the function `drawn` instead of runs."""
     plan = make_plan("fedavg", *SMALL)
     found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None)
     for row in found.rows:
@@ -302,7 +301,6 @@ KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def any_table(random: np.random.Generator, folder: Path) -> Statistics:
-    """Return statistics of random scores at one to three hospitals, with suppressed scores and failed runs."""
     sites = list("abc"[: random.integers(1, 4)])
     titles = ["local", "fedavg", "fedprox", "fedbn"][: random.integers(2, 5)]
     seeds = range(int(random.choice([1, 2, 4, 5])))

@@ -23,13 +23,11 @@ from tests.federations import federation, intensities_are_near, pooled_fingerpri
 
 
 def numbers(seed: int, size: int = 4000) -> np.ndarray:
-    """Return random numbers of many magnitudes, with both signs and some zeros."""
     drawn = np.random.default_rng(seed)
     return drawn.normal(size=size) * 10.0 ** drawn.integers(-6, 7, size) * (drawn.uniform(size=size) > 0.01)
 
 
 def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
-    """Return a hospital's fingerprint after converting it to JSON and back."""
     return Fingerprint.received(json.loads(Fingerprint.of(cases, samples, least).model_dump_json()))
 
 

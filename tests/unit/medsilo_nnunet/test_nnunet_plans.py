@@ -37,7 +37,6 @@ INTENSITIES = "foreground_intensity_properties_per_channel"
 
 
 def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
-    """Return the image reader and the GPU memory that each hospital reports."""
     return {
         site: MeasuredSite.model_construct(reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
         for site in drawn.hospitals
@@ -91,9 +90,6 @@ def without_intensities(plans: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> list[str]:
-    """Compare a synthetic federation's plans with the plans for the pooled data; return the names of the planned
-    configurations.
-    """
     drawn, planner = enlarged(federation(number), larger), PLANNERS[number // len(KINDS) % 3]
     pooled = plans_in_one_place(home, drawn.question, pooled_fingerprint(drawn.cases), planner)
     own = make_plans(drawn.question, merged(drawn), holdings_of(drawn), planner).plans
@@ -104,8 +100,6 @@ def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> 
 
 
 def enlarged(drawn: Federation, times: float) -> Federation:
-    """Return a federation whose volumes have `times` as many voxels along each axis."""
-
     def larger(case: CaseFacts) -> CaseFacts:
         return replace(case, size=[max(1, round(times * voxels)) for voxels in case.size])
 

@@ -60,7 +60,6 @@ def test_what_masks_hold_has_names() -> None:
 # ------------------------------------------------------------------------------------------------------ in training
 @pytest.fixture(scope="module")
 def tumours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return two hospitals' volumes, in which each lesion has three structures, and nnU-Net's plans for the volumes."""
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     folder = tmp_path_factory.mktemp("tumours")
     write_hospitals(folder, ["brno", "graz"], 4, width=32)
@@ -133,7 +132,6 @@ def test_regions_are_learned_found_and_measured(tumours: tuple[Path, Any]) -> No
 
 
 def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
-    """Copy all volumes, and replace one label in the masks of the hospital Brno."""
     for path in folder.glob("*/**/*.nii.gz"):
         image: Any = nibabel.load(path)
         values = np.asanyarray(image.dataobj).copy()
@@ -165,8 +163,8 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
             (image, target), (same, labels) = one[number], other[number]
             assert torch.equal(image, same) and partial_labels.marks_in(target[None]) == [partial_labels.mark_of([2])]
             assert torch.equal(partial_labels.labels_in(target), labels.clamp(min=0))
-    # Moving probability from the background to the unannotated core changes only a loss that ignores missing
-    # annotations.
+    # Moving probability from the background to the unannotated core changes only a loss that takes unannotated voxels
+    # for background.
     target = torch.stack([one[number][1] for number in range(2)])
     network = plan.build_networks()["model"].train()
     outputs = network(torch.stack([one[number][0] for number in range(2)]))

@@ -40,7 +40,6 @@ AS_NNUNET = {"momentum": 0.99, "nesterov": True, "weight_decay": 3e-5, "clip": 1
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the volumes of each hospital, and with nnU-Net's plans for all these volumes."""
     folder, told, holdings = tmp_path_factory.mktemp("hospitals"), [], {}
     for site, between in HOSPITALS.items():
         write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(CASES)], 1, (1, 1, between), 48)
@@ -167,7 +166,6 @@ def trainer(hospitals: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def batch_of(plan: Plan, data: SiteData, trainer: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Return a batch of three patches with labels for medsilo's training, and the same batch for nnU-Net's trainer."""
     from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
     drawn = plan.task.draw_batches(data.train, 3, 1, seed)

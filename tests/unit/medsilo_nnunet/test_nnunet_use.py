@@ -45,9 +45,6 @@ SITES = ("brno", "graz")
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return a folder in the layout of nifti-folder with the volumes of two hospitals, and nnU-Net's plans for the
-    volumes.
-    """
     folder = tmp_path_factory.mktemp("brains")
     write_hospitals(folder, SITES, 4, width=32)
     return folder, plans_of(folder, SITES, 2000)
@@ -99,7 +96,6 @@ def test_so_do_they_in_three_dimensions(images: Path, tmp_path: Path) -> None:
 
 
 def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
-    """Compare medsilo's predicted masks with the masks that nnU-Net's predictor makes with the exported model."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"
@@ -156,7 +152,6 @@ def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
     held = torch.load(model / "fold_all" / "checkpoint_final.pth", weights_only=True)
     assert held["init_args"] == {"configuration": "2d"} and held["inference_allowed_mirroring_axes"] == [0, 1]
-    # the second export fails, because the output folder already exists
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 1
 
 
@@ -177,8 +172,6 @@ def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
 
 
 class Watched(Trainer):
-    """Record tensors at the start and the end of each round, and optionally fail within one round."""
-
     dies_in = 0
     begins: dict[int, Tensors]
     ends: dict[int, tuple[Tensors, float]]
@@ -289,7 +282,6 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
         run = tmp_path / str(number)
         medsilo.run(study(plans, SITES, {"name": "fedavg"}, training, {"fold": fold}), data=folder, folder=run)
         assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 0
-        # the output folder already contains this fold
         assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 1
     assert sorted(path.name for path in model.glob("fold_*/checkpoint_final.pth")) == ["checkpoint_final.pth"] * 2
     other = study(plans, SITES, {"name": "fedavg"}, training, {"fold": {"number": 3, "of": 4}, "mirror": False})

@@ -83,7 +83,6 @@ class Visitor:
             line.close()
 
     def begin(self) -> None:
-        """Exchange the one-time token for a session cookie."""
         split = urlsplit(self.gate.start)
         status, _, headers = self.get(f"{split.path}?{split.query}")
         assert status == 200
@@ -97,14 +96,12 @@ class Visitor:
         return html.unescape(text)
 
     def send(self, path: str, **fields: str) -> Answer:
-        """Send a form as the page in the browser does."""
         [word] = set(re.findall(r'name="word" value="([^"]+)"', self.page(path.rpartition("/")[0])))
         return self.post(self.gate.base + path, {"word": word, **fields})
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Create a hospital with a plan that waits for a decision, and a study in its second round."""
     home = Home(tmp_path_factory.mktemp("page") / "kit")
     home.permission()._keep()
     plan = home.plan
@@ -456,7 +453,6 @@ def test_a_plan_with_words_that_nobody_accepted_is_not_approved_on_the_page_eith
         _, text, _ = visitor.post(f"{gate.base}/plan/{plan.hash}/approve", {"word": gate.word, "by": "A. Person"})
     assert "would never run here" in text and "hiv" in text
     assert desk.approvals.last(plan.hash) is None
-    # a decision keeps the plan from the waiting plans that other tests count
     desk.approvals.decide(plan.hash, "declined", "engineer", None, plan.code)
 
 

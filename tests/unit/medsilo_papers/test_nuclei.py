@@ -34,9 +34,6 @@ def save(path: Path, pixels: np.ndarray) -> None:
 
 
 def draw(folder: Path, sets: list[str] = SETS, images: int = 12, size: int = 32) -> Path:
-    """Write a folder in the layout of the real data, with two tiles for each image, in which bright squares are
-    nuclei.
-    """
     random = np.random.default_rng(0)
     for position, chosen in enumerate(sets):
         for image in range(images):

@@ -63,7 +63,6 @@ def tuned_plan(method: str = "fedavg", of: Mapping[str, Any] = VIT, **more: Any)
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Store a checkpoint of the ViT with random weights in this process's cache."""
     folder = tmp_path_factory.mktemp("backbone")
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
     save_tensors(folder / "vit.safetensors", drawn.state_dict())
@@ -112,7 +111,6 @@ def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -
     assert all(own.requires_grad for own in model.parameters()) and list(selector.parameters())
     numbers = sum(own.numel() for own in model.state_dict().values())
     assert numbers == sum(own.numel() for own in model.parameters()) < 0.2 * sum(o.numel() for _, o in values_of(model))
-    # the networks also share one copy on another device
     moved = model.to("meta"), copy.deepcopy(networks[1]).to("meta")
     one, other = (net.get_submodule("blocks.0.attn.qkv").weight for net in moved)
     assert one.is_meta and one is other
@@ -147,11 +145,10 @@ def test_a_site_in_bfloat16_keeps_half_the_bytes_and_the_same_numbers(backbone: 
         layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d) and "weight" in layer._buffers
     ]
     matrices = sum(own.numel() for layer in layers for own in layer._buffers.values() if own is not None)
-    # the five networks share one copy of the frozen matrices
     assert matrices > 20_000 and kept["float32"][0] - kept["bfloat16"][0] == 2 * matrices
     with compute.cast():  # mixed precision rounds the weights in the same way
         assert torch.equal(whole(images), model(images))
-    assert torch.allclose(model(images), whole(images), atol=0.1)  # the networks also agree without mixed precision
+    assert torch.allclose(model(images), whole(images), atol=0.1)
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
@@ -192,7 +189,7 @@ def test_every_method_works_over_what_trains(method: str, backbone: dict[str, An
     run = inprocess.run(plan, folder=tmp_path / method)
     for site in TWO["sites"]:
         last = run.models[site]
-        last = last.model if method == "harmofl" else last  # the model without HarmoFL's input layer
+        last = last.model if method == "harmofl" else last
         values = dict(values_of(last))
         assert all(torch.equal(values[name], own) for name, own in frozen.items())
         assert any(not torch.equal(values[name], own) for name, own in first.state_dict().items() if "bias" in name)
@@ -341,7 +338,6 @@ OTHERS = ("DenseNet121", "SwinUNETR", "ViT")
 
 
 def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **start: Any) -> nn.Module:
-    """Return a network for one channel and two classes, which starts from these weights in a file."""
     save_tensors(folder / "given.safetensors", state)
     model_folders.look_in(folder)
     file = folder / "given.safetensors"
@@ -351,7 +347,6 @@ def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **s
 
 
 def monai_defaults() -> dict[str, tuple[nn.Module, Tensor, list[dict[str, Any]]]]:
-    """Return networks with MONAI's default settings, and the plan's sections that could describe each network."""
     flat, small = torch.randn(2, 1, 32, 32), {"features": [4, 8, 8]}
     norms = ["batch", "batch-statistics", "instance", "instance-statistics", "none"]
     ways = [(norm, own) for norm in norms for own in ("relu", "leaky-relu", "prelu")]
@@ -508,8 +503,6 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
         monkeypatch.setattr(model_folders, "FOLDERS", folders[who])
 
     class Line:
-        """A site whose connection counts the received bytes."""
-
         def __init__(self) -> None:
             at("a")
             settings = SimpleNamespace(models=())
@@ -556,9 +549,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     with pytest.raises(Refused, match="100 at most"):
         weight_cache.keep(name, memoryview(content), kept.parent, 100)
     later = b"other weights" * 400
-    weight_cache.keep(
-        hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000
-    )  # the cache has space for only one of the two files
+    weight_cache.keep(hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000)
     assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
     line.site.inner = None
     for odd in ("0" * 64, f"{'0' * 64}.0", f"{name}.x", name):

@@ -107,8 +107,6 @@ class Loss(nn.Module):
 
 
 class Script:
-    """A site that runs a training script; if `restarts` is true, a new process of the script computes each answer."""
-
     def __init__(
         self, own: Plan, plan: Plan, site: str, folder: Path, restarts: bool, given: Mapping[str, Any]
     ) -> None:
@@ -161,10 +159,6 @@ class Script:
 def scripted(
     own: Plan, folder: Path, restarts: bool = False, by: type[Script] = Script, **given: Any
 ) -> tuple[Record, dict[str, dict[str, Tensor]]]:
-    """Run the same study as `own` with training scripts; return the study's record and each site's last model.
-
-    The arguments `given` are passed to `join`.
-    """
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
     shape = own.task.shape if own.algorithm.amplitude else None
@@ -233,8 +227,6 @@ def test_fedsm_of_a_script_ends_with_a_super_model(restarts: bool, tmp_path: Pat
 
 
 class Tiny:
-    """A site whose script trains a small network on images of the given size and precision."""
-
     def __init__(self, plan: Plan, site: str, folder: Path, model: nn.Module, size: int) -> None:
         torch.manual_seed(len(site))
         precision = next(model.parameters()).dtype
@@ -315,12 +307,6 @@ def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: 
 
 
 def ends_of(method: str, folder: Path, scheduled: bool, restarts: bool = False, times: int = 1) -> dict[str, Tensor]:
-    """Return the last round of a site whose script has parameter groups, a schedule, mixed precision and gradient
-    clipping.
-
-    If `scheduled` is true, torch's scheduler changes the learning rates. The server requests each round `times` times,
-    as if answers had been lost.
-    """
     torch.manual_seed(0)
     cases = torch.utils.data.TensorDataset(torch.randn(24, 2), torch.tensor([0, 1] * 12))
     plan, site, sent, given = None, None, {}, {}
@@ -425,7 +411,6 @@ def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> N
 
 # ------------------------------------------------------------------------------------------------------ the description
 def networks() -> list[nn.Module]:
-    """Return networks of other libraries, and networks with unusual layers."""
     from monai.networks import nets
 
     class Tied(nn.Module):
@@ -573,7 +558,6 @@ class Flare:
 
 
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Return the names that the examples in the docstring of `medsilo.client` use, in the folder of a job."""
     (tmp_path / "app/custom").mkdir(parents=True)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model.register_buffer("mask", torch.tensor([True, False]))
@@ -835,7 +819,6 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
-    # the log of a training script in a separate process
     env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
         recipe.execute(env)
@@ -948,7 +931,6 @@ def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(sectio
 def stepped(
     tmp_path: Path, method: str, numbers: dict[str, object] | None = None, loss: Any = None
 ) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
-    """Return a site in its first round, with its model and its optimizer."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     method_of_plan = {"name": method, **(numbers or {})}
     plan = plan_of_script(model, tmp_path, method_of_plan, rounds=2, minimum=1, sites=["a"])
@@ -963,7 +945,6 @@ def stepped(
 
 
 def asked_of(site: ScriptSite, task: str, number: int, last: int) -> StudyMessage:
-    """Return the server's request to a site of FedBN, which keeps its batch norm."""
     shared = {name: own.clone() for name, own in site.plan.build_networks()["model"].state_dict().items()}
     groups = {"model": {name: own for name, own in shared.items() if not name.startswith("1.")}}
     return Request(task=task, round=number, study="s", plan=site.plan.hash, sites=("a",), last=last).parcel(groups)
@@ -1654,7 +1635,7 @@ def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
     [
         ("import notthere", "No module named 'notthere'"),
         ("raise SystemExit('no data here')", "no data here"),
-        ("raise SystemExit(0)", "call send()"),  # a script that ends before its last round
+        ("raise SystemExit(0)", "call send()"),
     ],
 )
 def test_why_a_script_ended_is_in_the_sites_log(
@@ -1700,7 +1681,6 @@ class PrivateScript:
         )
 
     def work(self) -> tuple[Tensor, Tensor, float]:
-        """Return the secret sum of clipped gradients, the result of a step, and a number of patients with noise."""
         before = self.weights()
         for rows, classes in self.loader:
             nn.functional.cross_entropy(self.private(rows), classes).backward()
@@ -1716,7 +1696,6 @@ class PrivateScript:
 def asked_of_script(
     script: PrivateScript, folder: Path, seed: int | None, home: SiteSettings, site: str = "a"
 ) -> ScriptSite:
-    """Return the site of a script that has joined, chosen a secret seed, and received its first request."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = plan_of_script(script.model, folder, {"name": "fedavg"}, rounds=1, minimum=1, sites=[site], seed=seed)
     model_folders.look_in(folder)
@@ -1792,8 +1771,8 @@ def test_what_is_asked_to_repeat_repeats_at_each_site_with_numbers_of_its_own(tm
         place = str(home.public_data)
         assert work(place, 3, home) == work(place, 3, home) != work(place, 4, home)
         assert work(place, 3, home) != work(place, 3, home, "b")
-    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # the random numbers are the same on each machine
-    assert work("other", 3, REAL) != work("False", 3, REAL)  # the second hospital has another secret
+    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)
+    assert work("other", 3, REAL) != work("False", 3, REAL)
 
 
 @pytest.mark.parametrize(("approval", "runs"), [("required", False), ("except-canary", False), ("none", True)])

@@ -82,7 +82,7 @@ def test_the_server_and_all_helpers_but_the_threshold(
     best = words_of(own, uploads[target])
     take_off_own(best, server, server._secret(target, True))
     public, known = server._offers[target].offered.mask, dict[int, bytes]()
-    for site in honest[1:] if left_out else ():  # any key is right, because the pairwise masks are public in this case
+    for site in honest[1:] if left_out else ():
         known[study.terms.place(site)] = b"any"
     for helper in helpers:
         turn = study.members[helper]._kept.turn

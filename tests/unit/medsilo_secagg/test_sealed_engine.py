@@ -55,7 +55,6 @@ def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
 
 
 def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
-    """Run a study over a transport that changes answers as `script` says."""
     transport = Scripted(participants_of(plan, folder), script)
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(folder), "scripted", settings=CPU)
     coordinator.run(resume)
@@ -76,8 +75,6 @@ def furthest(one: Path, other: Path) -> float:
 
 
 def at(task: str, number: int, does: Callable[[Callable[[], StudyMessage]], Answers], site: str = "d") -> Script:
-    """Return a script that changes the answer of one site to one task in one round."""
-
     def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if who == site and (asked.facts["task"], asked.facts["round"]) == (task, number):
             return does(work)
@@ -102,10 +99,6 @@ def stops(work: Callable[[], StudyMessage]) -> Answers:
 # ------------------------------------------------------------------------------------------------------------- dropouts
 @cache
 def clear(method: str, how: str) -> Path:
-    """Run the same study without secure aggregation for comparison.
-
-    In round 2, site d does not answer, answers too late, or takes part.
-    """
     folder = Path(mkdtemp()) / "run"
     script = {"never": at("round", 2, never), "too late": at("round", 2, too_late), "there": honest}[how]
     lead(plan_of(method, "none", *GO_ON), folder, script)
@@ -181,9 +174,6 @@ def test_a_silent_hospital_s_features_still_count_for_fedsm_s_selector(tmp_path:
 
 # ------------------------------------------------------------------------------------------------ answers that are lost
 def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
-    """Return a script that loses the first answer of site d to one task, before or after site d has computed the
-    answer.
-    """
     lost: list[str] = []
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -246,10 +236,6 @@ def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: st
 
 
 def stopped_while_unmasking(folder: Path) -> None:
-    """Stop the server in round 2, in which site d is absent, after two of the three present sites have helped to open
-    the sum.
-    """
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2):
             return LOST
@@ -337,7 +323,6 @@ def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
     """
 
     def led(how: str) -> tuple[list[bytes], Tensor, Tensor, Tensor]:
-        """Run a study; return the server's files, the final weight of site a, the initial weight and the mean."""
         folder = tmp_path / how
         plan = make_plan("fedsm", "model_selection.keep=last", *WIDE, f"secure_aggregation.mode={how}", sites=HOSPITALS)
         personal: dict[str, dict[str, Tensor]] = {}

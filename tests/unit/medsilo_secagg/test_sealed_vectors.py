@@ -44,7 +44,6 @@ def parts(own: Vectors) -> tuple[SealedBlock, letters.Roster, dict[str, letters.
 
 
 def member_of(own: Vectors, site: str, assembly: letters.Roster, offer: letters.Offer) -> Member:
-    """Return the state of one hospital in the protocol, with the secrets from the file of fixed values."""
     keys = {kind: bytes.fromhex(value) for kind, value in expected()["secrets"][site].items()}
     both = own.shares(site, site)
     shares = {site: (both[:SHARE], both[SHARE:])}

@@ -37,7 +37,6 @@ STEPS, RATE = 16, 20
 
 
 def rows(patient: int, seconds: float = 20.0) -> list[list[Any]]:
-    """Return the rows of a person who rests and walks alternately for four seconds each."""
     drawn = np.random.default_rng(patient)
     time = np.arange(int(seconds * RATE)) / RATE
     walks = (time // 4) % 2 == 1
@@ -216,8 +215,6 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
 
 # ---------------------------------------------------------------------------------------------------- odd files
 def cell(row: int, column: int, value: Any) -> Callable[[Path], Any]:
-    """Return a function that writes a recording in which one cell has another value."""
-
     def spoil(folder: Path) -> None:
         lines = rows(50)
         lines[row][column] = value
@@ -436,7 +433,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
     assert (
         data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and task["rate"] == 1000 * RATE
     )  # the file's name selects the reader
-    for site in ("clinic-a", "clinic-b"):  # each file contains rows of several patients
+    for site in ("clinic-a", "clinic-b"):
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))

@@ -54,7 +54,6 @@ def test_what_ptb_xl_says_of_its_samples_holds(shared_data: Path) -> None:
         lines = [line.split() for line in path.read_text("utf-8").splitlines()[1:13]]
         stored = np.rint(values.astype(np.float64) * 1000).astype(np.int64)
         assert stored[0].tolist() == [int(line[5]) for line in lines]
-        # the checksums in the header of the recording
         assert (stored.sum(0) % 65536).tolist() == [int(line[6]) for line in lines]
         assert wave.rows == 1000 and wave.names[:2] == ("I", "II")
 

@@ -35,7 +35,6 @@ A, B, C = SITES
 GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 LOST = Missing("lost", "no answer")
 
-# Messages that the server gets instead of an honest answer: answers with their senders, or the reason for absence.
 Answers = list[tuple[str, StudyMessage]] | Missing
 Script = Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]
 
@@ -45,8 +44,6 @@ def honest(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> 
 
 
 class Scripted:
-    """Carry messages to real participants, and let a script change the participants' answers."""
-
     def __init__(
         self,
         participants: dict[str, TrainingSite],
@@ -120,8 +117,6 @@ def task_and_round(parcel: StudyMessage) -> tuple[str, int]:
 
 @cache
 def without_c(method: str = "fedavg", rounds: int = 2) -> dict[str, Tensor]:
-    """Return the shared model of a study in which each answer of site C is lost."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return LOST if site == C and asked.facts["task"] == "round" else honest(site, asked, work)
 
@@ -238,7 +233,6 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- participation
 def loses(times: int, site: str = C, task: str = "round") -> Script:
-    """Return a script that loses the first few answers of a site."""
     left = [times]
 
     def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -268,7 +262,7 @@ def test_continue_goes_on_and_says_who_contributed(tmp_path: Path) -> None:
     assert [record.answered for record in study.rounds] == [[A, B], [A, B, C]]
     assert summary.sites[C].missed == {1: "lost: no answer"}
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 1]
-    assert summary.sites[C].validation[0] is None  # site C has no known score of the initial model
+    assert summary.sites[C].validation[0] is None
 
 
 def test_continue_needs_its_minimum(tmp_path: Path) -> None:
@@ -421,8 +415,6 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the choice
 def scores(*values: float | None, spread: float = 0.0) -> Script:
-    """Return a script that gives the sites' validation scores these means, after each round."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         task, number = task_and_round(asked)

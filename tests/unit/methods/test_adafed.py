@@ -160,8 +160,6 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
 
 # ------------------------------------------------------------------------------------------------ phases and messages
 class Carrier(inprocess.Loop):
-    """Record all messages, and lose or change the answers that a test names."""
-
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
         self.carried: list[tuple[str, int, str, StudyMessage, StudyMessage]] = []
@@ -305,7 +303,6 @@ def test_a_site_lost_after_measuring_keeps_its_model(tmp_path: Path) -> None:
     mixed = sum(
         w * carried[2, s][1].groups["model"][name].double().numpy() for w, s in zip(weights[2], SITES, strict=True)
     )
-    # the model equals the state after round 2
     np.testing.assert_allclose(carried[4, SITES[2]][0].groups["model"][name], mixed, atol=1e-6)
 
 
@@ -349,7 +346,6 @@ def test_models_can_start_from_f() -> None:
             quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
         )
         scores.append([facts.validation for facts in run.summary.sites.values()])
-    # the scores of the models before training
     before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)
     assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
     assert after > before + 0.2

@@ -65,7 +65,6 @@ def with_state(plan: Plan, state: State) -> nn.Module:
 def batches_by_hand(
     plan: Plan, site: str, cases: tuple[Tensor, Tensor], number: int, epoch: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the shuffled batches of a round, without a batch of only one case."""
     order = torch.randperm(len(cases[0]), generator=generator_for(plan.seed, site, "shuffle", number, epoch))
     parts = [part for part in order.split(plan.training.batch_size) if len(part) > 1]
     return [(cases[0][part], cases[1][part]) for part in parts]
@@ -104,7 +103,6 @@ def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
 def study_by_hand(
     plan: Plan, travels: Callable[[str], bool], mu: float = 0.0, uniform: bool = False
 ) -> list[dict[str, State]]:
-    """Return each site's evaluated model before training and after each round."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}

@@ -51,14 +51,11 @@ class Site:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-Local = Callable[[Site, State], object]  # a function that trains a site's model and returns the message to the server
+Local = Callable[[Site, State], object]
 Server = Callable[[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], dict[str, float], dict], dict]
 
 
 def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> list[State]:
-    """Return the global model before training and after each round; `server` aggregates the trained weights, and all
-    other tensors are averaged.
-    """
     data = load_data(plan)
     sites = {}
     for name in SITES:
@@ -85,7 +82,6 @@ def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> li
 
 
 def plain(site: Site, given: State) -> int:
-    """Train locally without corrections, and return the number of steps."""
     for inputs, targets in site.batches:
         site.optimizer.zero_grad()
         functional.cross_entropy(site.model(inputs), targets).backward()
@@ -94,7 +90,6 @@ def plain(site: Site, given: State) -> int:
 
 
 def fresh(site: Site, given: State) -> int:
-    """Train locally with a momentum that starts at zero, and return the number of steps."""
     site.optimizer.state.clear()
     return plain(site, given)
 

@@ -134,7 +134,6 @@ class TestByHand(OfReference):
 
 
 def carried(folder: Path, changed: dict[str, float], *changes: str) -> list[StudyMessage]:
-    """Return the requests to the first site in a study in which some sites report another value."""
     plan = make_plan("fedmap", *SMALL, "algorithm.hidden=[8, 4]", *changes)
     settings, asked = SiteSettings(device="cpu", public_data=True), list[StudyMessage]()
 

@@ -251,7 +251,6 @@ def test_the_paper_s_selector_has_its_size() -> None:
 
 # ---------------------------------------------------------------------------------------------------- in closed form
 def features_of(plan: Plan, site: str) -> np.ndarray:
-    """Return the inputs of the untrained selector's last layer for a hospital's training cases."""
     selector = plan.build_networks()["selector"].eval()
     with torch.no_grad():
         return selector[:-1](plan.task.load(site, SITES, plan.seed, None).train.inputs).double().numpy()
@@ -408,7 +407,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     assert len(chosen) > 2 and len({mean for _, _, mean in curve}) > 3, (
         chosen,
         curve,
-    )  # if the values were equal, the test would not find exchanged models
+    )  # if the values were equal, the test would prove little
 
 
 def refusing(study: Study, *sites: str) -> Study:
@@ -640,7 +639,6 @@ FEDERATIONS = {
 
 
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
-    """Run ten rounds in which one hospital has ten times as many training cases as each of the other hospitals."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
     # a small hospital has only five training images in synthetic-prostate
     few = SiteSettings(device="cpu", public_data=True)
@@ -659,7 +657,6 @@ def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str]
 
 
 def named_right(plan: Plan, folder: Path) -> list[float]:
-    """Return for each hospital the fraction of its test cases for which the selector chooses this hospital."""
     selector, sites = SuperModel.load(folder / "supermodel").selector.eval(), list(plan.participation.sites)
     with torch.no_grad():
         named = [selector(plan.task.load(site, sites, plan.seed, None).test.inputs).argmax(1) for site in sites]

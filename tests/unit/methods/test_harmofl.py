@@ -56,7 +56,6 @@ def normalise_by_hand(batch: Tensor, amplitude: np.ndarray | None) -> Tensor:
 
 
 def harmofl_by_hand(plan: Plan, amplitude: bool, perturbation: bool, server_lr: float = 1.0) -> dict[str, State]:
-    """Return each site's model after the last round, and the site's amplitude spectrum with the key "amplitude"."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}

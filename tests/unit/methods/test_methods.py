@@ -27,7 +27,6 @@ NEVER_SUMMED = "how much each hospital counts follows from what all of them send
 STATISTICS = ["privacy.statistics.epsilon=0.5", "privacy.statistics.clip=1e-5"]
 NORM = ["model/0.1.", "model/1.1."]
 PRIVACY = "test_one_case_moves_what_leaves_by_its_bound_under_privacy"
-# The expected facts about each method.
 SAYS: dict[str, dict[str, Any]] = {
     "local": {"keeps": ["model/"], "unsealed": "local sends no tensors"},
     "fedbn": {"keeps": NORM},
@@ -51,7 +50,6 @@ SAYS: dict[str, dict[str, Any]] = {
     "fedbabu": {"keeps": ["model/"]},
     "harmofl": {"private": ["algorithm.amplitude=null"]},
     **{
-        # this method needs a file, and the tests of this method are in tests/attacks
         method: {"keeps": NORM, "unsealed": "statistics can't be sealed", PRIVACY: None}
         for method in ("adafed", "d-adafed")
     },
@@ -118,8 +116,6 @@ for contract in AT_EVERY_CHANGE:
 
 
 def shared(local: baselines.Local, server: baselines.Server, uniform: bool = False) -> ByHand:
-    """Return a reference for a method in which all sites test the server's model."""
-
     def by_hand(study: Reference) -> Sequence[Mapping[str, State]]:
         curve = baselines.study(study.plan, local, server, uniform)
         return [dict.fromkeys(SITES, state) for state in curve]

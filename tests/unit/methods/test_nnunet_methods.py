@@ -20,8 +20,7 @@ OPEN = {
     "public_data": True,
     "min_patients_per_metric": 1,
 }
-OTHERWISE: dict[str, dict[str, Any]] = {  # additional plan changes that some methods need
-}
+OTHERWISE: dict[str, dict[str, Any]] = {}
 REFUSED = {
     "silobn": "keeps batch norm's statistics",
     "f-adafed": "keeps batch norm at the sites, but this network has none",

@@ -34,7 +34,6 @@ every_mixer = pytest.mark.parametrize("kind", MAKERS)
 
 
 def model(value, steps=3, dtype=torch.float32):
-    """Return a model with weights near `value`, an integer counter and a mask of booleans."""
     return {
         "body.weight": torch.tensor([[value, -value, 2.0 * value]], dtype=dtype),
         "norm.steps": torch.tensor(steps),
@@ -50,9 +49,6 @@ def copy(tensors):
 
 
 def play(mixer, contributions, sites="abc", initial=None):
-    """Play one round with an aggregator, and return each site's result; contributions of a site, its tensors and its
-    weight arrive in the given order.
-    """
     mixer.start(list(sites), initial)
     for site, tensors, weight in contributions:
         mixer.add(site, copy(tensors), weight)
@@ -274,7 +270,7 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     assert_same(mixer.current("c"), before["c"])
     if kind in MEANS:
         assert_same(mixer.current("a"), before["a"])
-    else:  # the site's new model has replaced the site's earlier model
+    else:
         with pytest.raises(MedsiloError, match="a: the site has answered"):
             mixer.current("a")
     mixer.finish()
@@ -377,7 +373,7 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
         mixer = make()
         play(mixer, THREE[:1], initial=initial)
         tensors, _ = mixer.state()
-        groups = [""] if kind in MEANS else ["a/", "b/"]  # the sites b and c still share the initial model
+        groups = [""] if kind in MEANS else ["a/", "b/"]
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
 

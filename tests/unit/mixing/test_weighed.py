@@ -45,7 +45,6 @@ NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]
 
 # ------------------------------------------------------------ means whose weights are computed after all answers
 def contributions(seed: int, sites: int = 3) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return a global model and the models of three sites in double precision."""
     draw = torch.Generator().manual_seed(seed)
 
     def model() -> dict[str, Tensor]:
@@ -209,7 +208,6 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------- FedCE
 def fedce_server() -> Mapping[str, Any]:
-    """Return FedCE's two aggregators, each of which reads results of the other aggregator."""
     mixers: dict[str, Any] = {}
     server = replace(SERVER, mixers=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups

@@ -35,7 +35,6 @@ def plan_of(weighting: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a table for each hospital, in which y is x multiplied by the slope of the hospital."""
     folder, drawn = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
     for site, cases in CASES.items():
         rows: list[dict[str, Any]] = [

@@ -46,7 +46,6 @@ INPUTS = {
     "vgg11": (1, 48, 48),
     "vit": (3, 64, 64),
 }
-# other files test these four networks
 OWN = [name for name in NETWORKS if name not in ("frozen", "nnunet", "script", "tuned")]
 NORMED = [name for name, network in NETWORKS.items() if name in OWN and "norm" in network.model_fields]
 NORMS = {

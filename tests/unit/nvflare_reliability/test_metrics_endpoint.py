@@ -43,7 +43,6 @@ LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a server's and a hospital's kit after a study in which one site missed round 2."""
     folder = tmp_path_factory.mktemp("metrics")
     kits_of(folder, put("server", "port", free_port()))
     run = folder / "kits/localhost/medsilo/study"
@@ -122,7 +121,6 @@ def test_a_party_is_up_by_the_connection_of_its_own_process(tmp_path: Path, monk
 
 @pytest.fixture
 def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """Run a study whose job is a process with the job's name in the command line, as a process of NVFlare."""
     kit, job = kits / "localhost", str(uuid.uuid4())
     run = shutil.copytree(kit / "medsilo/study", kit / "medsilo/led")
     for name in ("summary.json", "status.json"):
@@ -358,7 +356,6 @@ def test_the_program_serves_this_machine_alone_and_tells(
             lambda: not json.loads((kit / metrics.TOLD).read_text())["waiting"], 600, "the note of what was told"
         )
         end(running)
-        # this entry was written while no watch program ran
         write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))
         running = start(str(kit), "--port", "0", url=address)
         wait_until(lambda: any("no disk" in message["text"] for message in got), 600, "what was missed")

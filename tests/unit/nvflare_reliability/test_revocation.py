@@ -46,7 +46,6 @@ def forged(kits: Path, kit: Path) -> str:
 
 
 def holds(kit: Path, own: x509.Certificate) -> bool:
-    """Return True if a server with the files of this kit rejects the certificate."""
     listener = Revocations(str(kit / "startup/rootCA.pem"))
     listener.look()
     return listener.holds(own.public_bytes(Encoding.DER))

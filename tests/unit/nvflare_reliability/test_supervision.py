@@ -104,7 +104,6 @@ def test_the_loop_says_at_once_that_its_environment_is_not_active(kits: Path, tm
     """In earlier versions, with a Python that lacks medsilo, the loop wrote the same error to a log file again and
     again.
     """
-    # a Python without packages
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     (tmp_path / "python3").chmod(0o700)
     done = run("bash", kits / "north" / RUN, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", PYTHONPATH="")

@@ -36,8 +36,6 @@ def prostates(*sites: str) -> Callable[[Path], Path]:
 
 
 def converted(make: Callable[[Path], Path], convert: Callable[[Path], None]) -> Callable[[Path], Path]:
-    """Return a function that makes a published data set, and converts it to the form that the papers' plans read."""
-
     def made(folder: Path) -> Path:
         convert(make(folder))
         return folder / "organcmnist" if convert is convert_sets.organmnist else folder

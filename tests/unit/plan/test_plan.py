@@ -26,7 +26,6 @@ participation: {sites: [hospital-b, hospital-a]}
 
 
 def refusal(changes: list[str], method: str = "fedavg") -> str:
-    """Assert that the error of a wrong plan has one line, and return the error."""
     with pytest.raises(PlanError) as caught:
         make_plan(method, *changes)
     text = str(caught.value)
@@ -173,7 +172,7 @@ def test_a_method_without_its_layer_is_refused() -> None:
 def test_a_change_that_is_no_change_is_refused(change: str) -> None:
     text = refusal([change])
     assert repr(change) in text
-    assert "training.rounds=3" in text  # the message has an example of the syntax of changes
+    assert "training.rounds=3" in text
 
 
 def test_a_change_whose_value_is_no_yaml_is_refused() -> None:
@@ -256,7 +255,7 @@ def test_changes_reach_every_section() -> None:
     changes = ["training.rounds=7", "training.betas=[0.9, 0.999]", "participation.sites=[b, a]", "seed=5"]
     plan = make_plan("fedprox", *changes, "algorithm.mu=0.5", "transport.precision=bfloat16")
     assert plan.training.rounds == 7
-    assert plan.participation.sites == ("a", "b")  # sorted, whichever order the names have in the plan
+    assert plan.participation.sites == ("a", "b")
     assert plan.seed == 5
     assert plan.algorithm.mu == 0.5
     assert plan.transport.precision == "bfloat16"
@@ -283,7 +282,6 @@ def test_another_method_drops_the_former_ones_numbers() -> None:
         "perturbation": None,
     }
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
-    # the same method keeps its default values
     assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5
     assert plan.with_changes(["algorithm.name=fedprox", "algorithm.mu=2"]).algorithm.mu == 2
 
@@ -300,7 +298,7 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resolved
-OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # settings that all methods accept
+OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")
 
 
 # Sections look the same for all methods, networks and tasks; test_methods.py and test_nnunet_task.py test further

@@ -70,7 +70,6 @@ wrong = counting:Letters
 
 @pytest.fixture
 def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install a package with features that no plan names."""
     monkeypatch.syspath_prepend(a_distribution(tmp_path / "place", "acme-counting", ENTRIES, counting=OUTSIDE))
     yield
     sys.modules.pop("counting", None)
@@ -100,7 +99,6 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     text.write_text("a")
     with pytest.raises(MedsiloError, match="reads no files.*nothing to predict"):
         medsilo.predict(run.folder, text, tmp_path / "none")
-    # a task of another package would declare this value
     monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0

@@ -181,7 +181,6 @@ def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
     demands = PrivacyRequirements(epsilon=1, delta=1e-6)
     assert offer.under(demands) == PrivacyGuarantee(epsilon=1, delta=1e-6, unit="patient")
     loose = PrivacyRequirements(epsilon=10, delta=1e-3)
-    # the hospital's privacy unit is the patient
     assert offer.under(loose) == PrivacyGuarantee(epsilon=2, delta=1e-5, unit="patient")
 
 

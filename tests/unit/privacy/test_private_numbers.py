@@ -50,7 +50,7 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
     own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
     found = np.array([own.score("validation", 1, values, 0.0, 1.0) for _ in range(4000)])
     scale = own.scoring.scale * 0.5 / 40
-    inside = np.abs(found - 0.5) < 0.49  # values at the ends of the range are not tested
+    inside = np.abs(found - 0.5) < 0.49
     assert scale < 0.1 and inside.mean() > 0.99
     assert np.abs(found[inside] - 0.5).mean() == pytest.approx(scale, rel=0.08)
     # the tolerance follows from the standard deviation of the Laplace distribution
@@ -226,9 +226,6 @@ LOUD = {"epsilon": 1000.0, "delta": 1e-3, "scores": {"epsilon": 400.0}, "counts"
 
 
 def parts_of(tests: int, validated: int) -> dict[str, str]:
-    """Assign the first patients to the test data, the next patients to the validation data, and all others to the
-    training data.
-    """
     return {
         name: "test" if number < tests else "validation" if number < tests + validated else "train"
         for number, name in enumerate(NAMES)
@@ -251,7 +248,6 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
     """
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
     told = offered(tmp_path / "study", photos, privacy=private)
-    # the test data contain only three patients
     assert told.test and told.test["accuracy"] is None and told.test["loss"] is None
     assert all(count % 5 == 0 for count in told.cases.values())  # the exact counts are 40, 17 and 3 cases
     step = Resolution(1 / 17, 2).step(0, 1)
@@ -262,7 +258,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
             "validation"
         ]
         == 3
-    )  # the hospital's query budget counts these answers
+    )
 
 
 @pytest.mark.usefixtures("known_noise")

@@ -26,8 +26,6 @@ COMPUTE = Compute()
 
 
 class KnownNumbers:
-    """A source of random numbers with a fixed seed, which records the requested noise."""
-
     def __init__(self, seed: int = 0, silent: bool = False) -> None:
         self.generator, self.silent = torch.Generator().manual_seed(seed), silent
         self.deviations: list[float] = []
@@ -86,7 +84,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.fixture(params=slow_but([name for name in NETWORKS if name not in BIG], NETWORKS))
 def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-    """Return each network of medsilo with a batch of five cases and their targets."""
     build, shape = NETWORKS[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -218,7 +215,7 @@ def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monke
     together = [sum(each[case] for case in range(7) if owners[case] == patient) for patient in range(3)]
     expected = sum(min(1.0, bound / float(g.norm())) * g for g in together) / 5
     for at_once in (1, 2, 3, 7):
-        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # the layer has ten weights
+        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)
         steps = steps_for(model, KnownNumbers(silent=True), bound)
         steps.sample.owners = owners
         steps.gradient(model, functional.cross_entropy, inputs, targets)

@@ -138,7 +138,6 @@ def test_gamma_is_equation_9(tmp_path: Path) -> None:
 
 
 def weights_after_each_step(plan: Plan, site: str, folder: Path) -> list[list[Tensor]]:
-    """Return the weights after each local step of plain SGD in round 1."""
     participant = site_of(plan, site, SITES, CPU, folder / site)
     model, found = plan.build_networks()["model"], []
     order = drift_order(plan, site)

@@ -23,7 +23,7 @@ LOADED = [
     ["ledger", "show", *KIT],
     ["approve", *KIT],
 ]
-ONE_LINE = {  # actions that fail with files of an earlier version, and the remedy that each error names
+ONE_LINE = {
     # the repository does not contain the data set of this run
     ("data", "check", "data-set"): "correct 'data' in this site's medsilo.yaml, or --data",
     ("resume", "run"): "there is nothing to resume",
@@ -37,7 +37,6 @@ ONE_LINE = {  # actions that fail with files of an earlier version, and the reme
 
 @pytest.fixture(params=VERSIONS)
 def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Copy an earlier version's files into the working folder, readable only for the account that runs the test."""
     for path in (ARTEFACTS / request.param).rglob("*"):
         if path.is_file():
             copy = tmp_path / path.relative_to(ARTEFACTS / request.param)

@@ -38,10 +38,6 @@ def five(method: str = "fedavg", *changes: str) -> Plan:
 
 
 def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[float, ...] = (1.0, 2.0)) -> Turn:
-    """Return a round of dishonest hospitals that received the weights `given` and would honestly send the weights
-    `sent`.
-    """
-
     def parcel(weights: Tensor, statistic: float) -> StudyMessage:
         tensors = {"layer.weight": weights, "norm.running_var": torch.tensor([statistic])}
         return StudyMessage({"model": {**tensors, "norm.num_batches_tracked": torch.tensor(7)}})
@@ -64,7 +60,7 @@ def weights(told: Turn, site: str) -> list[float]:
     [("sign flip", [0, 3]), ("sign flip x10", [-9, 12]), ("scaling x10", [11, -8]), ("scaling x100", [101, -98])],
 )
 def test_scaled_updates(name: str, expected: list[float]) -> None:
-    told = turn({A: [2.0, 1.0]})  # the update of an honest hospital is (1, -1)
+    told = turn({A: [2.0, 1.0]})
     ATTACKS[name]().forge(told)
     assert weights(told, A) == expected
 

@@ -100,14 +100,13 @@ def test_every_key_that_a_page_names_is_one(root: Path) -> None:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Yield each line in a page's code that calls medsilo, without redirections of the shell."""
     fenced = False
     for line in joined(page.read_text("utf-8")).splitlines():
         fenced ^= line.startswith("```")
         code = line.strip() if fenced or line.startswith("    ") else ""
         if code.startswith("medsilo "):
             command = code.removeprefix("medsilo ").partition(" > ")[0]
-            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # X stands for the page's placeholders
+            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)
 
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +138,6 @@ def test_the_guide_explains_each_place_of_a_check(root: Path) -> None:
 
 
 def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
-    """Return the names of functions and classes in a file, and the names of methods as Class.method."""
     found = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -173,7 +171,6 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 
 
 def rows_of_methods(root: Path) -> dict[str, str]:
-    """Return for each method the tensors that leave a hospital, as the pages of methods list them."""
     pages = "".join(path.read_text("utf-8") for path in sorted((root / "docs/research/methods").glob("*.md")))
     told = dict(re.findall(r"^\|  \| ([\w-]+) \|\n\|---\|---\|\n\| what travels \| (.+?) \|$", pages, re.M))
     return {name: told[name] for name in FACTS}
@@ -343,7 +340,6 @@ OWN_FILE = re.compile(r"(?<![\w/<>*.{}-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|ipynb
 
 
 def told_in(path: Path) -> Iterator[str]:
-    """Yield the texts in a file that people read: a whole page, or the comments and docstrings of a module."""
     text = path.read_text("utf-8")
     if path.suffix != ".py":
         yield text
@@ -389,7 +385,7 @@ def test_every_path_that_a_page_a_docstring_or_a_comment_names_leads_somewhere(r
     for name in listed:
         if not name.endswith((".py", ".md", ".yaml", ".ipynb", ".toml")) or name == "pyproject.toml":
             continue
-        if re.match(r"tests/artefacts/\d", name):  # an earlier version wrote this file
+        if re.match(r"tests/artefacts/\d", name):
             continue
         # a fast search over the whole file, including code that is not read by people
         if lost_in((root / name).read_text("utf-8"), name):

@@ -42,7 +42,6 @@ FORM = {"README.md", "client.py", "job.py", "model.py", "requirements.txt"}
 
 
 def imported(folder: Path) -> set[str]:
-    """Return the packages that the scripts in a folder import, except Python's own and medsilo's packages."""
     trees = [ast.parse(path.read_text("utf-8")) for path in folder.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -73,7 +72,6 @@ def described(text: str | None) -> set[str]:
 
 
 def callables() -> dict[str, tuple[Callable[..., Any], str]]:
-    """Return the public functions, constructors and methods, each with its docstring."""
     found: dict[str, tuple[Callable[..., Any], str]] = {}
     for name in medsilo.__all__:
         own = getattr(medsilo, name)

@@ -74,7 +74,6 @@ TINY = Page("Tiny", "drawn", "Words.", (PAGES["baselines"].parts[1],))
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """Write simulated data in the layout of the real data."""
     data = tmp_path_factory.mktemp("data")
     draw(data / "nuclei_he", images=9)
     write_hearts(data / HEART)
@@ -102,7 +101,6 @@ def write_cells(folder: Path, images: int = 10) -> None:
 
 
 def write_volumes(folder: Path, volumes: int = 40) -> None:
-    """Write volumes with two adjacent structures in the layout of the real data set."""
     nibabel = pytest.importorskip("nibabel")
     for part in ("images", "labels"):
         (folder / part).mkdir(parents=True)
@@ -247,12 +245,11 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:
     page, parts, own = activity
-    make(parts, own, time.monotonic())  # the program's time limit has passed at the start
+    make(parts, own, time.monotonic())
     nothing = study("tiny", page, parts)
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"
     make(parts, own, None, seeds=1)
-    # the command uses this seed's finished run again
     assert comparisons("tiny", page, own)[0].whole_seeds() == [0]
     (half,) = study("tiny", page, parts).header["runs"]
     assert "1 of 2 seeds; 4 of 8 runs" in half and "not done" not in half
@@ -306,7 +303,6 @@ def test_the_command_asks_for_the_very_same_cells(places: Places) -> None:
 
 
 def recorded() -> Iterator[tuple[str, str]]:
-    """Yield each command in the header of a results file or in backticks, with the file's name."""
     for path in sorted(result_files.FOLDER.glob("*.csv")):
         header = result_files.header_of(path)
         lines = [part for line in header.get("command", ()) for part in line.split("; ")]
@@ -365,9 +361,6 @@ def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 # ------------------------------------------------------------------ declared contrasts
 def write_scores(folder: Path, name: str, **terms: str) -> Path:
-    """Write scores of three configurations at two hospitals; one configuration, which `terms` describes, is better by
-    ten points.
-    """
     drawn, folder = np.random.default_rng(3), folder / "scores"
     hard = {site: drawn.uniform(0.4, 0.6, 20) for site in "ab"}
     usual = {"images": "as they are", "weighting": "uniform", "network": "mlp, batch", "epochs": 1}
@@ -395,9 +388,6 @@ def shown(text: str) -> list[tuple[str, bool]]:
 
 
 def undeclared(text: str, known: dict[str, bool]) -> list[str]:
-    """Return the differences on a page that are not declared, or that are bold without being significant; `known` maps
-    each declared contrast to its significance.
-    """
     wrong = [one for one, bold in shown(text) if one not in known or (bold and not known[one])]
     crossing = [one for one, bold in shown(text) if bold and "(-" in one and "to +" in one]
     return list(dict.fromkeys([*wrong, *crossing]))

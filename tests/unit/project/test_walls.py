@@ -31,7 +31,6 @@ def layers_of_parties() -> list[list[str]]:
 
 
 def breaches_in_texts(place: Path) -> Iterator[str]:
-    """Yield the strings in which a file names a module that the file must not import."""
     level = {package: number for number, layer in enumerate(layers_of_parties()) for package in layer}
     for package in level:
         for path in sorted((place / package).rglob("*.py")):

@@ -24,9 +24,6 @@ SOURCES = ("custom", "docs", "jobs", "provisioning", "site_configs", "pyproject.
 
 
 def build(root: Path, place: Path, changed: float) -> list[Path]:
-    """Copy the sources with the modification time `changed`, and build the wheels from the copy as `make wheel`
-    does.
-    """
     for name in SOURCES:
         source, target = root / name, place / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +107,6 @@ def refused(*installed: Path) -> bool:
 
 
 def checks_fedavg(installed: Path) -> str:
-    """Return the error of an installed medsilo that looks for the job "fedavg" by its name."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     code = "from medsilo.flare.job_source import find_job; print(find_job('fedavg'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=installed, env=environment, capture_output=True, text=True)

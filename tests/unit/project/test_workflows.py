@@ -64,7 +64,6 @@ SYSTEMS = {  # the systems' names on pages, and the runner of each system
 
 
 def claimed(root: Path, row: str) -> tuple[set[str], set[str]]:
-    """Return the runners and the Python versions that a row of the page about installation names."""
     page = (root / "docs/start/install.md").read_text("utf-8")
     [cell] = re.findall(rf"(?m)^\| {row} \| (.*) \|$", page)
     tested = cell.partition("Python 3.10")[0]

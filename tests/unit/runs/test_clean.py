@@ -65,7 +65,7 @@ def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
     shutil.copytree(run, tmp_path / "runs/one")
     (tmp_path / "runs/one/.summary.json.7.part").write_text("half")
     (tmp_path / "runs/one/sites/hospital-a/state-9.safetensors").symlink_to("/etc/passwd")
-    assert find_old(tmp_path / "runs", 7) == []  # this run ended too recently for a removal
+    assert find_old(tmp_path / "runs", 7) == []
     aged(tmp_path / "runs")
     kept = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and "state-" not in path.name}
     kept = {path for path in kept if path.parent.name != "checkpoints" and not path.name.endswith(".part")}
@@ -106,7 +106,7 @@ def test_what_a_run_that_was_left_would_go_on_from_goes_when_asked(run: Path, tm
     assert find_old(aged(tmp_path), 7, 30) == []
     places = {one.path.parent.name for one in find_old(tmp_path, 7, 9)}
     assert places == {"checkpoints", *SITES}
-    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()  # somebody has resumed the run in the meantime
+    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()
     assert find_old(tmp_path, 7, 9) == []
 
 

@@ -54,8 +54,6 @@ def folder(name: str) -> Damage:
 
 
 def facts(**changes: object) -> Damage:
-    """Return a function that changes values in the metadata of a run's newest checkpoint."""
-
     def damage(run: Path) -> None:
         (path,) = run.glob("checkpoints/round-*.safetensors")
         tensors, known = load_tensors(path)

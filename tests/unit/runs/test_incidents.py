@@ -42,8 +42,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Told:
-    """Collect the messages that a lead receives, while the clock advances by one second at a time."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock, self.incidents, self.got = clock, Incidents(), list[tuple[float, str]]()
 
@@ -263,15 +261,15 @@ def test_a_watch_that_starts_again_repeats_and_forgets_nothing(kit: Path, clock:
     assert len(got) == 1
     watch = watching(kit, got)
     let(watch, clock, 20)
-    assert len(got) == 1  # the program does not report the outage again
+    assert len(got) == 1
     watch = watching(kit, got, refuses)
     let(watch, clock, 2)
     write(kit, Event("back", "connected", "a"))
-    let(watch, clock, 40)  # the webhook cannot be reached
+    let(watch, clock, 40)
     watch = watching(kit, got)
     let(watch, clock, 2)
     assert len(got) == 2 and "back" in got[1]
-    write(kit, away("b")[0])  # the event happens while no watch program runs
+    write(kit, away("b")[0])
     watch = watching(kit, got)
     let(watch, clock, 20)
     assert len(got) == 3 and " b: " in got[2] and not watch.incidents.open[0].over

@@ -36,7 +36,6 @@ NOBODY: Any = None
 
 
 def a_round(number: int, **seconds: float) -> Round:
-    """Return a complete round in which each site answered after this number of seconds."""
     sites = {
         site: SiteRound(validation=0.5 + number / 10, train_loss=0.2, seconds=own) for site, own in seconds.items()
     }
@@ -44,7 +43,6 @@ def a_round(number: int, **seconds: float) -> Round:
 
 
 def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
-    """Return an unfinished round with each site's seconds since the request and until the answer."""
     own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
     return Turns(task="round", round=number, at=0.0, sites=own)
 
@@ -201,7 +199,6 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
 ) -> None:
 
     def told(out: str, err: str = "(.*\n)*") -> None:
-        """Wait until all new lines of stdout and stderr match these two patterns."""
         said = ["", ""]
 
         def matches() -> bool:
@@ -233,7 +230,6 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
 
 # ------------------------------------------------------------------------------------------------ the live web page
 def listening(pid: int) -> list[Any]:
-    """Return the addresses on which a process and its child processes accept connections."""
     family = [Process(pid), *Process(pid).children(recursive=True)]
     return [line.laddr for one in family for line in one.net_connections("tcp") if line.status == CONN_LISTEN]
 

@@ -22,8 +22,6 @@ IMAGES = [
 
 
 def poisoned(folder: Path, plan: Any, group: str, ending: str, change: Callable[[Tensor], Any]) -> Study:
-    """Run a study, and change one hospital's answer in round 1 before the server receives the answer."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and task_and_round(asked) == ("round", 1):

@@ -20,7 +20,6 @@ from medsilo_lab.report.read import cases_tested, read, read_all
 from medsilo_server.record import Record
 from tests.unit.medsilo_lab.test_report import round_line, save, summary_of
 
-# this folder is from a version whose records had no schema
 OLD = Path(__file__).parents[2] / "fixtures" / "run-of-schema-1"
 
 
@@ -55,6 +54,9 @@ def test_a_line_that_is_cut_short_does_not_count_and_a_damaged_one_is_named(tmp_
 def test_progress_travels_as_json() -> None:
     told = Progress(planned=2, metric="dice", absent={"b": "asleep"}, rounds=[round_line(1, ["a"])])
     assert Progress.model_validate(json.loads(json.dumps(told.as_json(), allow_nan=False))) == told
+
+
+# run folders of earlier versions
 
 
 def says(new: Any, old: Any) -> bool:

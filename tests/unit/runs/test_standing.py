@@ -78,7 +78,6 @@ def test_huge_updates_keep_their_norm_and_no_change_has_no_direction():
 
 
 def rounds_of(count, cosine=0.5, agreement=0.5, norm=1.0, share=0.2, times=None):
-    """Return rounds of five sites, in which site b has unusual values in the first `times` rounds."""
     usual = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=0.5, agreement=0.5)}, share=0.2)
     odd = SiteRound(updates={"model": SentUpdate(norm=norm, cosine=cosine, agreement=agreement)}, share=share)
     names = list("abcde")

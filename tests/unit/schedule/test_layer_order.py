@@ -22,7 +22,7 @@ from tests.unit.schedule.test_outside_layers import NOISE, installed
 from tests.unit.site.test_account import PRIVATE, ask, same, settings_of, standing, weights
 from tests.unit.site.test_approvals import Home
 
-__all__ = ["installed"]  # a pytest fixture
+__all__ = ["installed"]
 NOBODY: Any = None
 
 

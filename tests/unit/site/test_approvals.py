@@ -65,7 +65,6 @@ WANTED = SiteSettings(device="cpu", approval="required")
 
 
 def make_kit(folder: Path, site: str) -> KitFiles:
-    """Write only those files of a hospital's kit that the tests of approvals read."""
     startup, key, (above, signs) = folder / "startup", fresh(), root()
     startup.mkdir(parents=True)
     (folder / "local").mkdir()
@@ -81,8 +80,6 @@ def make_kit(folder: Path, site: str) -> KitFiles:
 
 
 class Home:
-    """A hospital with a kit, a plan and a folder for the study."""
-
     def __init__(self, folder: Path, site: str = A) -> None:
         self.folder, self.kit = folder, make_kit(folder, site)
         self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
@@ -193,7 +190,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     with pytest.raises(Refused, match="only for studies without stranger,"):
         site.answer(strangers)
 
-    site._looked = float("-inf")  # as if the site had last checked its approval long ago
+    site._looked = float("-inf")
     batches: list[int] = []
 
     def withdraw_in_its_middle() -> None:
@@ -204,7 +201,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
 
     with pytest.raises(Refused, match="has withdrawn its approval of plan"):
         site.answer(server.ask("round", 2), withdraw_in_its_middle)
-    assert len(batches) == 2  # training stopped within the round
+    assert len(batches) == 2
     home.approve(rounds=2)
     server.take(site.answer(server.ask("round", 2)))
     for task in ("round", "deliver"):
@@ -463,7 +460,6 @@ def edited(home: Home, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def other_signer(home: Home, folder: Path) -> Iterator[bytes]:
-    """Yield approvals signed by another hospital's key, and by another key whose certificate names this hospital."""
     for number, site in enumerate((B, A)):
         other = Home(folder / str(number), site)
         other.approve()
@@ -578,7 +574,6 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         ("medsilo.yaml", f"{SETTINGS}#\n"),
         ("resources.json", '{"class_allow_list": ["*"]}'),
         ("authorization.json", "{}"),
-        # NVFlare reads this file if the usual file is missing
         ("resources.json.default", '{"class_allow_list": ["*"]}'),
         ("more__resources.json", '{"components": []}'),
         ("../startup/more__p_resources.json", '{"components": []}'),
@@ -596,13 +591,13 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         file.write_text(SETTINGS)
         permission.check()
     link = home.folder / "local/custom"
-    for name in ("sitecustomize.pyc", "nvflare_more.so"):  # Python imports these files, too
+    for name in ("sitecustomize.pyc", "nvflare_more.so"):
         (link / name).touch()
         with pytest.raises(Refused, match=f"this hospital's custom/{name} changed since"):
             permission.check()
         (link / name).unlink()
     link.rmdir()
-    link.symlink_to(home.folder.parent)  # NVFlare adds this other folder of code to the Python path of a job's process
+    link.symlink_to(home.folder.parent)
     with pytest.raises(Refused, match="this hospital's custom changed since"):
         permission.check()
     link.unlink()
@@ -802,7 +797,7 @@ def test_a_new_key_takes_over_what_the_key_before_signed(home: Home) -> None:
     ledger.charge(CountedStudy(ONE), "round 1", "attempt0", [])
     decisions = home.approvals.decisions()
     renew(home)
-    site.check()  # the object from before the renewal answers
+    site.check()
     assert AcceptedSettings(home.kit).check() == since
     now = approvals_of(QueryBudget(home.approvals.folder.parent), home.kit, WANTED)
     assert now.file != home.approvals.file and now.decisions() == decisions
@@ -868,7 +863,7 @@ def test_a_person_stands_before_each_plan_on_patients_data_by_default(home: Home
         (real, {"data": own}, True),
         (real, {"data": own, "public_data": True}, False),
         (real, {"data": own, "approval": "none"}, False),
-        (home.plan, {"data": own}, False),  # the plan reads synthetic data
+        (home.plan, {"data": own}, False),
         (home.plan, {"data": own, "approval": "required"}, True),
     ):
         permission = home.permission(plan, **{"approval": None, **own_settings})

@@ -113,7 +113,7 @@ def test_what_a_running_study_planned_is_spoken_for(book: QueryBudget) -> None:
     with pytest.raises(Refused, match="has 4 left"):
         book.admit(SECOND, PLANNED, FEW)
     book.note(FIRST, {"validation": 1}, FEW)
-    place.release()  # the failed study sends no further requests
+    place.release()
     book.admit(SECOND, PLANNED, FEW)
 
 
@@ -254,15 +254,13 @@ def test_groups_near_each_other(book: QueryBudget) -> None:
     assert book.near("data", {**first, "test": names[31:]}, 5) == {"test"}
     assert book.near("data", {**first, "test": [*names[31:], "new"]}, 5) == {"test"}
     assert book.near("data", {**first, "test": names[35:]}, 5) == set()
-    # the new training set differs in few patients from the first study's test set
     assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}
-    # the first study's test set without one patient
     assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}
     assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
     assert book.near("other", {**first, "test": names[31:]}, 5) == set()
     windows = {"test": names[30:] * 2}  # shorter windows make more cases of each patient
     assert book.near("data", windows, 5) == set()
-    assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}  # all patients but one
+    assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
 
 

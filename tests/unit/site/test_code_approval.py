@@ -66,13 +66,11 @@ while flare.is_running():
 
 
 NVFLARES = AppDeployer()
-# this component would send the whole log, which contains the script's output, to the server
+# STREAMS_ALL would send the whole log, which contains the script's output, to the server
 STREAMS_ALL = json.dumps(ADDED | {"args": {"target_parent_server": True}})
 
 
 class Hospital:
-    """A hospital whose kit requires approvals, and a lead's job that a recipe made from a script."""
-
     def __init__(self, folder: Path, **recipe: Any) -> None:
         self.folder, self.job = folder / "kit", folder / "jobs/hello"
         self.kit = make_kit(self.folder, SITE)
@@ -95,8 +93,6 @@ class Hospital:
         return approvals_of(QueryBudget(self.folder / "medsilo/_hospital" / SITE), self.kit, WANTED)
 
     def context(self) -> FLContext:
-        """Return the NVFlare context of the process that runs the hospital's kit."""
-        # this component changes the job's configuration before the job starts
         streams = SiteLogStreamer(log_file_name="error_log.txt")
         parts: list[FLComponent] = [streams, HospitalEvents(), Launcher()]
         fires = lambda event, fl_ctx: fire_event(event, parts, fl_ctx)  # noqa: E731
@@ -110,7 +106,6 @@ class Hospital:
         return engine.new_context()
 
     def deploy(self, deployer: AppDeployer = NVFLARES) -> dict[str, Any]:
-        """Deploy the job as NVFlare does, and return the job's metadata, or None if the hospital rejects the job."""
         meta = json.loads((self.job / "meta.json").read_text())
         meta |= {"job_id": "job-1", "submitter_name": LEAD}
         flat = self.folder.parent / "flat"
@@ -123,7 +118,6 @@ class Hospital:
         return json.loads((self.folder / "job-1/meta.json").read_text())
 
     def launch(self, meta: dict[str, Any] | None = None) -> str:
-        """Let the kit start the deployed job; return the reason if the hospital rejects the job."""
         meta = meta or self.deploy()
         assert meta[AppValidationKey.BYOC]
         context = self.context()
@@ -225,7 +219,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
     monkeypatch.syspath_prepend(tmp_path / "packages")
     hospital.script.write_text(f"import json, gait.steps as steps\n{SCRIPT}")
-    hospital.approve("--yes")  # the file of approvals does not exist yet
+    hospital.approve("--yes")
     install("1.0")
     assert "acme-gait no such package, and here is 1.0" in hospital.launch()
     hospital.approve("--yes")
@@ -340,7 +334,7 @@ def test_the_page_shows_the_code_and_signs_what_it_showed(hospital: Hospital) ->
         assert "flare.join(model, optimizer" in shown and "custom/client.py: new" in shown
         [asked] = hospital.approvals.asked()
         hospital.script.write_text(SCRIPT.replace("lr=0.1", "lr=0.2"))
-        hospital.launch()  # the server sends other code before the person clicks
+        hospital.launch()
         status, text, _ = visitor.send(f"{path}/approve", by="x", code=asked.job_code)
         assert status == 400 and "changed after this page was shown" in text
         status, text, _ = visitor.send(f"{path}/approve", by="x")
@@ -450,7 +444,6 @@ def test_kept_code_that_was_changed_is_not_shown(hospital: Hospital) -> None:
 # ------------------------------------------------------------------------------------------------------- in its process
 @pytest.fixture
 def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
-    """Return a function that runs the deployed script for two rounds, and returns the script's messages."""
     monkeypatch.setattr(client, "before_script_connects", lambda begin: None)
 
     def run() -> list[Any]:

@@ -255,7 +255,7 @@ def test_a_data_set_keeps_no_images_ready_that_nobody_trains_with(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     written: dict[str, int] = {}
 
-    def ask(question: Question) -> str:  # counts the images that the command has read before each question
+    def ask(question: Question) -> str:
         written[question.key] = len([*scratch.rglob("*.safetensors")])
         return question.proposed
 
@@ -352,7 +352,6 @@ WORDS |= {"gut": "good"}
 
 
 def registry_in(folder: Path, words: dict[str, str]) -> Path:
-    """Write a patient registry with other column names and levels, to which `words` maps the English words."""
     drawn, rows = np.random.default_rng(0), []
     for who in range(PATIENTS):
         told = {"age": int(drawn.integers(30, 80)), "sex": ("male", "female")[who % 2], "course": "good"}

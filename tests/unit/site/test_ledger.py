@@ -78,7 +78,7 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
     with pytest.raises(Refused, match="with earlier studies of these data"):
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
-    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first study has ended without a charge
+    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
     # the planned cost of a resumed study includes the study's earlier charges
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)
@@ -261,7 +261,6 @@ def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) ->
 
 
 def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> float:
-    """Run a random history of deaths, compare the ledger with the sent answers, and return the ledger's excess cost."""
     root.mkdir()
     history = live(root, seed, demands)
     left = {attempt: job for job in history.jobs for attempt in job.left()}

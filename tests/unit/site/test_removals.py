@@ -19,7 +19,7 @@ NAMES = {"rmtree", "unlink", "rmdir", "removedirs", "remove", "rename", "renames
 OF_PATHS = {
     "os",
     "shutil",
-}  # modules whose functions `remove` and `replace` act on files
+}
 
 # Keys are a file below custom/ and a function; values name the files that the function may remove or replace.
 MAY: dict[tuple[str, str], str] = {
@@ -67,14 +67,12 @@ MAY: dict[tuple[str, str], str] = {
     ): "nothing: what a job brought lies in a folder of its own",
     ("medsilo/airlock/site.py", "RoomSite._forget"): "files that a script kept with the site, and names no more",
     ("medsilo/site/job_code.py", "drop_code"): "code of jobs that nobody approved, but of the last ones",
-    # removals in kits
     ("medsilo_lab/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup-before/",
     ("medsilo_lab/consortium/provision.py", "_replace"): "startup/ of a kit that --renew names, when the new one lies "
     "beside it, and its own copies",
     ("medsilo_lab/consortium/provision.py", "_replace_file"): "connections in local/ of such a kit that it has no more",
     ("medsilo_lab/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
     ("medsilo_lab/consortium/lead.py", "download"): "its own download, which becomes a new run folder",
-    # removals in releases
     ("medsilo_lab/release/release_pages.py", "remove_earlier"): "the page and pictures of an earlier validation there",
     ("medsilo_lab/release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
 }
@@ -101,7 +99,6 @@ def test_a_run_takes_no_folder_that_somebody_uses(tmp_path: Path) -> None:
 
 
 def removing(node: ast.AST, where: str = "") -> Iterator[str]:
-    """For each call that removes, moves or replaces a file, yield the name of the calling function."""
     for child in ast.iter_child_nodes(node):
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         within = f"{where}.{child.name}".lstrip(".") if named else where
@@ -114,7 +111,6 @@ def is_removal(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in NAMES:
         return False
     of = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
-    # methods of strings, lists or dates that have the same names
     if call.func.attr in ("remove", "replace") and of not in OF_PATHS:
         return call.func.attr == "replace" and len(call.args) == 1 and not call.keywords
     return True

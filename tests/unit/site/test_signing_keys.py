@@ -97,7 +97,6 @@ def test_what_the_kits_own_key_or_one_of_another_use_signed_is_refused() -> None
 
 
 def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[KeyPurpose, dict[str, Any]]]:
-    """Make a kit with an approved plan, accepted settings and a charge; return a signed value for each use."""
     kit, book = make_kit(folder, "hospital-a"), QueryBudget(folder / "medsilo/_hospital/hospital-a")
     approvals = approvals_of(book, kit, WANTED)
     approvals.decide("a" * 64, "approved", "engineer", ApprovalLimits())

@@ -126,7 +126,7 @@ def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> 
         ([EXECUTOR, *HARMLESS], False),
         (None, True),
         ([EXECUTOR, "*"], True),
-        ([EXECUTOR, WIDGET], True),  # an NVFlare class that could do harm
+        ([EXECUTOR, WIDGET], True),
         (["nvflare"], True),
         (["medsilo.flare"], True),
         (["medsilo.flare._Hidden"], False),
@@ -216,7 +216,7 @@ def test_only_listed_groups_leave(root: Path) -> None:
     (entry,) = scope["task_result_filters"]
     assert entry["path"] == f"{OnlyTheseGroups.__module__}.{OnlyTheseGroups.__name__}"
     keep = OnlyTheseGroups(**entry["args"])
-    told = Policy.read(root / "site_configs/strict-hospital")  # 'medsilo check' warns about this policy
+    told = Policy.read(root / "site_configs/strict-hospital")
     assert told.lets_out("model") and not told.lets_out("amplitude")
     weights = {"w": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
 

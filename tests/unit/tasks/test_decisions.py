@@ -145,7 +145,6 @@ def histology(*changes: str) -> Plan:
 
 
 def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, TrainingSite]]:
-    """Run a study in which only the second hospital has the settings `settings`."""
     own = {A: SiteSettings(device="cpu"), B: SiteSettings(device="cpu", **settings)}
     sites = {
         site: site_of(plan, site, SITES[:2], given, root / "sites" / site, plan.task.load(site, SITES[:2], 0, None))
@@ -155,9 +154,6 @@ def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, T
 
 
 def of_validation(root: Path, site: TrainingSite) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hospital's validation classes, and the tested model's predicted probabilities for the validation
-    cases.
-    """
     measures = site.participant.evaluation.evaluate(
         site.participant.data.validation,
         lambda: None,

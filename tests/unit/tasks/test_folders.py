@@ -275,7 +275,7 @@ def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
     for count in (3, 4, 5, 6):  # with at least three patients, no part of the split is empty
         assert min(sizes(parts_of(count, split))) >= 1 == min(sizes(parts_of(count, split, shares=(0.9, 0.05, 0.05))))
     moved = [patient for patient, part in parts_of(300, split).items() if parts_of(300, split + 1)[patient] != part]
-    assert len(moved) > 100  # another random number gives another split
+    assert len(moved) > 100
 
 
 @pytest.mark.parametrize("split", range(5))
@@ -402,7 +402,7 @@ def test_pieces_are_drawn_from_the_seed_and_hold_a_structure_when_they_should() 
     assert sorted(set(seen)) == [(0, 0, 0), (2, 3, 3), (4, 6, 6)]
     assert min(counts) > 70  # each voxel of the structure is drawn with the same probability
     assert len(free) > 150  # a patch has 5 x 7 x 7 possible positions
-    assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)  # an image without any structure
+    assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)
 
 
 def test_a_volume_smaller_than_a_piece_is_filled_up() -> None:
@@ -624,7 +624,6 @@ def leads_nowhere(path: Path) -> None:
 
 
 BAD_VOLUMES = [
-    # the folder with the damaged file, the damage, and the error
     ("images", cut_off, "an image can't be read"),
     ("labels", cut_off, "a mask can't be read"),
     ("images", with_nan, "an image has values that are NaN"),
@@ -651,9 +650,6 @@ def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
 
 
 def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
-    """Assert that survey and training report one problem with these words, and that the shareable text names no
-    file.
-    """
     survey = told(task, where)
     (problem,) = [problem for problem in survey.problems if problem.severity != "note"]
     assert problem.severity == "left out" and words in problem.what and problem.count == 1
@@ -867,7 +863,6 @@ def test_marks_and_spaces_in_names_are_letters(spelling: str, tmp_path: Path) ->
 
 
 STOPS = [
-    # changed values of the row or the file's content, and the error
     ({"patient": None}, "the table has no column patient; name yours under data.columns"),
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
@@ -1084,7 +1079,6 @@ def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: s
 
 # ---------------------------------------------------------------------------------------------------- the documentation
 def documented(first: str, root: Path) -> list[dict]:
-    """Return the YAML examples in docs/start/your-data.md that begin with the line `first`."""
     blocks = (root / "docs/start/your-data.md").read_text(encoding="utf-8").split("```")[1::2]
     return [yaml.safe_load(block.removeprefix("yaml")) for block in blocks if block.startswith(f"yaml\n{first}")]
 

@@ -39,7 +39,6 @@ def good(path: Path) -> None:
 
 
 def nifti(path: Path, **fields: bytes) -> None:
-    """Write a NIfTI volume, and replace the header's bytes at the offset n by the argument at_n."""
     good(path)
     content = bytearray(path.read_bytes())
     for place, value in fields.items():
@@ -53,7 +52,7 @@ def not_readable_by_nibabel(path: Path) -> None:
 
 
 def offset_that_overflows(path: Path) -> None:
-    nifti(path, at_108=struct.pack("<f", float("inf")))  # raises OverflowError
+    nifti(path, at_108=struct.pack("<f", float("inf")))
 
 
 BROKEN = [not_readable_by_nibabel, offset_that_overflows]
@@ -181,7 +180,7 @@ def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(
     with pytest.raises(DataError, match="damaged") as caught:
         Scan.read(tmp_path / "a.dcm")
     assert "claims 3000000000 bytes" in caught.value.private
-    with pytest.raises(DataError, match="damaged"):  # a damaged file in a series gives the same error
+    with pytest.raises(DataError, match="damaged"):
         Scan.read(tmp_path)
 
 

@@ -158,7 +158,7 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
     image, labels = torch.rand(1, 6, 6), torch.zeros(6, 6, dtype=torch.long)
     labels[2:4, 2:4] = 1
     case = image, labels | mark_of([2, 15])
-    piece = patch(case, (8, 8), 1.0, 3)  # the patch is larger than the image, so the image is padded
+    piece = patch(case, (8, 8), 1.0, 3)
     _, moved = augmented((piece[0][None], piece[1][None].clone()), ("flip-x", "rotate90", "affine"), True, [5])
     for target in (piece[1], moved[0]):
         assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
@@ -177,7 +177,6 @@ def test_conditional_distillation_by_hand() -> None:
     output, taught = torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
     taught[0, 1, 0, 1], taught[0, 2, 0, 2], output[0, 2, 0, 3] = 9.0, 1.0, -1.0
     target = torch.tensor([[[1, 0, 0, 0]]]) | mark_of([2])
-    # the temperature τ is 0.5, and the values belong to the pixels 2 and 3
     own, right = [0.5, 1 / (1 + np.exp(2))], [1 / (1 + np.exp(-2)), 0.5]
     dice = 2 * np.dot(own, right) / (sum(own) + sum(right))
     assert float(distilled(output, taught, target, 0.5)) == pytest.approx(1 - dice, rel=1e-4)
@@ -266,7 +265,6 @@ def test_predicting_gives_all_structures_where_one_was_drawn(
     assert asked.predict() == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
     values = source.plan.task.use.own_values(data)
-    # the hospital's masks have a value for post, and ant gets a value that the masks do not use
     assert values[2] == 1 and values[1] not in (0, 1)
     assert set(np.unique(mask)) == {0, values[1], values[2]}
     assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant"]}

@@ -31,7 +31,6 @@ def load(layout: Layout, folder: Path, seed: int = 0, **numbers: object) -> Read
 
 
 def where(data: Read) -> dict[str, set[str]]:
-    """Return the sites' training, validation and test parts that contain each patient."""
     found: dict[str, set[str]] = {}
     for site in data.values():
         for part in PARTS:
@@ -131,7 +130,6 @@ def test_outlines_are_filled_where_they_are_and_ambiguous_ones_are_not(tmp_path:
     expected = np.zeros((30, 44), np.uint8)
     expected[6:18, 8:20] = 1
     for image in images_in(tmp_path):
-        # the second image is a test image, with a region of ambiguous label
         if image.name[5:12] in ("55-1594", "49-6743"):
             assert np.array_equal(nuclei_in(image, (30, 44)), expected)
     assert {name[5:] for name in where({"": lungs})} == set(layouts.LUNGS)

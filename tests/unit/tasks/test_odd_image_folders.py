@@ -662,7 +662,7 @@ def test_an_export_is_right_after_three_answers_or_refused(
     command = ["data", str(folder), "-o", str(out), "--yes"]
     assert len(own.answers) + len(own.also) <= 3
     keys, said = list(own.answers), ""
-    for place, key in enumerate(keys):  # --yes does not answer questions about possible faults
+    for place, key in enumerate(keys):
         assert main([*command, *given({known: own.answers[known] for known in keys[:place]})]) == 1
         line = capsys.readouterr().err.splitlines()[-1]
         assert f"{key}: " in line, line

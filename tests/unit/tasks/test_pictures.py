@@ -109,6 +109,9 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert cli.main(["disclosure", "nowhere"]) == 1
 
 
+# The findings
+
+
 def square(first: int, last: int, size: int = 64) -> torch.Tensor:
     mask = torch.zeros(1, size, size, dtype=torch.bool)
     mask[:, first:last, first:last] = True

@@ -33,7 +33,6 @@ HEAD = ("pid", "age", "sex", "outcome", "score", "time", "event", "site", "crea"
 
 
 def lines(patients: int = 30, seed: int = 0) -> list[list[Any]]:
-    """Draw patients with an outcome, a score and a time that depend on age and sex."""
     drawn = np.random.default_rng(seed)
     age, sex = drawn.normal(60, 10, patients).round(1), drawn.integers(0, 2, patients)
     risk = (age - 60) / 10 + sex - 0.5
@@ -227,7 +226,7 @@ BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
     (lambda rows: rows[2].__setitem__(3, "maybe"), "stops", "a label that is not the plan's (no, yes)"),
     (lambda rows: rows[2].__setitem__(0, ""), "left out", "no patient"),
     (lambda rows: rows[2].append("surplus"), "left out", "more or fewer cells"),
-    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),  # the plan does not read this column
+    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),
     (lambda rows: rows[2].__setitem__(0, "x" * 2000), "left out", "no patient"),
     (lambda rows: rows.append(rows[2]), "note", "lines of one patient are there twice"),
 ]
@@ -340,11 +339,11 @@ def test_no_promise_of_privacy_is_made_for_coxs_loss() -> None:
 
 def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
     task = plan_of(**KINDS["survival"]).task
-    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])  # this event is in all comparable pairs
+    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
     target[:, 1] = 1
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
-    drawn, names = np.random.default_rng(0), "aabbcdefgh"  # two patients have two rows each, and many times are equal
+    drawn, names = np.random.default_rng(0), "aabbcdefgh"
     for _ in range(20):
         times, events = drawn.integers(1, 6, 10), drawn.integers(0, 2, 10)
         pairs = [
@@ -567,7 +566,7 @@ def test_a_hospital_says_which_numbers_mean_not_known_and_what_holds_for_later_l
         ("a", 61, "M", "2020-01-31", "", ""),
         ("b", 999, "F", "2020-02-01", "", ""),
         ("a", "", "", "2020-01-31", "2020-03-01", 1),
-        ("c", "", "", "2021-12-31", "2022-01-01", 0),  # a row gets no values of another patient
+        ("c", "", "", "2021-12-31", "2022-01-01", 0),
         ("b", "", "", "2020-02-01", "2020-02-01", 0),
     ]
     more = {"codes": {"age": ["999"]}, "spans": {"time": ["diagnosed", "seen"]}, "fill": ["age", "sex"]}
