@@ -1,3 +1,3 @@
-"""Measure medsilo's costs, and print each as a ratio to a stated reference. This file makes the folder a package,
-because other distributions install a package of the same name.
+"""Measure medsilo's costs, and print each as a ratio to a stated reference. The file exists because other distributions
+install a package of the name `benchmarks`.
 """

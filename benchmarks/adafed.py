@@ -4,14 +4,14 @@
 
 The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
 double loop over sites and tensors; the loop looks up each weight in W and each tensor in a `state_dict()`. Medsilo's
-time is that of a whole round: the server's aggregator receives the models one by one, mixes them as rows and sends the
+time is the time of a whole round: the server's aggregator receives models one by one, mixes them as rows and sends the
 results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak must stay
-within N models and one block. Models are created one at a time and passed to the aggregator. The third measurement
-compares an evaluation pass that collects AdaFed's statistics with a plain evaluation pass, for LeNet5 and for the
-activity network.
+within N models and one block. The program creates models one at a time, and passes each model to the aggregator. The
+third measurement compares an evaluation pass that collects AdaFed's statistics with a plain evaluation pass, for LeNet5
+and for the activity network.
 
-Both implementations use the same number of threads. Each time is that of the fastest of several calls. The program
-exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak from /proc.
+Both evaluation passes use the same number of threads. Each reported time is the fastest of several calls. The program
+exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak memory from /proc.
 """
 
 import os
@@ -35,7 +35,7 @@ from medsilo.registry import NETWORKS
 FASTER = {20: 50.0, 100: 150.0}
 SLOWER = 1.3
 SITES, REPEATS = 20, 15
-SLACK = 64 << 20  # bytes that torch takes for its calls, and the allocator's rounding
+SLACK = 64 << 20  # bytes for torch's internal memory and the allocator's rounding
 
 
 def matrix(count: int) -> Tensor:
@@ -85,9 +85,7 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Return the peak memory minus the memory at the start, and its bound (N models, one arriving model, and a block),
-    in bytes.
-    """
+    """Return a round's peak memory minus the memory at the start, and the bound of this difference, in bytes."""
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)
     shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}
@@ -100,7 +98,7 @@ def alexnet_memory() -> tuple[float, float]:
     for place, site in enumerate(sites):
         mixer.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
     mixer.finish()
-    # the received tensors, and their double-precision copies before and after mixing
+    # received tensors, and their double-precision copies before and after mixing
     block = SITES * WIDEST * (4 + 8 + 8)
     # An arriving model is briefly in memory twice: as received and as a row.
     return most_held() - before, SITES * size + size + block

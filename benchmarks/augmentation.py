@@ -48,7 +48,6 @@ BATCHES = {"2-D slices": 16, "3-D pieces": 2}
 
 
 def plan_of(name: str, size: Size) -> Plan:
-    """Return the plan of the study whose site is measured."""
     grid = {"2-D slices": {"dimensions": 2, "size": size.grid[:0:-1]}, "3-D pieces": {"size": size.piece[::-1]}}[name]
     spacing = {} if "dimensions" in grid else {"target_spacing": SPACINGS[SITE]}
     task = {"name": "nifti-folder", "labels": ["ball"], "augmentation": AUGMENTATION, **grid, **spacing}
@@ -56,8 +55,6 @@ def plan_of(name: str, size: Size) -> Plan:
 
 
 class Plain:
-    """The same training, written with MONAI alone."""
-
     def __init__(self, plan: Plan, cases: Any, device: str) -> None:
         self.device, self.network = device, plan.build_networks()["model"].to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=plan.training.learning_rate)
@@ -109,9 +106,7 @@ class Plain:
 
 
 def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str, Callable[[], object]], int]:
-    """Return one epoch of each implementation, with its number of images. Both implementations leave out the last
-    images if these do not fill a batch.
-    """
+    """Both implementations leave out the last images if these do not fill a batch."""
     write_hospital(folder / SITE, 0, SPACINGS[SITE], size)
     plan = plan_of(name, size)
     ours = Ours(plan, SITE, folder / SITE, folder / "run", device)
@@ -137,7 +132,6 @@ def taken(work: Callable[[], object], device: str) -> float:
 
 
 def main() -> int:
-    """Return 0 if the goals are met."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--repeats", type=int, default=REPEATS)
     arguments.add_argument("--device", default="cpu")

@@ -1,4 +1,4 @@
-"""Generate a federation like a real one: FLAIR volumes with lesions at five hospitals with different scanners.
+"""Generate FLAIR volumes with lesions at five hospitals with different scanners, for federations without real data.
 
 The files have the layout of `nifti-folder`: <site>/images/*.nii.gz and <site>/labels/*.nii.gz.
 """
@@ -24,8 +24,6 @@ HEADS, WIDTH = 15, 64.0  # number of heads of each hospital and their width in m
 
 @dataclass(frozen=True)
 class Scanner:
-    """A hospital's scanner protocol."""
-
     spacing: tuple[float, float, float]  # voxel size along x, y, z in mm
     gain: float  # factor of the intensities
     bright: float  # brightness of a lesion relative to the tissue around it
@@ -42,15 +40,13 @@ HOSPITALS = {
 
 
 def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: float = 56.0) -> None:
-    """Write the image of a head with a few lesions, and the mask of the lesions; the head is about this many
-    millimetres wide.
-    """
+    """Write the image of a head of about `width` millimetres with a few lesions, and the mask of the lesions."""
     drawn = np.random.default_rng(seed)
     spacing = np.array(scanner.spacing)
     size = np.ceil(np.array([width, width * 1.1, width / 2]) * drawn.uniform(0.95, 1.05, 3) / spacing).astype(int)
     places = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij"), -1) * spacing
     middle, reach = size * spacing / 2, size * spacing / 2 * 0.85
-    far = np.sqrt((((places - middle) / reach) ** 2).sum(-1))  # 1 at the skin
+    far = np.sqrt((((places - middle) / reach) ** 2).sum(-1))
     lesions = np.zeros(tuple(size), bool)
     for _ in range(int(drawn.integers(2, 5))):
         place = middle + reach * drawn.uniform(-0.5, 0.5, 3)
@@ -66,7 +62,6 @@ def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: flo
 
 
 def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float = 56.0) -> None:
-    """Write this number of volumes for each hospital."""
     for site in sites:
         for case in range(cases):
             seed = 1000 * list(HOSPITALS).index(site) + case
@@ -74,7 +69,6 @@ def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float
 
 
 def write_heads(folder: Path) -> Path:
-    """Write the volumes of results/nnunet.csv if they are missing, and return their folder."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as unfinished:
@@ -95,8 +89,8 @@ def plans_of(
 
 
 def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:
-    """Return plans whose network has few features, so that a training step takes milliseconds; `first` is the number of
-    features in the finest stage.
+    """Return plans whose network has `first` features in the finest stage, so that a training step takes
+    milliseconds.
     """
     plans = json.loads(json.dumps(plans))
     numbers = plans["configurations"][configuration]["architecture"]["arch_kwargs"]

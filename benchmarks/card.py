@@ -44,7 +44,8 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.objective import Objective
 
-SHAPES = {"2-D": (256, 16, (3, 256, 256)), "3-D": (24, 2, (1, 96, 96, 96))}  # cases, batch, shape
+# number of cases, batch size and image shape
+SHAPES = {"2-D": (256, 16, (3, 256, 256)), "3-D": (24, 2, (1, 96, 96, 96))}
 FEATURES = (32, 64, 128, 256)
 TURNS = 3
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
@@ -54,8 +55,6 @@ Figures = dict[str, Any]
 
 
 def waited(work: Callable[[], object], device: str) -> Callable[[], None]:
-    """Return a function that does this work and then waits for the GPU."""
-
     def whole() -> None:
         work()
         if device != "cpu":
@@ -70,7 +69,6 @@ def plan_of(method: str, task: dict[str, Any], **sections: Any) -> Plan:
 
 
 def goal_of_masks() -> Objective:
-    """Return the objective with the loss for masks of one structure."""
     return plan_of("fedavg", {"name": "synthetic-prostate"}).task.goal
 
 
@@ -89,8 +87,8 @@ def data_of(cases: int, shape: tuple[int, ...]) -> TensorDataset:
 # ---------------------------------------------------------------------------------------------------- the loop
 @contextmanager
 def sums(order: str) -> Iterator[None]:
-    """Inside the block, the GPU adds numbers in any order, or cuDNN uses a fixed order, or both cuDNN and torch use a
-    fixed order.
+    """Let the GPU add numbers in any order, let cuDNN use a fixed order, or let both cuDNN and torch use a fixed
+    order.
     """
     before = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
     torch.backends.cudnn.deterministic = order != "any order"
@@ -106,9 +104,6 @@ def sums(order: str) -> Iterator[None]:
 
 
 def loop(device: str) -> Figures:
-    """Return the images per second of a site's loop, and, with any and with a fixed order of summation, of the engine's
-    and MONAI's loops.
-    """
     goal, found = goal_of_masks(), {}
     for name, (cases, batch, shape) in SHAPES.items():
         data = data_of(cases, shape)
@@ -136,13 +131,12 @@ def loop(device: str) -> Figures:
 
 
 def reading(data: TensorDataset, batch: int, compute: Compute) -> Callable[[], object]:
-    """Return an epoch that only copies batches to the GPU."""
     return lambda: [len(inputs) for inputs, _ in batches(data, batch, compute, torch.Generator().manual_seed(0))]
 
 
 def busy(device: str) -> Figures:
-    """Return the seconds of a float32 epoch, the seconds in which the GPU computes, and the milliseconds of its slowest
-    operations.
+    """Return the seconds of a float32 epoch, the seconds in which the GPU computes, and the milliseconds of the GPU's
+    slowest operations.
     """
     from torch.autograd import DeviceType
     from torch.profiler import profile
@@ -175,7 +169,6 @@ def engine(
     goal: Objective,
     channels_last: bool = False,
 ) -> Callable[[], object]:
-    """Return an epoch by the engine's loop; channels_last is the memory format of images and weights."""
     memory: Any = {3: torch.channels_last, 4: torch.channels_last_3d}[len(shape)]
     network: Any = network_of(shape).to(compute.device)
     network = network.to(memory_format=memory) if channels_last else network
@@ -191,7 +184,6 @@ def engine(
 
 
 def tutorial(data: TensorDataset, batch: int, shape: tuple[int, ...], compute: Compute) -> Callable[[], object]:
-    """Return an epoch as MONAI's tutorials have it, with pinned memory."""
     network = network_of(shape).to(compute.device)
     optimizer = torch.optim.Adam(network.parameters(), 1e-4)
     criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
@@ -213,7 +205,6 @@ def tutorial(data: TensorDataset, batch: int, shape: tuple[int, ...], compute: C
 
 # ---------------------------------------------------------------------------------------------------- HarmoFL
 def harmofl(device: str) -> Figures:
-    """Return the milliseconds of AmplitudeNorm and of training steps."""
     found: Figures = {}
     for name, (_, batch, shape) in SHAPES.items():
         images = torch.rand(batch, *shape, device=device)
@@ -256,7 +247,7 @@ def harmofl(device: str) -> Figures:
 
 # ---------------------------------------------------------------------------------------------------- FedSM, volumes
 def fedsm(device: str) -> Figures:
-    """Return the seconds of a round with one pass over the data, and of three separate passes."""
+    """Return the seconds of a FedSM round with one pass over the data, and of a round with three separate passes."""
     import fedsm as bench
 
     if device == "cpu":
@@ -266,7 +257,6 @@ def fedsm(device: str) -> Figures:
 
 
 def volumes(device: str) -> Figures:
-    """Return the patches per second of an epoch and the seconds of a round, from files, with augmentation."""
     import volumes as bench
 
     size, found = bench.Size(**PIECES), {}
@@ -284,7 +274,6 @@ def volumes(device: str) -> Figures:
 
 
 def whole_round(device: str) -> Figures:
-    """Return the seconds of a site's whole answer and of its training, on slices in memory."""
     from tests.sites import site_of
 
     task = {"name": "synthetic-prostate", "patients": 24, "slices": 10, "size": 128}
@@ -342,7 +331,6 @@ def memory(device: str) -> Figures:
 
 
 def place_of(device: str) -> Figures:
-    """Return the machine that measures."""
     told = Compute.choose(device).description
     return {"device": told, "torch": torch.__version__, "cores": os.cpu_count()}
 
@@ -360,7 +348,6 @@ PARTS: dict[str, Callable[[str], Figures]] = {
 
 
 def main() -> int:
-    """Return 0 if every part was measured."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS))

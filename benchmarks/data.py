@@ -4,10 +4,11 @@ cache needs.
     python benchmarks/data.py
 
 The program generates volumes and photographs and writes them as a hospital's files. An epoch of the training loop
-(MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. Then the same
-network trains on patches of the same size that are already tensors in memory. The first epoch, which has no cache yet,
-is listed separately. Times are processor times on one thread, so that other processes of the machine hardly change
-them. From the second epoch on, the goal is at least 0.8 times as many samples per second as with tensors in memory.
+(MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. As the reference,
+the same network trains on patches of the same size that are already tensors in memory. The table lists the first epoch
+separately, because the cache is still empty. Times are processor times on one thread, so that other processes of the
+machine hardly change them. From the second epoch on, the goal is at least 0.8 times as many samples per second as with
+tensors in memory.
 """
 
 import tempfile
@@ -35,7 +36,6 @@ PATIENTS, EPOCHS, LEAST = 14, 5, 0.8
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return the processor time of one call."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -72,7 +72,7 @@ def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object]:
-    """Return a function that trains for one more pass over these cases."""
+    """Return a function that trains for one pass over these cases."""
     torch.manual_seed(0)
     compute = Compute()
     network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)
@@ -81,7 +81,6 @@ def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object
 
 
 def compare(name: str, task: FolderTask, source: DataSource) -> bool:
-    """Print one line per cache; returns True if memory and disk are fast enough."""
     fine = True
     for cache in ("memory", "disk", "none"):
         memory = {} if cache == "memory" else {"cache_memory": 0}
@@ -109,7 +108,6 @@ KINDS = {"volumes": volumes, "photographs": photographs}
 
 
 def main() -> int:
-    """Return 0 if the goals are met."""
     torch.set_num_threads(1)
     print(f"samples per second of training, one thread, processor time, fastest of {EPOCHS} epochs")
     print(f"{'':<12} {'cache':<7} {'1st epoch':>9} {'later':>9} {'tensors':>9} {'ratio':>6} {'MiB held':>8}")

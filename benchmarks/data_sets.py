@@ -5,14 +5,15 @@ registry.
 
 `scan` lists and hashes the files of a folder; a second scan after changes of 20 files reads only these files.
 `read_columns` reads a table as columns. The program compares `scan` and `read_columns` with a loop that reads and
-hashes the same bytes. Times are wall-clock times. The goals are at most 1.5 times the loop's time, and a second scan
-that reads only 20 files. The memory may be at most twice the size of a table's columns, and at most 1 GiB for images.
-The table misses its goal: parsing the text and indexing each value takes pyarrow alone four times as long as a hash.
-The times of pyarrow and of `pandas.read_csv(engine="pyarrow")` are printed for comparison.
+hashes the same bytes. Times are wall-clock times. A scan may take at most 1.5 times the loop's time, and a second scan
+may read only the 20 changed files. Reading a table may use at most twice the memory of the table's columns, and
+scanning images at most 1 GiB. `read_columns` misses its goal: parsing the text and indexing each value takes pyarrow
+alone four times as long as hashing. For comparison, the program prints the times of pyarrow and of
+`pandas.read_csv(engine="pyarrow")`.
 
-The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. The goals are at
-most 8 s for three rounds of a study, and for `medsilo data` at most 1 s more than starting Python with its libraries.
-Processor times grow when other processes use the machine. Modules are compiled beforehand, as in an installation.
+The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. Three rounds of a
+study may take at most 8 s, and `medsilo data` at most 1 s more than starting Python with its libraries. The program
+compiles modules beforehand, as an installation does.
 """
 
 import hashlib
@@ -38,13 +39,11 @@ MOST = 1.5
 
 
 def hashed(paths: list[Path]) -> None:
-    """Read files and hash them."""
     for path in paths:
         hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def images(folder: Path) -> bool:
-    """Compare a scan of many files with the loop, and a second scan with the first."""
     content = np.random.default_rng(0).bytes(BYTES)
     for number in range(IMAGES):
         place = folder / f"{number // 1000:03}"
@@ -68,7 +67,6 @@ def images(folder: Path) -> bool:
 
 
 def table(folder: Path) -> bool:
-    """Compare the time of reading a table's columns with the time of the loop."""
     drawn = np.random.default_rng(0)
     folder.mkdir()
     path = folder / "cases.csv"
@@ -96,14 +94,12 @@ def table(folder: Path) -> bool:
 
 
 def indices_of(path: Path) -> pyarrow.Table:
-    """Read a table with pyarrow alone: the distinct values of each column, and an index for each line."""
     kinds = {f"c{number}": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) for number in range(COLUMNS)}
     options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
     return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=options)
 
 
 def registry(folder: Path) -> bool:
-    """Make a data set of one table of many hospitals, and run three rounds of a study on it."""
     drawn, (data, study) = np.random.default_rng(0), (folder / "data", folder / "study")
     data.mkdir(parents=True)
     age = drawn.integers(18, 95, PATIENTS)
@@ -130,7 +126,6 @@ def registry(folder: Path) -> bool:
 
 
 def processor(*arguments: str) -> float:
-    """Return the processor time of a Python program in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     compiled = {
         "PYTHONDONTWRITEBYTECODE": "",
@@ -143,7 +138,6 @@ def processor(*arguments: str) -> float:
 
 
 def peak() -> float:
-    """Return the peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -151,7 +145,6 @@ KINDS = {"images": images, "table": table, "registry": registry}
 
 
 def main() -> int:
-    """Return 0 if the goals are met."""
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
         results = [work(Path(place, name)) for name, work in KINDS.items()]
     return 0 if all(results) else 1

@@ -38,12 +38,11 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines import inprocess
 
 LEAST, SIZE, BATCH = 20.0, 224, 16
-FEW = (1, 4)  # numbers of rounds for which the reference runs
-SHARES = (0.8, 0.1, 0.1)  # shares of training, validation and test cases
+FEW = (1, 4)
+SHARES = (0.8, 0.1, 0.1)  # fractions of training, validation and test cases
 
 
 def write_study(folder: Path, images: int) -> None:
-    """Write a hospital's images and the file of weights."""
     torch.manual_seed(0)
     rows = ["image,label,patient"]
     (folder / "data").mkdir()
@@ -56,7 +55,6 @@ def write_study(folder: Path, images: int) -> None:
 
 
 def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
-    """Return the plan of the study."""
     file = folder / "vit.safetensors"
     model_folders.look_in(folder)
     begun = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
@@ -73,12 +71,12 @@ def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
 
 
 def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> dict[str, Any]:
-    """Run the study once for each number of rounds in this process; returns each run's seconds, and the memory."""
     data = {"folder": str(folder / "data")}
     settings = SiteSettings.model_validate({"device": device, "data": data})
     quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
     warm = plan_of(folder, 1, True).model_dump(mode="json") | {"task": quick, "network": {"name": "small-cnn"}}
-    inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}")  # a first run imports the modules of a study
+    # a process's first run imports the modules of a study
+    inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}")
     before, found = held(), []
     for number in rounds:
         started = now(device)
@@ -88,13 +86,11 @@ def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> di
 
 
 def extended(seconds: Sequence[float], rounds: int) -> float:
-    """Extrapolate the seconds to more rounds: every further round takes as long as the last."""
     first, last = seconds
     return first + (rounds - FEW[0]) * (last - first) / (FEW[1] - FEW[0])
 
 
 def in_batches(folder: Path, rounds: int, images: int, device: str) -> float:
-    """Return the seconds that the frozen ViT-S alone needs in a plain loop over batches."""
     body = plan_of(folder, 1, True).network.build(3, 2).body.to(device).eval()
     passes = rounds * SHARES[0] + (rounds + 1) * SHARES[1] + SHARES[2]
     batch = torch.rand(BATCH, 3, SIZE, SIZE, device=device)
@@ -115,12 +111,10 @@ def now(device: str) -> float:
 
 
 def held() -> float:
-    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def main() -> int:
-    """Return 0 if the goal is met."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--images", type=int, default=150)
     arguments.add_argument("--rounds", type=int, default=30)

@@ -2,15 +2,15 @@
 
     python benchmarks/federation.py [small|large|secure|import|all]
 
-NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator on this machine (`secure`: in one
-provisioned federation over mutual TLS). Both have the same network (MONAI's U-Net), sites and tensors. No site trains,
-so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`,
-exported and started as `SimEnv` does. Medsilo runs its canonical job with the real controller, executor and
-participant, without training and evaluation.
+NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator, or with `secure` in one provisioned
+federation over mutual TLS. NVFlare's FedAvg and medsilo exchange the same network (MONAI's U-Net) with the same sites
+and tensors. No site trains, so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with
+`ExchangeFormat.PYTORCH`, exported and started as `SimEnv` does. Medsilo runs its canonical job with the real
+controller, executor and participant, without training and evaluation.
 
-A round's time runs from the end of the previous round to its own end. A round of the reference runs from its start to
-the start of the next round. The reported time is the median over all rounds except the first. Memory is the peak
-resident size of the server's process (VmHWM of Linux).
+A round of medsilo lasts from the end of the previous round to its own end. A round of the reference runs from its start
+to the start of the next round. The reported time is the median over all rounds except the first round. Memory is the
+peak resident size of the server's process (VmHWM of Linux).
 """
 
 import argparse
@@ -50,8 +50,6 @@ OUR_ROUND = re.compile(r"round \d+: \d+ sites answered")
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a network, and the number of rounds in which it is exchanged."""
-
     title: str
     features: tuple[int, ...]
     residual_units: int
@@ -59,7 +57,6 @@ class Size:
 
     @property
     def unet(self) -> dict[str, Any]:
-        """Return MONAI's UNet of this size as a dictionary for a recipe."""
         numbers = {
             "spatial_dims": 2,
             "in_channels": 1,
@@ -83,16 +80,12 @@ LINE = Size("27 kB", (8, 14, 21), 0, 20)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Time and memory of one run."""
-
     round_seconds: float
     server_mb: float
     site_mb: float
 
 
 class Peaks:
-    """The greatest resident size of the server's process and of any site's process, among the child processes."""
-
     def __init__(self) -> None:
         self.server = self.site = 0.0
         self._over = threading.Event()
@@ -120,13 +113,11 @@ class Peaks:
 
 # ---------------------------------------------------------------------- the two sides
 def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
-    """Run the job of NVFlare's FedAvg recipe; `polling` None keeps NVFlare's default."""
     job = _stock_job(size, sites, folder / "job", polling)
     return simulate(job, sites, folder, STOCK_ROUND, size.rounds)
 
 
 def simulate(job: Path, sites: int, folder: Path, mark: re.Pattern[str], rounds: int) -> Outcome:
-    """Run a job in NVFlare's simulator as `SimEnv` does; the server logs each of its rounds."""
     names = ",".join(SITES[:sites])
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(folder / "ws")]
     command += ["-c", names, "-n", str(sites), "-t", str(sites)]
@@ -147,7 +138,7 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
             name="stock",
             model=size.unet,
             min_clients=sites,
-            num_rounds=size.rounds + 1,  # the start of a round ends the previous round's time
+            num_rounds=size.rounds + 1,
             train_script=str(PARTS / "stock_site.py"),
             server_expected_format=ExchangeFormat.PYTORCH,
         )
@@ -158,7 +149,6 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
 
 
 def poll_every(seconds: float, job: Path) -> None:
-    """Set the interval at which the sites of a job poll for tasks."""
     for path in job.rglob("config_fed_server.json"):
         config = json.loads(path.read_text())
         config["server"] = {**config.get("server", {}), "task_request_interval": seconds}
@@ -166,7 +156,6 @@ def poll_every(seconds: float, job: Path) -> None:
 
 
 def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -> Outcome:
-    """Run medsilo's canonical job with idle sites."""
     from medsilo.site.settings import SiteSettings
     from medsilo_lab.engines import simulator
 
@@ -180,7 +169,6 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
 
 
 def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> tuple[Any, Path]:
-    """Return the plan and its job, whose sites are idle."""
     from medsilo.plan import parse_plan
 
     plan = parse_plan(
@@ -197,7 +185,6 @@ def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> t
 
 
 def idle_job(job: Path, plan: Any, study: str | None = None) -> Path:
-    """Write the job of a plan whose sites only receive and send models."""
     from medsilo.flare.job_source import CONFIG
     from medsilo.flare.jobs import CUSTOM
     from medsilo_lab.jobs import write_job
@@ -213,11 +200,11 @@ def idle_job(job: Path, plan: Any, study: str | None = None) -> Path:
 
 
 def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | None]) -> dict[str, float]:
-    """Return the median round time of NVFlare's FedAvg and of medsilo, which run in turn in one federation over mutual
+    """Return the median round times of NVFlare's FedAvg and of medsilo, which take turns in one federation over mutual
     TLS.
 
-    pollings: the polling intervals with which NVFlare's FedAvg runs; None keeps NVFlare's default.
-    The time between rounds lasts at medsilo's server from the mixing of the last answer to the start of the next round.
+    `pollings` are the polling intervals with which NVFlare's FedAvg runs; None keeps NVFlare's default. At medsilo's
+    server, the time between rounds lasts from the mixing of the last answer to the start of the next round.
     """
     sys.path.insert(0, str(ROOT))
     from medsilo_server.record import Record
@@ -226,7 +213,6 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
     for party in (SERVER, *SITES[:sites]):
         local = consortium.kit(party) / "local"
-        # allows NVFlare's classes and the idle site's classes at each site
         for settings in local.glob("*resources.json*"):
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
@@ -260,22 +246,19 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
 
 
 def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
-    """Return the median time of a round from a log file."""
     return _median_of(log.read_text(errors="replace"), mark, rounds)
 
 
 def _median_of(log: str, mark: re.Pattern[str], rounds: int) -> float:
-    """Return the median time between the log lines that mark the ends of rounds."""
     times = _times(log, mark)
     if mark is STOCK_ROUND:
-        times = times[1:]  # a round's start is the end of the previous round
+        times = times[1:]
     if len(times) != rounds:
         raise RuntimeError(f"{len(times)} rounds in the log, expected {rounds}")
     return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
 def _times(log: str, mark: re.Pattern[str]) -> list[float]:
-    """Return the times of the log lines that match a pattern."""
     times = []
     for line in log.splitlines():
         stamp = TIME.match(line)
@@ -286,7 +269,7 @@ def _times(log: str, mark: re.Pattern[str]) -> list[float]:
 
 @contextmanager
 def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
-    """Run a process, and kill all its child processes at the end."""
+    """Run a process, and kill the process's children at the end."""
     process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
         yield process
@@ -365,7 +348,7 @@ def _seconds(*arguments: str) -> float:
         subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
         return time.perf_counter() - started
 
-    once()  # the first fills the file system's cache
+    once()  # the first import fills the file system's cache
     return statistics.median(once() for _ in range(REPEATS))
 
 
@@ -382,12 +365,12 @@ TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "secure
 
 
 def main() -> int:
-    """Print the requested tables."""
     parser = argparse.ArgumentParser(description="Measure the cost of the federation relative to NVFlare's FedAvg.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
-    with tempfile.TemporaryDirectory() as folder:  # measure a copy, so that edits during the run have no effect
+    # measures a copy of the package, so that edits during the run have no effect
+    with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "custom", folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = folder

@@ -7,13 +7,13 @@ passes. The cases are read from files each time, like data larger than memory: P
 slices of compressed NIfTI volumes. With cases in memory, one pass saves little time compared to three passes, so the
 row for these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary,
 relative to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and
-VGG-11, and the sites send synthetic answers. The server's additional memory is compared with the results (a global
-model, a selector, K personal models) and two messages of a site. With `server-adam`, the server's disk holds Adam's two
-moments for the selector. Step: the processor time of aggregating the VGG-11 tensors of twelve sites in a round,
-relative to plain loops over dictionaries. The fastest of three rounds counts.
+VGG-11, and the sites send synthetic answers. The benchmark compares the server's additional memory with the size of the
+results and of two messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the
+selector. Step: the processor time of aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops
+over dictionaries. The reported time is the fastest of three rounds.
 
-The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak from
-/proc.
+The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak memory
+from /proc.
 """
 
 import argparse
@@ -60,25 +60,23 @@ from tests import inprocess
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
-ANY_SITES = {"name": "prostate"}  # a task for any number of sites, whose data are not read here
+ANY_SITES = {"name": "prostate"}
 LESS_TIME = 0.75
-QUICKLY: list[str] = []  # not empty if --quick is set: then this process measures all tables
+QUICKLY: list[str] = []
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
-SLACK = 64  # MiB that torch takes for its calls, and the allocator's rounding
+SLACK = 64  # MiB for torch's internal memory and the allocator's rounding
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
-    method = {"name": "fedsm", "selector_sync": "server-adam"}  # FedSM trains three networks
+    method = {"name": "fedsm", "selector_sync": "server-adam"}
     values = {"algorithm": method, "task": task, "participation": {"sites": list(sites)}, **changes}
     return parse_plan(values)
 
 
 # ---------------------------------------------------------------------------------------------------- time
 class Tiles(Dataset):
-    """RGB tiles and masks as PNG files."""
-
     def __init__(self, plan: Plan, folder: Path, count: int = 8, size: int = 1000) -> None:
         import SimpleITK
 
@@ -105,7 +103,7 @@ class Tiles(Dataset):
 
 
 class Slices(Dataset):
-    """Slices of volumes in compressed NIfTI files; reading a slice decompresses its volume."""
+    """Slices of volumes in compressed NIfTI files; reading a slice decompresses the slice's volume."""
 
     def __init__(self, plan: Plan, folder: Path, volumes: int = 2, size: int = 320, slices: int = 20) -> None:
         self.task, self.folder = cast(Any, plan.task), folder
@@ -134,7 +132,6 @@ def in_memory(cases: Dataset) -> Cases:
 
 
 def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[float, float, float]:
-    """Return the seconds of three passes, of a round's single pass, and of reading all cases once."""
     task = {"tiles": {"name": "nuclei", "size": 128}, "slices": {"name": "synthetic-prostate", "size": 128}}[kind]
     network = {"name": "unet", "features": [16, 32, 64], "norm": "instance"}
     plan = make_plan(task, SITES, network=network, training={"batch_size": 4, "learning_rate": 0.001})
@@ -161,11 +158,10 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
 
 # ---------------------------------------------------------------------------------------------------- bytes
 def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
-    """Return the bytes that a site sends and receives in a round, and the size of two models and a selector."""
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    settings = SiteSettings(device="cpu", public_data=True)  # the patients are synthetic
+    settings = SiteSettings(device="cpu", public_data=True)
     site = inprocess.run(plan, settings=settings).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
@@ -226,7 +222,6 @@ class MadeUp:
 
 
 def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float]:
-    """Return the study's peak memory, the size of its results, and the size of one message, in bytes."""
     sites = [f"site{place:02}" for place in range(count)]
     small = make_plan({"name": "synthetic-activity"}, SITES, training={"rounds": 1})
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
@@ -243,7 +238,6 @@ def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, f
 
 # ---------------------------------------------------------------------------------------------------- the server's step
 def server_step(count: int, selector: str) -> tuple[float, float]:
-    """Return the processor seconds of plain loops over the sites' messages of a round, and of the server's mixers."""
     sites = [f"site{place:02}" for place in range(count)]
     method = {"name": "fedsm", "selector": selector, "selector_sync": "none"}
     plan = make_plan(ANY_SITES, sites, algorithm=method, network=PAPER, training={"rounds": 9})
@@ -305,7 +299,7 @@ def parcels() -> bool:
         for sync in ("closed-form", "server-adam", "none", "adam-moments"):
             up, down, reference = in_a_fork(bytes_of_a_round, selector, sync)
             ratio = max(up, down) / reference
-            bounded = sync in ("server-adam", "none")  # the other modes also send moments or sums over features
+            bounded = sync in ("server-adam", "none")
             kept = kept and (not bounded or ratio <= 1)
             bound = f"  (at most 1x)  {_kept(ratio <= 1)}" if bounded else "  (with what travels beside it)"
             megabytes = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {ratio:.3f} of two models and a selector"
@@ -354,7 +348,7 @@ def main() -> int:
         torch.set_num_threads(1)
         kept = [table() for name, table in TABLES.items() if chosen in (name, "all")]
         return 0 if all(kept) else 1
-    # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
+    # Freed memory returns to the system at once, so that heap fragmentation does not change the peak.
     frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     tables = [
         subprocess.run([sys.executable, __file__, name], env=frugal if name == "memory" else None) for name in TABLES

@@ -1,13 +1,13 @@
-"""Measure HarmoFL's AmplitudeNorm relative to numpy, which takes one image at a time, and its perturbed step relative
-to a plain step.
+"""Measure the time of HarmoFL's AmplitudeNorm relative to numpy code for single images, and the time of a perturbed
+step relative to a plain step.
 
     python benchmarks/harmofl.py
 
-The numpy code directly implements the paper's equations: for every image and channel the transform, its absolute value,
-its angle, and the inverse transform. AmplitudeNorm and the numpy code get the same float32 images and the same
-amplitude. The program first compares the results of both implementations, and then times both with as many threads as
-the machine has cores. The goals are a speed-up of 5 for the whole spectrum and of 50 for the frozen mean, and at most
-2.1 plain steps for a perturbed step.
+The numpy code implements the paper's equations for every image and channel: the transform, its absolute value, its
+angle, and the inverse transform. AmplitudeNorm and the numpy code get the same float32 images and the same amplitude.
+The program first compares the results of both implementations, and then times both with as many threads as the machine
+has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean, and perturbed steps of at
+most 2.1 plain steps.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ NETWORKS = (
     ("small-cnn 16x3x48x48", SmallCnn(), (16, 3, 48, 48)),
 )
 REPEATS, STEPS = 5, 25
-LEAST = {None: 5.0, 0.0: 50.0}  # smallest required speed-up, by band
+LEAST = {None: 5.0, 0.0: 50.0}  # smallest required speed-up for each band
 MOST = 2.1
 
 
 def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bool, band: float | None) -> np.ndarray:
-    """Compute the paper's equations 2 to 4 for one image after the other, and update `amplitude` in place if it is not
-    frozen.
+    """Compute the paper's equations 2 to 4 for one image after the other; update `amplitude` in place unless
+    `frozen`.
     """
     if not frozen:
         mean = np.mean([[np.abs(np.fft.fft2(channel)) for channel in image] for image in images], axis=0)
@@ -54,7 +54,6 @@ def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bo
 
 
 def amplitudes() -> bool:
-    """Print the table of AmplitudeNorm; returns True if the goals are met."""
     print(f"AmplitudeNorm, {torch.get_num_threads()} threads: milliseconds per batch, fastest of {REPEATS}")
     print(f"{'batch':<18} {'band':<6} {'':<8} {'numpy':>8} {'medsilo':>8} {'ratio':>8}")
     fine = True
@@ -87,7 +86,6 @@ def amplitudes() -> bool:
 
 
 def steps() -> bool:
-    """Print the table of the perturbed step; returns True if the goal is met."""
     print(f"\nA perturbed step in plain steps (two passes are 2.0), fastest of {STEPS}; goal: at most {MOST}")
     print(f"{'network':<28} {'plain ms':>9} {'perturbed ms':>13} {'ratio':>7}")
     fine = True

@@ -25,7 +25,7 @@ from benchmarks.timing import RATIOS, run
 HERE = Path(__file__).parent
 RELEASED = HERE / "released.json"  # commit, date and ratios of the last release
 NOTED = HERE.parent / "build/ratios.jsonl"  # the ratios that `make bench` records
-CHEAP = (  # Python's arguments for each benchmark
+CHEAP = (
     *((str(HERE / name),) for name in ("harmofl.py", "privacy.py", "data.py")),
     ("-m", "benchmarks.own_script"),
 )
@@ -38,7 +38,7 @@ def read(lines: Iterable[str]) -> dict[str, float]:
 
 
 def run_cheap(noted: Path) -> dict[str, float]:
-    """Run the benchmarks that take a minute or two, and return their ratios, which are added to a file."""
+    """Run the benchmarks that take a minute or two, append their ratios to the file `noted`, and return the ratios."""
     noted.parent.mkdir(parents=True, exist_ok=True)
     noted.touch()
     for words in CHEAP:
@@ -51,9 +51,7 @@ def run_cheap(noted: Path) -> dict[str, float]:
 
 
 def run_now(released: Mapping[str, float]) -> dict[str, float]:
-    """Return today's ratios of the cheap benchmarks. The program measures a ratio again if it is worse, because a
-    briefly loaded machine rarely affects two measurements.
-    """
+    """Measure a worse ratio a second time, because a briefly loaded machine rarely affects two measurements."""
     with tempfile.TemporaryDirectory() as folder:
         today = run_cheap(Path(folder) / "first")
         if table(today, released)[1]:
@@ -63,7 +61,6 @@ def run_now(released: Mapping[str, float]) -> dict[str, float]:
 
 
 def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[list[str], bool]:
-    """Return the table's lines, and True if a ratio is worse than the release's."""
     lines, worse = [f"{'':<60} {'release':>8} {'today':>8}"], False
     for name in sorted({*today, *released}):
         before, now = released.get(name), today.get(name)
@@ -75,7 +72,6 @@ def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[li
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table, or store today's ratios as the release's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="store today's ratios as the ratios of the last release")
     parser.add_argument("--now", action="store_true", help="measure only the benchmarks that take a minute or two")

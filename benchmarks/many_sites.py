@@ -3,15 +3,15 @@
     python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3] [--large]
     python benchmarks/many_sites.py --engine simulator --sites 144 --rounds 20 --kills 6
 
-The study is FedAvg over a few synthetic activity windows at each site, so that the cost of a site dominates. With
---large, a round is one step of fully connected layers with 29 million parameters, on the lines of a table. Every number
-of sites is measured in a separate process. Time is processor time in one process, and wall-clock time in the simulator,
-whose processes share the cores. In one process, memory is the peak minus the memory at the start. In the simulator,
-memory is the peak of all processes together (Linux's PSS). A ratio is the cost per site divided by the cost per site in
-the smallest study of the same run.
+The study is FedAvg over a few synthetic activity windows at each site, so that a site's fixed cost dominates. With
+--large, a round is one training step of fully connected layers with 29 million parameters, on the lines of a table.
+Every number of sites is measured in a separate process. Time is processor time in one process, and wall-clock time in
+the simulator, whose processes share the cores. In one process, memory is the peak minus the memory at the start. In the
+simulator, memory is the peak of all processes together (Linux's PSS). A ratio is the cost per site divided by the cost
+per site in the smallest study of the same run.
 
-The option --kills N kills the processes of N sites at random times during a study in the simulator. All other sites
-must finish the study, and every round must name the missing sites.
+The option --kills N kills the processes of N sites at random times during a study in the simulator. The study must
+continue with the sites that are left, and every round must name the killed sites.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from medsilo_lab.engines import inprocess, simulator
 
 GROWTH = (2, 8, 32, 64, 144, 1000)
 ROUNDS = 3
-SILENCE = 300  # seconds that a site may take for a round if some sites are killed
-LOOK = 1.0  # seconds between two readings of the processes' memory
+SILENCE = 300  # seconds that a site may take for a round if the benchmark kills some sites
+LOOK = 1.0  # seconds between two measurements of the processes' memory
 HEAD = (
     "| sites | joining and first round, s | each further round, s | end, s | MB | disk, MB |\n|---|---|---|---|---|---|"
 )
@@ -48,8 +48,6 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one study."""
-
     sites: int
     first: float  # seconds until the end of the first round
     each: float  # seconds of a later round
@@ -59,12 +57,10 @@ class Cost:
 
     @property
     def row(self) -> str:
-        """Return the table's row."""
         numbers = (f"{number:.2f}" for number in (self.first, self.each, self.end))
         return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
 
     def beside(self, fewest: "Cost") -> dict[str, float]:
-        """Return the cost of a site relative to the cost of a site in the smallest study."""
         pairs = {name: (getattr(self, name), getattr(fewest, name)) for name in ("each", "memory", "disk")}
         return {name: own / self.sites * fewest.sites / other for name, (own, other) in pairs.items() if other}
 
@@ -74,11 +70,11 @@ LARGE = {
     "task": {"name": "table", "columns": ["x"], "labels": ["0", "1"], "standardise": "none", "partition": {}},
     "network": {"name": "mlp", "hidden": [4096, 4096, 3000], "norm": "none"},
 }
-LINES = 20  # lines of a table at each site, for large networks
+LINES = 20
 
 
 def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan:
-    """Return the plan of a study with this number of sites; the study continues after `lost` sites have stopped."""
+    """Return the plan of a study with `sites` sites, which continues after `lost` sites have stopped."""
     steps = {"local_steps": 1} if large else {}
     losing = {"when_missing": "continue", "minimum": sites - lost, "timeout": SILENCE} if lost else {"timeout": 3600}
     return parse_plan(
@@ -93,7 +89,6 @@ def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan
 
 
 def cost(engine: str, sites: int, rounds: int, large: bool = False, kills: int = 0) -> Cost:
-    """Run a study of at least two rounds and return its cost."""
     clock = time.process_time if engine == "inprocess" else time.monotonic
     plan = plan_of(sites, rounds, large, kills)
     ended = Ended.drawn(plan, kills)
@@ -121,7 +116,6 @@ def cost(engine: str, sites: int, rounds: int, large: bool = False, kills: int =
 
 
 def write_lines(folder: Path, sites: int) -> str:
-    """Write a table with some lines for each site, and return its folder."""
     folder.mkdir()
     lines = (f"p{number},{number % 2},{number % 7}" for number in range(LINES * sites))
     (folder / "cases.csv").write_text("\n".join(["patient,outcome,x", *lines]), "utf-8")
@@ -130,9 +124,7 @@ def write_lines(folder: Path, sites: int) -> str:
 
 @dataclass
 class Ended:
-    """The sites whose processes are killed in the simulator, each after another round."""
-
-    last: dict[str, int]  # by site: the last round before it is killed
+    last: dict[str, int]
 
     @classmethod
     def drawn(cls, plan: Plan, kills: int) -> "Ended":
@@ -141,7 +133,6 @@ class Ended:
         return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
 
     def after(self, line: Round) -> None:
-        """Kill the sites whose last round has ended, and check that it names exactly the sites killed earlier."""
         gone = {site for site, last in self.last.items() if last < line.round - 1}
         may_be = {site for site, last in self.last.items() if last < line.round}
         missing = set(line.asked) - set(line.answered)
@@ -151,19 +142,16 @@ class Ended:
             return
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if self.last.get(Path(process.cwd()).name) == line.round:  # a site works in its own folder
+                if self.last.get(Path(process.cwd()).name) == line.round:
                     process.kill()
 
     def tell(self) -> None:
-        """Report the killed sites, if any."""
         if self.last:
             told = ", ".join(f"{site} after round {last}" for site, last in sorted(self.last.items()))
             print(f"killed: {told}; the others finished, and every round named the missing sites", file=sys.stderr)
 
 
 class Watch:
-    """The greatest memory of all child processes together."""
-
     def __init__(self) -> None:
         self.most = 0
         self._over = threading.Event()
@@ -187,7 +175,6 @@ class Watch:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table; each row comes from a separate process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)

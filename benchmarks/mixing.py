@@ -3,14 +3,14 @@
     python benchmarks/mixing.py
 
 The loops keep every site's dictionary and iterate over sites and names, in the most direct way. Every measurement runs
-in a separate process, and each time is a median. The program needs Linux, because it forks and reads the peak from
-/proc.
+in a separate process, and each time is a median. The program needs Linux, because it forks and reads the peak memory
+from /proc.
 
-Time: from the first contribution to the last site's result. The contributions exist beforehand and arrive in sorted
-order. "reverse": the contributions arrive in reverse order, so that all except the last must wait. "on the disk":
-waiting contributions are on the disk, as when they exceed the memory limit. "in files": all contributions arrive in
-files, as over NVFlare. Memory: the peak minus the memory at the start; contributions are created one at a time, and all
-results are kept.
+Time: the seconds from the first contribution to the last site's result. All contributions exist before the measurement,
+and arrive in sorted order. "reverse": the contributions arrive in reverse order, so that all except the last must wait.
+"on the disk": waiting contributions are on the disk, as in a round that exceeds the memory limit. "in files": all
+contributions arrive in files, as over NVFlare. Memory: the peak minus the memory at the start; the program creates
+contributions one at a time, and keeps all results.
 """
 
 import json
@@ -35,7 +35,7 @@ Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]
 
 SITES = (6, 20, 100)
-QUICKLY: list[str] = []  # the argument --quick for the measuring processes
+QUICKLY: list[str] = []
 PULL = 0.7
 LENET = {
     **{"conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,), "conv2.weight": (16, 6, 5, 5), "conv2.bias": (16,)},
@@ -95,7 +95,6 @@ def loop_identity(models: Iterable[Model], count: int) -> list[Any]:
 
 
 def loop_modules(models: Iterable[Model], count: int) -> list[Any]:
-    """Mix networks with the same double loop, which looks up each tensor in `state_dict()` when it needs the tensor."""
     networks = [network(model) for model in models]
     results = []
     for row in matrix(count).tolist():
@@ -123,7 +122,7 @@ def network(model: Model) -> nn.Module:
 
 
 def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
-    mixers: dict[int, Any] = {}  # the same mixer for all rounds of a study, as at a server
+    mixers: dict[int, Any] = {}
 
     def play(models: Iterable[Model], count: int) -> list[Any]:
         sites = [f"site{place:03}" for place in range(count)]
@@ -139,7 +138,6 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
 
 
 def in_files(play: Round) -> Round:
-    """Return a round with models stored in files; the time to write the files is not part of the round."""
     filed: dict[tuple[int, int], list[Model]] = {}
 
     def play_filed(models: Iterable[Model], count: int) -> list[Any]:
@@ -154,8 +152,6 @@ def in_files(play: Round) -> Round:
 
 
 def on_disk(play: Round) -> Round:
-    """Return a round in which all waiting tensors are on the disk, like tensors over 512 MiB."""
-
     def play_on_disk(models: Iterable[Model], count: int) -> list[Any]:
         usual, contributions.MEMORY = contributions.MEMORY, 0
         try:
@@ -190,7 +186,7 @@ ROWS = [
 
 
 def milliseconds(play: Round, name: str, count: int) -> float:
-    """Return the median of up to five rounds after a warm-up round, and of fewer rounds if they are long."""
+    """Return the median time of up to five rounds after a warm-up round; long rounds are repeated less often."""
     models = [make(name, float(place)) for place in range(count)]
     taken: list[float] = []
     while len(taken) < 6 and sum(taken) < 800:
@@ -201,7 +197,7 @@ def milliseconds(play: Round, name: str, count: int) -> float:
 
 
 def mebibytes(play: Round, name: str, count: int) -> float:
-    play((make("LeNet", 1.0) for _ in range(2)), 2)  # warm up, so that torch's initial memory does not count
+    play((make("LeNet", 1.0) for _ in range(2)), 2)  # a warm-up round, so that torch's initial memory does not count
     before = most_held()
     results = play((make(name, float(place)) for place in range(count)), count)
     assert len(results) == count
@@ -228,7 +224,6 @@ def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
 
 
 def measure(what: str) -> None:
-    """Print one line per row: the cost of the loop and of the aggregator."""
     function = {"time": milliseconds, "memory": mebibytes}[what]
     torch.set_num_threads(1)
     for name, count, case in ROWS:
@@ -236,7 +231,7 @@ def measure(what: str) -> None:
 
 
 def measured(what: str) -> list[tuple[float, float]]:
-    # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
+    # Freed memory returns to the system at once, so that heap fragmentation does not change the peak.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if what == "memory":
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"

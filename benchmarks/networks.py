@@ -77,8 +77,6 @@ HIPPOCAMPUS = SegmentationQuestion(
 
 @dataclass(frozen=True)
 class Size:
-    """The amount of work."""
-
     seeds: int = 3
     share: float = 1.0  # fraction of the default number of rounds
     volumes: int = 260  # number of hippocampus volumes
@@ -87,13 +85,11 @@ class Size:
 
 
 SIZE = Size()
-Dice = Mapping[str, float]  # Dice of each case
+Dice = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Set:
-    """A data set at a single site."""
-
     folder: Path  # folder with SITE/images and SITE/labels
     question: SegmentationQuestion
 
@@ -106,7 +102,6 @@ class Set:
 
 
 def sets(folder: Path, data: Path, size: Size) -> dict[str, Set]:
-    """Write the cases of both sets."""
     found = {"hippocampus": Set(folder / "hippocampus", HIPPOCAMPUS), "heads": Set(folder / "heads", QUESTION)}
     for part in PARTS:
         for own in found.values():
@@ -120,7 +115,6 @@ def sets(folder: Path, data: Path, size: Size) -> dict[str, Set]:
 
 
 def default_of(own: Set) -> Plan:
-    """Return the plan that `medsilo init` proposes."""
     folder = DatasetLayout(own.folder / SITE, SITE, "cpu")
     return parse_plan(load_yaml(text_of((), first_sight(folder).choices.plan)))
 
@@ -134,7 +128,6 @@ def operations(work: Callable[[], object]) -> int:
 
 # ---------------------------------------------------------------------------------------------------- medsilo
 def train_ours(side: Ours, rounds: int) -> Dice:
-    """Train the study's site for this number of rounds, and score its last model."""
     for _ in range(rounds):
         side.epoch()
     part, evaluation = side.site.participant.data.test, side.site.participant.evaluation
@@ -144,7 +137,6 @@ def train_ours(side: Ours, rounds: int) -> Dice:
 
 
 def work_of(plan: Plan, cases: int) -> tuple[int, int]:
-    """Return the number of steps in a round, and the operations of one step."""
     network = plan.build_networks()["model"]
     inputs = torch.zeros(plan.training.batch_size, *plan.task.shape)
     steps = plan.training.local_epochs * -(-cases // plan.training.batch_size)
@@ -165,8 +157,6 @@ def _prepared(keys: Sequence[str], spacing: Sequence[float]) -> Compose:
 
 
 class Segmenter:
-    """The training of Auto3DSeg's SegResNet."""
-
     def __init__(self, own: Set, trained: Sequence[str], configuration: Mapping[str, Any], seed: int) -> None:
         torch.manual_seed(seed)
         np.random.seed(seed)
@@ -208,7 +198,6 @@ class Segmenter:
         self.optimizer.step()
 
     def train(self, steps: int) -> None:
-        """Train for this number of steps."""
         schedule = WarmupCosineSchedule(self.optimizer, warmup_steps=max(1, steps // 100), t_total=steps)
         self.network.train()
         done = 0
@@ -222,7 +211,6 @@ class Segmenter:
 
     @torch.no_grad()
     def dice(self, cases: Sequence[str]) -> Dice:
-        """Return each case's Dice on the case's original grid."""
         self.network.eval()
         read, found, match = LoadImaged("label", ensure_channel_first=True), {}, ResampleToMatch(mode="bilinear")
         for case in cases:
@@ -236,21 +224,17 @@ class Segmenter:
 
 
 def overlap(found: torch.Tensor, truth: torch.Tensor) -> float:
-    """Return the Dice of one structure."""
     return float(2 * (found & truth).sum() / (found.sum() + truth.sum()))
 
 
 # ---------------------------------------------------------------------------------------------------- all three
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one seed on one data set: the steps and the Dice of each network."""
-
     steps: Mapping[str, int]
     dice: Mapping[str, Dice]
 
 
 def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, place: Path) -> Outcome:
-    """Train and score all three networks."""
     plan = plan.with_changes([f"seed={seed}", f"model_selection.validate_every={EPOCHS}"])
     side = Ours(plan, own.folder, place / "study")
     trained, tested = side.cases("train"), side.cases("test")
@@ -281,7 +265,7 @@ def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, plac
 
 
 def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, float]:
-    """Return medsilo's mean Dice minus another network's in points, with its 95 % t interval over patients."""
+    """Return medsilo's mean Dice minus another network's in points, with the 95 % t interval over patients."""
     own: dict[str, list[float]] = {}
     for one in found:
         for case, dice in one.dice["medsilo"].items():
@@ -301,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", action="store_true", help="compare at equal steps instead of equal operations")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")  # from MONAI and nnU-Net
+    warnings.filterwarnings("ignore")  # hides the warnings of MONAI and nnU-Net
     behind = 0.0
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as folder:
         for name, own in sets(Path(folder), chosen.data, SIZE).items():

@@ -52,8 +52,6 @@ AS_NNUNET = {"learning_rate": 0.01, "momentum": 0.99, "nesterov": True, "weight_
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of data and training."""
-
     cases: int = 6  # number of cases of each hospital
     width: float = 64.0  # width of a head, in millimetres
     batch: int = 4
@@ -69,11 +67,9 @@ SIZE, SEEDS = Size(), 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """One seed: Dice of both networks, and seconds of their epochs; medsilo's values come first."""
-
     dice: tuple[float, float]
     seconds: Sequence[tuple[float, ...]]
-    said: float | None  # Dice of nnU-Net's network as nnU-Net computes it
+    said: float | None
 
     @property
     def ratio(self) -> float:
@@ -83,7 +79,6 @@ class Outcome:
 
 
 def write_data(folder: Path, size: Size) -> dict[str, Any]:
-    """Write all hospitals' volumes into one folder, and return nnU-Net's plans for these volumes."""
     write_hospitals(folder / "hospitals", HOSPITALS, size.cases, size.width)
     plans = narrow(plans_of(folder / "hospitals", HOSPITALS), size.features)
     plans["configurations"]["2d"]["batch_size"] = size.batch
@@ -95,7 +90,6 @@ def write_data(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
-    """Return the study of one site that has all volumes."""
     task = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans}
     training = {"rounds": size.epochs, "local_steps": size.steps, "batch_size": size.batch, "schedule": "poly"}
     return parse_plan(
@@ -111,8 +105,6 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
 
 
 class Ours:
-    """The study's site, as the engine runs it."""
-
     def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
         source = DataSource(folder=folder / SITE)
         settings = SiteSettings(data=source, device=device, threads=max(1, workers), public_data=True)
@@ -122,7 +114,6 @@ class Ours:
         self.round = 0
 
     def epoch(self) -> None:
-        """Load the server's model, train a round and answer."""
         self.round += 1
         asked = Request(
             task="round", round=self.round, study="s", plan=self.plan.hash, sites=(SITE,), last=self.round - 1
@@ -130,7 +121,6 @@ class Ours:
         self.groups = dict(self.site.answer(asked.parcel(self.groups)).groups)
 
     def cases(self, part: str) -> list[str]:
-        """Return the names of the cases in a part (training, validation or test)."""
         return list(patients_of(getattr(self.site.participant.data, part)))
 
     def dice(self, model: nn.Module) -> float:
@@ -142,7 +132,6 @@ class Ours:
 
 @contextmanager
 def nnunet_folders(folder: Path, workers: int = 0) -> Iterator[None]:
-    """Let nnU-Net work in this folder, in one process or with this number of patch processes."""
     before = dict(os.environ)
     os.environ |= {"nnUNet_n_proc_DA": str(workers)} | {
         f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")
@@ -167,7 +156,7 @@ def preprocess(
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
     place = folder / "preprocessed" / question.name
-    # remove the cases of another seed, because nnU-Net does not overwrite cases
+    # removes the cases of another seed, because nnU-Net does not overwrite cases
     shutil.rmtree(place, ignore_errors=True)
     manager = PlansManager(plans)
     own = manager.get_configuration(configuration)
@@ -183,8 +172,6 @@ def preprocess(
 
 
 class Theirs:
-    """nnU-Net's trainer with shorter epochs; `first` is its initial weights."""
-
     def __init__(
         self,
         plans: dict[str, Any],
@@ -223,12 +210,10 @@ class Theirs:
         trainer.current_epoch += 1
 
     def end(self) -> None:
-        """End the processes that create patches."""
         for loader in (self.trainer.dataloader_train, self.trainer.dataloader_val):
             getattr(loader, "_finish", lambda: None)()
 
     def said(self, folder: Path, cases: Sequence[str], labels: Sequence[int] = (1,)) -> dict[str, float]:
-        """Return each case's Dice as nnU-Net computes it, from its predictor's files and its metrics."""
         from nnunetv2.evaluation.evaluate_predictions import compute_metrics
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
@@ -260,7 +245,6 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
-    """Train with medsilo and with nnU-Net from one seed; `asks` is True if nnU-Net also scores its network."""
     plan = study(plans, size, seed)
     ours = Ours(plan, folder, folder / f"study-{seed}", size.device, size.workers)
     first = plan.build_networks()["model"].network.state_dict()
@@ -275,11 +259,11 @@ def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: b
         other = plan.build_networks()["model"].to(size.device)
         other.network.load_state_dict(theirs.network.state_dict())
         dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))
-    return Outcome(dice, times[1:-1] or times, said)  # medsilo's first and last epochs validate
+    # medsilo's first and last epochs also validate, so their times do not count
+    return Outcome(dice, times[1:-1] or times, said)
 
 
 def main(arguments: Sequence[str] | None = None, size: Size | None = None) -> int:
-    """Return 0 if the goal is met."""
     size = size or SIZE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS)

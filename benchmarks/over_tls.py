@@ -3,8 +3,8 @@
     python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
 Real processes run from provisioned kits on this machine. The sites do not train (federation_parts/idle_site.py), so all
-answers are sent at once. Memory is the greatest resident size of the server's process for the job (VmHWM). One ratio is
-memory divided by the size of all sites' models; the other is sent bytes divided by this size in each direction.
+answers are sent at once. Memory is the largest resident size of the server's process for the job (VmHWM). One ratio is
+the memory divided by the size of all sites' models; the other ratio divides the bytes sent in each direction.
 """
 
 import argparse
@@ -31,21 +31,17 @@ LIMIT = 1200.0  # most seconds of a study
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one federation."""
-
     parameters: int
     server_mb: float
-    round_seconds: float  # the median without the first round
-    sent_mb: float  # bytes that all sites send and receive in a round after the first
+    round_seconds: float  # the median over all rounds except the first round
+    sent_mb: float  # megabytes that all sites send and receive in a round after the first round
 
     @property
     def row(self) -> str:
-        """Return the cost as a row of a table."""
         return f"{self.server_mb:.0f} MB | {self.round_seconds:.2f} s | {self.sent_mb:.1f} MB |"
 
 
 def plan_of(sites: Sequence[str], features: Sequence[int], rounds: int) -> Plan:
-    """Return the plan of FedAvg with a U-Net for these sites."""
     return parse_plan(
         {
             "algorithm": {"name": "fedavg"},
@@ -58,7 +54,6 @@ def plan_of(sites: Sequence[str], features: Sequence[int], rounds: int) -> Plan:
 
 
 def cost(sites: int, features: Sequence[int], rounds: int, folder: Path) -> Cost:
-    """Run one federation."""
     names = [f"site-{number:02d}" for number in range(sites)]
     plan = plan_of(names, features, rounds)
     with redirect_stdout(io.StringIO()):
@@ -95,7 +90,6 @@ def _peak(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    """Print a row for each number of sites, or for each method."""
     parser = argparse.ArgumentParser(
         description="Measure server memory and round time over mutual TLS, without training."
     )

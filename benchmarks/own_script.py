@@ -54,15 +54,15 @@ from medsilo.site.airlock_settings import RoomSettings
 
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
-IN_ROOM = 1.05  # most time relative to the same script outside the airlock
-MOST_TIME, MOST_MEMORY = 1.0, 1.0  # 0.9 is the median of several runs, which differ by a tenth
+IN_ROOM = 1.05  # largest ratio of the time inside the airlock to the time outside
+# largest ratios; the median time ratio of several runs is 0.9, and single runs differ by a tenth
+MOST_TIME, MOST_MEMORY = 1.0, 1.0
 START_MOST = 0.3  # most seconds by which an airlock delays a script's first line
 STARTS = 15  # number of starts in an airlock, and of starts outside
 NAME = "own-script"
 
 
 def recipe_of(make: Callable[..., Any], api: str, size: Size, sites: int, rounds: int, **more: Any) -> Any:
-    """Return a recipe for the benchmark's script."""
     features = ",".join(map(str, size.features))
     return make(
         name=NAME,
@@ -76,7 +76,6 @@ def recipe_of(make: Callable[..., Any], api: str, size: Size, sites: int, rounds
 
 
 def measure(size: Size, sites: int, airlock: bool = False, times: int = 1) -> tuple[Outcome, Outcome]:
-    """Return the cost of NVFlare and of medsilo; with an airlock, medsilo's cost outside and inside the airlock."""
     found: tuple[list[Outcome], list[Outcome]] = ([], [])
     for _ in range(times):
         sides = _in_and_out(size, sites) if airlock else _both(size, sites)
@@ -113,7 +112,6 @@ def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 
 def start_in_room(folder: Path, first: bool) -> float:
-    """Return the seconds until the first line of a script in a room; `first` makes the room the process's first."""
     started = time.monotonic()
     if first:
         ability.cache_clear()
@@ -131,7 +129,6 @@ def start_in_room(folder: Path, first: bool) -> float:
 
 
 def start_outside(folder: Path) -> float:
-    """Return the seconds until the first line of the same script without a room, in the same Python."""
     started = time.monotonic()
     python = str(Path(sys.executable).with_name("python3"))
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
@@ -140,9 +137,6 @@ def start_outside(folder: Path) -> float:
 
 
 def compare_starts() -> bool:
-    """Print the time until a script's first line in an airlock and outside, and return False if the airlock's delay is
-    too long.
-    """
     holds = True
     print(f"{'':<32} {'outside s':>12} {'room s':>12} {'later by':>9}    (median, slowest)")
     for imported, first in (("time", True), ("time", False), ("torch, time", True)):
@@ -161,7 +155,6 @@ def compare_starts() -> bool:
 
 
 def main() -> int:
-    """Print the table; returns 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", choices=(*SIZES, "all"), default="all")
     parser.add_argument("--sites", default=SITES)

@@ -3,8 +3,8 @@ network, batch and optimizer.
 
     python benchmarks/privacy.py
 
-The private step computes and clips gradients of single cases, adds secret noise, and samples cases by patient, on one
-thread. The goal is at most 2.5 plain steps for the small CNN and the U-Net for slices.
+The private step computes and clips the gradients of single cases, adds secret noise, and samples cases by patient, on
+one thread. The goal is at most the time of 2.5 plain steps for the small CNN and the U-Net for slices.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from medsilo.privacy.noise import NoiseSource
 
 MOST = 2.5
 REPEATS = 15
-CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # network, batch
+CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small-cnn, 48 x 48": (lambda: SmallCnn(norm="group").build(3, 2), (16, 3, 48, 48)),
     "small-cnn, 96 x 96": (lambda: SmallCnn(norm="group").build(3, 2), (32, 3, 96, 96)),
     "unet, 64 x 64": (lambda: UNet(norm="instance").build(1, 2), (16, 1, 64, 64)),
@@ -35,7 +35,6 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # netw
 
 
 def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
-    """Return a private and a plain training step, each with batches of this number of cases."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     secret = NoiseSource()
     sample = PoissonSample([str(case // 2) for case in range(cases)], cases, cases, secret)
@@ -48,7 +47,6 @@ def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
 
 
 def batch(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return random inputs of this shape, and random targets of the model's output shape."""
     inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         outputs = model(inputs[:1])
@@ -56,7 +54,6 @@ def batch(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds and the MiB of both steps, and check that both learn from the batch."""
     build, shape = CASES[name]
     model = build()
     inputs, targets = batch(model, shape)
@@ -68,10 +65,9 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def peak(work: Callable[[], object]) -> float:
-    """Return the MiB by which a repeated function increases the process's memory."""
     work()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system, because reused memory would not be counted
+    ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system, because reused memory would not be counted
     forget_most()
     before = most_held()
     work()
@@ -79,7 +75,6 @@ def peak(work: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Print the table; returns 1 if the goal is missed."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     print(f"{'network, batch':<34} {'plain':>8} {'private':>8} {'ratio':>6} {'MiB':>6} {'MiB':>6}")

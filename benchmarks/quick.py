@@ -14,14 +14,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-OTHERS = {  # programs without --quick, because they do not measure medsilo or need other data
+OTHERS = {  # programs without --quick, which do not measure medsilo or need other data
     *(HERE / name for name in ("quick.py", "federation_parts/stock_site.py")),
     *(RESULTS / name for name in ("cross.py", "convert.py", "result_files.py")),
 }
 
 
 def benchmarks() -> list[str]:
-    """Return the programs to run: files of this folder by name, and modules of results."""
     files = [
         path
         for folder in (HERE, RESULTS)
@@ -33,7 +32,6 @@ def benchmarks() -> list[str]:
 
 
 def runs(name: str) -> bool:
-    """Return True if a benchmark runs without an error."""
     path, started = HERE / f"{name}.py", time.monotonic()
     sys.argv = [str(path), "--quick"]
     good = True
@@ -53,7 +51,6 @@ def runs(name: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Return 0 if all programs ran."""
     # a benchmark would otherwise restart itself to set this variable
     os.environ.setdefault("MALLOC_TOP_PAD_", str(64 << 20))
     sys.path.insert(0, str(HERE))

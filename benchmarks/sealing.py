@@ -2,15 +2,15 @@
 
     python benchmarks/sealing.py
 
-The program computes one mean of a model with a million numbers, in one process without a network. Times are the fastest
-of several rounds. The columns are:
+The program computes one mean of a model with a million parameters, in one process without a network. Reported times are
+the fastest of several rounds. The columns are:
 
-- `seal`: the time of one site from its tensors to its message
-- `server`: the time from all uploads to the answer, including the removal of the masks
-- `read`: the time of one site from the answer to the tensors
+- `seal`: the time that one site needs to make its message from its tensors
+- `server`: the server's time from having all uploads to the answer, including the removal of the masks
+- `read`: the time that one site needs to read its tensors from the answer
 
 LOM adds the same pairwise masks as Fed-BioMed, with Fed-BioMed's range and clipping and with medsilo's random streams.
-LOM has no self-masks and allows no dropout. NVFlare's filters and aggregator (app_opt/he) compute CKKS with the
+LOM has no self-masks and tolerates no dropout. NVFlare's filters and aggregator (app_opt/he) compute CKKS with the
 parameters of NVFlare's kits. The program measures CKKS if TenSEAL is installed (the extra `ckks`).
 """
 
@@ -43,8 +43,6 @@ Model = dict[str, Tensor]
 
 @dataclass
 class Cost:
-    """The messages of one round, and the times of their senders and receivers."""
-
     sent: float
     seal: float
     server: float
@@ -52,11 +50,9 @@ class Cost:
 
     @property
     def whole(self) -> float:
-        """Return the seconds to mask and to unmask, including the server's sum."""
         return self.seal + self.server + self.read
 
     def fastest(self, other: "Cost") -> "Cost":
-        """Return, for each field, the smaller of the two costs."""
         return Cost(*(min(getattr(self, each.name), getattr(other, each.name)) for each in fields(Cost)))
 
 
@@ -76,7 +72,6 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def agrees(result: Model, given: Iterable[Model], most: float) -> None:
-    """Exit unless the result is the mean of these models."""
     wanted = torch.stack([torch.cat(list(model.values())) for model in given]).double().mean(0)
     error = float((torch.cat([result[name] for name in sorted(result)]) - wanted).abs().max())
     if error > most:
@@ -102,7 +97,6 @@ def clear(given: list[Model]) -> Cost:
 
 
 def meeting(terms: Terms) -> dict[str, Member]:
-    """Return hospitals that know each other's keys."""
     members = {site: Member.begin(terms, site, Unsigned()) for site in terms.sites}
     gathering = KeyCollection(terms)
     for site, member in members.items():
@@ -114,7 +108,6 @@ def meeting(terms: Terms) -> dict[str, Member]:
 
 
 def pairwise(given: list[Model], gone: int = 0) -> Cost:
-    """Run a round of secure aggregation in which `gone` sites drop out after its start."""
     count = len(given)
     terms = Terms("benchmark", "plan", names(count), count // 2 + 1)
     members = meeting(terms)
@@ -169,7 +162,7 @@ def lom(given: list[Model]) -> Cost:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the logs and the output of a library in another language: TenSEAL prints a warning for every tensor."""
+    """Suppress a library's logs and output, because TenSEAL prints a warning for every tensor."""
     sys.stdout.flush()
     logging.disable()
     kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -187,7 +180,8 @@ def quiet() -> Iterator[None]:
 def ckks(given: list[Model]) -> Cost:
     """Compute with the filters and the aggregator of NVFlare 2.9's app_opt/he, with messages serialised as in NVFlare.
 
-    The function sets the attributes directly, without the event START_RUN, which reads the context from a kit's folder.
+    The function sets the filters' attributes directly, because the event START_RUN would read the context from a kit's
+    folder.
     """
     import tenseal as ts
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -261,9 +255,9 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "LOM": lom,
     "CKKS": ckks,
 }
-SLOW = {"CKKS": 6}  # most sites with which a slow method is measured
-# Bounds at this number of sites: bytes relative to plain messages; the seconds; the server's seconds relative to plain
-# aggregation
+SLOW = {"CKKS": 6}  # most sites with which the benchmark measures a slow method
+# Number of sites for which bounds hold, and the bounds: bytes relative to plain messages, seconds, and the server's
+# seconds relative to plain aggregation
 JUDGED, MOST_BYTES, MOST_SECONDS, MOST_SERVER = 6, 2.0, 0.2, 1.5
 
 
@@ -278,7 +272,6 @@ def measure(way: str, given: list[Model], repeats: int) -> Cost:
 
 
 def keeps_bounds(cost: Cost, base: Cost) -> bool:
-    """Return True if a cost of secure aggregation stays within the bounds."""
     short = cost.whole <= MOST_SECONDS and cost.server <= MOST_SERVER * base.server
     return short and round(cost.sent / base.sent, 3) <= MOST_BYTES
 
@@ -292,7 +285,6 @@ def has_tenseal() -> bool:
 
 
 def rows(counts: Iterable[int], size: int, repeats: int) -> Iterable[tuple[str, int, Cost]]:
-    """Yield the cost of each method, first of plain aggregation."""
     for count in counts:
         given = models(count, size)
         for way in WAYS:

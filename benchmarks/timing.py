@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 Work = Callable[[], object]
 QUICK = "--quick"
-RATIOS = "MEDSILO_RATIOS"  # a file that gets a line for each ratio, for benchmarks/history.py
+RATIOS = "MEDSILO_RATIOS"  # a file to which `note` appends each ratio, for benchmarks/history.py
 
 
 def seconds(work: Work) -> float:
-    """Return the seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -36,9 +35,8 @@ def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, flo
 
 
 def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> NoReturn:
-    """Run the command of a benchmark.
-
-    With --quick, the variables `names` get smaller values, so the figures mean little and the program checks no bounds.
+    """With --quick, the variables `names` get smaller values, the measured ratios mean little, and the program checks
+    no bounds.
     """
     asked = QUICK in sys.argv[1:]
     if asked:
@@ -49,7 +47,7 @@ def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> 
 
 
 def note(name: str, ratio: float) -> None:
-    """Record a ratio of medsilo to its reference, where less is better, for a comparison with the last release."""
+    """Record a ratio of medsilo to its reference, where smaller is better, for a comparison with the last release."""
     if place := os.environ.get(RATIOS):
         with Path(place).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, "ratio": round(ratio, 4)}) + "\n")

@@ -66,8 +66,6 @@ Works = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of data, network and training."""
-
     patients: int = 12
     grid: tuple[int, int, int] = (40, 96, 96)
     piece: tuple[int, int, int] = (32, 64, 64)
@@ -77,7 +75,6 @@ SIZE, REPEATS = Size(), 7
 
 
 def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size) -> None:
-    """Write CT-like volumes that contain a ball."""
     random = np.random.default_rng(seed)
     axes = np.ogrid[tuple(slice(0, places) for places in size.grid)]
     for number in range(size.patients):
@@ -91,7 +88,6 @@ def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size
 
 
 def plan_of(size: Size) -> Plan:
-    """Return the plan of the study whose sites are measured."""
     task = {
         "name": "nifti-folder",
         "labels": ["ball"],
@@ -103,7 +99,6 @@ def plan_of(size: Size) -> Plan:
 
 
 def study_of(task: dict[str, Any], batch: int) -> Plan:
-    """Return the plan of a study with this task; the sites of the study are measured."""
     training = {"batch_size": batch, "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
     sites = {"sites": list(SPACINGS)}
     return parse_plan({"algorithm": {"name": "fedavg"}, "task": task, "participation": sites, "training": training})
@@ -111,8 +106,6 @@ def study_of(task: dict[str, Any], batch: int) -> Plan:
 
 # ---------------------------------------------------------------------------------------------------- medsilo
 class Ours:
-    """One hospital of a study, as the engine runs it."""
-
     def __init__(self, plan: Plan, site: str, folder: Path, place: Path, device: str = "cpu") -> None:
         settings = SiteSettings(data=DataSource(folder=folder), device=device, public_data=True)
         self.plan, self.site = (
@@ -145,8 +138,6 @@ class Ours:
 
 # ---------------------------------------------------------------------------------------------------- MONAI
 class Plain:
-    """The same hospital's work, written with MONAI alone."""
-
     def __init__(
         self, plan: Plan, folder: Path, parts: Mapping[str, Sequence[str]], size: Size, device: str = "cpu"
     ) -> None:
@@ -181,7 +172,7 @@ class Plain:
             RandGaussianNoised("image", prob=0.5, std=0.05),
         ]
         cases = CacheDataset(files, Compose([*kept, *(drawn if trains else [])]), progress=False)
-        alone = trains and len(names) % BATCH == 1  # a single last case, which medsilo leaves out
+        alone = trains and len(names) % BATCH == 1  # medsilo leaves out a case that would be alone in the last batch
         return DataLoader(cases, batch_size=BATCH if trains else 1, shuffle=trains, drop_last=alone)
 
     def train(self) -> float:
@@ -217,14 +208,12 @@ class Plain:
 
 # ---------------------------------------------------------------------------------------------------- both
 def seconds(work: Callable[[], object]) -> float:
-    """Return the processor time of one call."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works, Works]]:
-    """Return the work of medsilo and of the MONAI loop at every hospital, on the same patients."""
     plan, pairs = plan_of(size), []
     for seed, (site, spacing) in enumerate(SPACINGS.items()):
         write_hospital(folder / site, seed, spacing, size)
@@ -235,14 +224,10 @@ def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works
 
 
 def times(pairs: Sequence[tuple[Works, Works]], name: str, repeats: int) -> list[list[float]]:
-    """For every repetition, return the seconds of one kind of work at all hospitals, once for medsilo and once for the
-    MONAI loop.
-    """
     return [[sum(seconds(pair[side][name]) for pair in pairs) for side in (0, 1)] for _ in range(repeats + 1)][1:]
 
 
 def main() -> int:
-    """Return 0 if the goals are met."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--repeats", type=int, default=REPEATS)
     repeats = arguments.parse_args().repeats

@@ -3,9 +3,9 @@
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
 The program runs the missing runs of the named studies ("all" names every study) and prints their result files. With
---write, files with at least three finished seeds are written into results/. Finished runs are kept under --cells, so a
-stopped program continues with the next run. With `--minutes 0`, no run starts. A file always states its number of
-finished seeds. The program exits with 1 if a run is missing or has failed.
+--write, files with at least three finished seeds are written into results/. The program keeps finished runs under
+--cells, so that a stopped program continues with the next run. With `--minutes 0`, no run starts. A file always states
+its number of finished seeds. The program exits with 1 if a run is missing or has failed.
 """
 
 import argparse
@@ -32,7 +32,6 @@ LEAST_SEEDS = 3  # A new file with fewer seeds would have less certain results t
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the result files."""
     parser = argparse.ArgumentParser(prog="python -m results", description="Create the files of results/.")
     names = f"{', '.join(PAGES)}, {ALL}"
     parser.add_argument("pages", nargs="*", default=NONE, choices=[*PAGES, ALL, NONE], metavar="PAGE", help=names)
@@ -50,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.minutes, chosen.pages = 0, ["harmofl-synthetic"]
     if NONE in chosen.pages:
         parser.error(f"no such page; choose among: {names}")
-    warnings.filterwarnings("ignore")  # Torch and MONAI print many warnings.
+    warnings.filterwarnings("ignore")  # torch and MONAI print many warnings
     torch.set_num_threads(1)
     until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
     places = Places(chosen.cells.resolve(), chosen.data.resolve())
@@ -65,7 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def seeds_done(part: Comparison) -> int:
-    """Return the number of finished seeds of a part."""
     return len(part.whole_seeds())
 
 
@@ -86,7 +84,6 @@ def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | 
 
 
 def _keep(page: str, parts: Sequence[Comparison], places: Places) -> None:
-    """Write the scores of single patients of all finished parts that have declared contrasts."""
     for part in parts:
         name = f"{page}-{part.part.name}"
         if name in declaration().sets and seeds_done(part) == part.part.seeds:

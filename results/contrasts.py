@@ -3,7 +3,7 @@
     python -m results.contrasts [--write]
 
 The program prints the content of results/contrasts.csv; with --write, the program also writes the file. The program
-does not train. Undeclared contrasts have no interval, and no page shows them.
+trains no model. Undeclared contrasts have no interval, and no page shows them.
 """
 
 import time
@@ -33,26 +33,21 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declared contrasts."""
-
     date: str
-    methods: tuple[str, ...]  # methods of which the contrasts use the one with the highest validation score
+    methods: tuple[str, ...]  # candidate methods; contrasts use the candidate with the highest validation score
     groups: Mapping[str, tuple[Pair, ...]]
-    sets: Mapping[str, Mapping[str, Any]]  # by file name of the scores: the set's title and differences
+    sets: Mapping[str, Mapping[str, Any]]
 
     def pairs(self, name: str) -> list[Pair]:
-        """Return the contrasts that were declared for a set."""
         own = self.sets.get(name, {}).get("groups", self.groups)
         return [pair for group in own for pair in self.groups[group]]
 
     def asks_of(self, name: str, configuration: str) -> bool:
-        """True if a contrast that was declared for a set has this configuration."""
         return any(configuration in pair for pair in self.pairs(name))
 
 
 @cache
 def declaration() -> Declaration:
-    """Read results/contrasts.yaml."""
     found = yaml.safe_load(DECLARATION.read_text("utf-8"))
     groups = {name: tuple((one, other) for one, other in pairs) for name, pairs in found["groups"].items()}
     return Declaration(str(found["declared"]), tuple(found["methods"]), groups, found["sets"])
@@ -60,21 +55,17 @@ def declaration() -> Declaration:
 
 @dataclass(frozen=True)
 class Answers:
-    """The contrasts of a data set."""
-
     name: str
     kept: Kept
-    chosen: str | None  # the method that validation cases choose
+    chosen: str | None
     found: Mapping[Pair, PairedDifference]
 
     @property
     def patients(self) -> int:
-        """The number of test patients."""
         first = next(iter(self.kept.scores.values()))[0]
         return sum(own.people for own in first.values())
 
     def pairs(self, group: str) -> list[Pair]:
-        """Return the set's contrasts of a group, with the name of the chosen method."""
         named = [(self.chosen if one == CHOSEN else one, other) for one, other in declaration().groups[group]]
         return [(one, other) for one, other in named if one and (one, other) in self.found]
 
@@ -84,13 +75,12 @@ class Answers:
         return _tested({site: compare(mine, theirs, [site]) for site in sorted(mine[0])})
 
     def mean(self, name: str) -> float:
-        """Return a configuration's mean score over hospitals and seeds."""
         study = self.kept.scores[name]
         return float(seeds_of(study, sorted(study[0]), "mean").mean())
 
 
 def answer(name: str) -> Answers:
-    """Compute a set's contrasts; raises an error if the two configurations of a contrast differ in more than the
+    """Compute a data set's contrasts; raise an error if the two configurations of a contrast differ in more than the
     method.
     """
     own, declared = Kept.read(kept.FOLDER / f"{name}.csv"), declaration()
@@ -116,17 +106,14 @@ def answer(name: str) -> Answers:
 
 @cache
 def answers() -> tuple[Answers, ...]:
-    """Compute the contrasts of all sets that have results."""
     return tuple(answer(name) for name in declaration().sets if (kept.FOLDER / f"{name}.csv").exists())
 
 
 def unanswered() -> list[str]:
-    """Return the declared data sets without results."""
     return [name for name in declaration().sets if name not in {one.name for one in answers()}]
 
 
 def tables() -> Iterator[Table]:
-    """Yield each data set's scores and contrasts."""
     for one in answers():
         seeds, patients = str(len(one.kept.seeds)), {MEAN: one.patients}
         told = [(name, f"{100 * one.mean(name):.1f} ± {_spread(one, name):.1f}") for name in one.kept.scores]
@@ -146,20 +133,17 @@ def _spread(one: Answers, name: str) -> float:
 
 
 def difference_of(found: PairedDifference) -> str:
-    """Return a contrast in points with its interval, in bold if it is significant."""
+    """Return a contrast in points with its interval, in bold if the contrast is significant."""
     low, high = found.interval
     return difference(found.changed(low=low, high=high))
 
 
 def unseen_of(found: PairedDifference) -> str:
-    """Return the confidence interval that allows for patients on whom the model fails and of whose kind the test set
-    has none.
-    """
+    """Return the confidence interval that allows for failures on kinds of patients that the test set lacks."""
     return f"{100 * found.unseen[0]:+.1f} to {100 * found.unseen[1]:+.1f}" if found.unseen else ""
 
 
 def text() -> str:
-    """Return the file."""
     asked = [one for one in answers() if any(own == CHOSEN for own, _ in declaration().pairs(one.name))]
     chosen = [f"{one.name}: {one.chosen or 'none, because too few validation cases have a score'}" for one in asked]
     header = {

@@ -7,7 +7,7 @@ folder of the data set.
     python -m results.convert pamap2 DATA/PAMAP2_Dataset/Protocol  # for activity-windows
     python -m results.convert fundus DATA                          # Drishti-GS1, REFUGE and RIGA+, for fundus
 
-Cases are divided at random, as in the papers. With --by-patient the tables name each image's patient.
+As in the papers, the program divides cases at random. With --by-patient, the tables name each image's patient.
 """
 
 import csv
@@ -24,15 +24,14 @@ from medsilo.tasks.splits import dirichlet
 X_RAYS = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left")
 ORGANS = (*ORGANS, "lung-right", "pancreas", "spleen")
-# PAMAP2 uses the acceleration (16 g), the gyroscope and the magnetometer of each sensor, with three axes each.
+# PAMAP2's acceleration (16 g), gyroscope and magnetometer of each sensor, with three axes each
 CHANNELS = [start + axis for start in (3, 20, 37) for axis in (1, 2, 3, 7, 8, 9, 10, 11, 12)]
-# The activities are lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing
-# and rope jumping.
+# lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing and rope jumping
 ACTIVITIES = (1, 2, 3, 4, 6, 7, 13, 16, 17, 24)
 # both values are calculated from the released network and from the number of test windows in the paper
 STEPS, STRIDE = 200, 100
 CLIENTS, ALPHA, FEWEST = 20, 0.1, 40
-REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # the grey levels of the background, the disc's rim and the cup
+REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # grey levels of the background, the disc's rim and the cup
 Pair = tuple[str, Path, np.ndarray]  # the source, an image, and a mask with 1 in the disc's rim and 2 in its cup
 
 
@@ -40,9 +39,8 @@ def write_cases(folder: Path, rows: Iterable[dict[str, str]], by_patient: bool) 
     """Write cases.csv.
 
     Args:
-        folder: The folder of the file.
-        rows: The lines of the file.
-        by_patient: True writes the group whose images must stay in one part; False makes each image a group.
+        by_patient: True writes the patient as the group whose images must stay in one part; False makes each image a
+            group.
     """
     alone = [{**row, "patient": row["image"]} for row in rows] if not by_patient else []
     found = [{name: row[name] for name in row if name != "part"} for row in alone] or [*rows]
@@ -67,8 +65,8 @@ def camelyon17(folder: Path, by_patient: bool = False) -> None:
 
 
 def covid_xray(folder: Path, by_patient: bool = False) -> None:
-    """Read folders of classes, and write grey copies into grey/. Images with the same person<number> in their names
-    belong to one patient.
+    """Read folders of classes, and write grey copies of the images into grey/. Images with the same person<number> in
+    their names belong to one patient.
     """
     rows = []
     for label in X_RAYS:
@@ -99,8 +97,8 @@ def organmnist(folder: Path, by_patient: bool = False) -> None:
 
 
 def pamap2(folder: Path, by_patient: bool = False) -> None:
-    """Cut the recordings subject101.dat to subject109.dat into windows of one activity each, and divide these among 20
-    clients.
+    """Cut the recordings subject101.dat to subject109.dat into windows of one activity each, and divide the windows
+    among 20 clients.
     """
     windows, labels = [], []
     for path in sorted(folder.glob("subject1??.dat")):
@@ -129,7 +127,7 @@ def filled(values: np.ndarray) -> np.ndarray:
 
 def fundus(folder: Path, by_patient: bool = False) -> None:
     """Write the images of Drishti-GS1, REFUGE and RIGA+ into <site>/images, and their masks into <site>/masks. A pixel
-    belongs to a structure if half of the experts marked it.
+    belongs to a structure if half of the experts marked the pixel.
     """
     for site, picture, labels in (*drishti(folder), *refuge(folder), *riga(folder)):
         for kind in ("images", "masks"):
@@ -160,14 +158,12 @@ def drishti(folder: Path) -> Iterator[Pair]:
 
 
 def refuge(folder: Path) -> Iterator[Pair]:
-    """Yield the images and masks of REFUGE."""
     pictures = {path.stem: path for path in folder.glob("**/*.jpg")}
     for mask in sorted(folder.glob("**/Disc_Cup_Masks/**/*.bmp")):
         yield "refuge", pictures[mask.stem], in_labels(grey(mask), REFUGE)
 
 
 def riga(folder: Path) -> Iterator[Pair]:
-    """Yield the images that the tables of RIGA+ name."""
     for table in sorted(folder.glob("**/*_t[re]*.csv")):
         with table.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):

@@ -28,12 +28,12 @@ from medsilo.tasks.metrics import Measures
 from medsilo_lab.deploy.source import Source
 from medsilo_server.record import Record
 
-Scores = dict[str, float | None]  # by site
+Scores = dict[str, float | None]
 TOLERANCE = 1e-6  # largest difference between a site's score in the summary and the recomputed score
 
 
 def finished_run(run_folder: Path) -> Summary:
-    """Return a run's summary; raises an error if the run has not finished."""
+    """Return a run's summary, or raise an error if the run has not finished."""
     name = run_folder.resolve().name
     if not (run_folder / paths.PLAN).is_file():
         raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
@@ -46,24 +46,18 @@ def finished_run(run_folder: Path) -> Summary:
 
 
 class Judge(Participant):
-    """A site that scores models of other sites on its test data."""
-
     @classmethod
     def of(cls, place: SiteContext) -> Self:
-        """Return a site that scores models on the test data of `place`."""
         return cls(place, parts_of(place))
 
     def model_with(self, tensors: Tensors) -> nn.Module:
-        """Return the study's model with another site's weights."""
         self.state.model.load_state_dict(tensors)
         return self.state.model
 
     def score(self, model: nn.Module) -> float | None:
-        """Return a model's score on this site's test data."""
         return finite(self._tested(model)[1])
 
     def case_scores(self, model: nn.Module) -> np.ndarray:
-        """Return a model's score on each test case of this site."""
         return self._tested(model)[2][self.place.plan.task.goal.metric].numpy()
 
     def _tested(self, model: nn.Module) -> tuple[float, float, Measures]:
@@ -78,7 +72,6 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     score}}.
 
     Args:
-        run_folder: The folder of the run.
         settings: All sites' settings with the folders of their data; by default, the settings of the run.
     """
     summary = finished_run(run_folder)
@@ -120,7 +113,6 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     """Return the test scores of the ensemble of these runs' models, and of each run's model, {run: {site: score}}.
 
     Args:
-        run_folders: The folders of the runs.
         settings: All sites' settings with the folders of their data; by default, the settings of the first run.
     """
     if len(runs) < 2:
@@ -137,7 +129,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     together: Scores = {}
     alone: dict[str, Scores] = {run.name: {} for run in runs}
     for site in sites:  # memory holds the data of one site at a time
-        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # models of the hospital's own folders
+        sources = [Source.open(paths.site_folder(run, site)) for run in runs]
         committee = Source.together(sources)
         at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
@@ -148,7 +140,6 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
 
 
 def table(corner: str, rows: Mapping[str, Scores]) -> str:
-    """Return the scores as text, with the mean of each row over the sites with a score."""
     told = {name: [*own.values(), fmean(known) if (known := _known(own)) else None] for name, own in rows.items()}
     heads = [corner, *next(iter(rows.values())), "mean"]
     first, widths = max(map(len, [corner, *rows])), [max(len(head), 5) for head in heads[1:]]
@@ -164,7 +155,6 @@ def _known(scores: Scores) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of one run, or of several runs as an ensemble."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--data", type=Path)

@@ -9,19 +9,16 @@ from medsilo_server.record import Record
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of one run, or of all folds of one seed."""
-
-    test: float | None = None  # mean over sites
-    pooled: float | None = None  # over cases
+    test: float | None = None  # mean test score over sites
+    pooled: float | None = None
     sites: dict[str, float | None] = field(default_factory=dict)
     validation: list[float | None] = field(default_factory=list)  # mean over sites after 0, 1, 2, … rounds
-    measuring: int = 0  # rounds without training, which come first
+    measuring: int = 0  # number of rounds without training at the beginning
     seconds: float | None = None
     bytes_up: float | None = None  # bytes that a site sent in a round, on average
 
 
 def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
-    """Return the results of a row's seeds for a table: the seeds whose folds are all finished."""
     found = {}
     for seed in dict.fromkeys(cell.seed for cell in cells):
         results = [result_of(cell) for cell in cells if cell.row == row and cell.seed == seed]
@@ -53,7 +50,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def result_of(cell: Cell) -> CellResult | None:
-    """Return the result of a cell for a table, if it is finished."""
     summary = cell.summary()
     if summary is None:
         return None

@@ -36,12 +36,10 @@ BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of training: a method, its learning rate at the hospitals, and other changes of the published plan."""
-
     method: str
     rate: float
     changes: tuple[str, ...] = ()
-    # True: columns are standardised by all hospitals' training cases, in training and in the test
+    # True: the mean and deviation of all hospitals' training cases standardise the columns, also in the test
     one_scale: bool = False
 
     def __str__(self) -> str:
@@ -77,7 +75,7 @@ def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
 
 
 def held_out(lines: Lines, seed: int) -> Lines:
-    """Return only the training cases; a quarter of each hospital's training cases serves as its test cases.
+    """Return only each hospital's training cases, a quarter of which become the hospital's test cases.
 
     A hospital with very few cases of one outcome is left out, because its held-out cases could not be scored.
     """
@@ -104,7 +102,6 @@ def first_alone(work: Work, seed: int) -> float:
 
 
 def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield each column with its mean and standard deviation over the training cases of all hospitals."""
     trained = [line for own in lines.values() for line in own if line["part"] == "train"]
     for name in columns:
         values = [float(line[name]) for line in trained]
@@ -120,7 +117,6 @@ class Trials:
         self.scale = json.dumps(list(_scaled(self.work.columns, lines)))
 
     def score(self, candidate: Candidate, seed: int) -> float:
-        """Return the score of one model on all hospitals' held-out cases."""
         known = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
         key = f"{self.name} {seed} {candidate}"
         if key not in known:
@@ -135,7 +131,6 @@ class Trials:
 
 
 def chosen(trials: Sequence[Trials], among: Sequence[Candidate]) -> tuple[Candidate, dict[Candidate, float]]:
-    """Return the candidate with the best mean over the draws, and all means."""
     means = {one: fmean(trial.score(one, seed) for seed, trial in enumerate(trials)) for one in among}
     return max(means, key=lambda one: means[one]), means
 
@@ -155,7 +150,6 @@ def report(
     among: Sequence[Candidate] = (),
     seeds: Sequence[int] = SEEDS,
 ) -> None:
-    """Choose a candidate for one data set, test it and print the result."""
     lines = benchmark.read(data / benchmark.folder)
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         trials = [Trials(benchmark, held_out(lines, n), Path(place), f"draw {n}", cells) for n in range(draws)]
@@ -178,7 +172,6 @@ def report(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the sets whose files exist."""
     parser = argparse.ArgumentParser(prog="python -m results.flamby_better", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with heart_uci and tcga_brca")
     parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="folder for scores")

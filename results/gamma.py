@@ -1,14 +1,14 @@
-"""Measure the regret of gamma for different rules that choose it: the middle of the plateau of best scores, and its
-edges.
+"""Measure the regret of rules that choose gamma: the middle and the edges of the plateau of best scores.
 
     python -m results.gamma
 
 Regret is the mean score of the best tried gamma minus the mean score of the chosen gamma, in points. The images are
-simulated. A selector names a hospital with a confidence, and is right more often at higher confidence. A right expert
-scores higher than the global model, and a wrong expert lower. The study chooses gamma on twelve validation images of
-each of three hospitals (medsilo.deploy.supermodel). The chosen gamma is judged on many other images, and on darker
-images, for which the selector is less confident and less often right. The selector's general confidence differs from
-study to study. Studies with a single best gamma are left out, because they offer no choice.
+simulated. A simulated selector names a hospital with a confidence, and is right more often at higher confidence. A
+right expert scores higher than the global model, and a wrong expert scores lower than the global model. The study
+chooses gamma on twelve validation images of each of three hospitals (medsilo.deploy.supermodel). The chosen gamma is
+judged on many other images, and on darker images, for which the selector is less confident and less often right. The
+selector's general confidence differs from study to study. Studies with a single best gamma are left out, because they
+offer no choice.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ from benchmarks.timing import run
 from medsilo.deploy.supermodel import THRESHOLDS, tune
 
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
-# the global model's score; how much lower a wrong expert scores; standard deviation over images
+# the global model's score, its difference from a wrong expert's score, and the standard deviation over images
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
-GAINS = (0.05, 0.15)  # how much higher a right expert scores, for similar and for different hospitals
-KINDS = {"of the same kind": 0.0, "darker": 0.4}  # amount by which the selector's scores shrink
+# difference of a right expert's score from the global model's score, for similar and for different hospitals
+GAINS = (0.05, 0.15)
+KINDS = {"of the same kind": 0.0, "darker": 0.4}  # fraction by which the selector's scores shrink
 CHOICES = ("upper edge", "lower edge", "middle")
-Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # confidence; the chosen expert's score; the global model's score
+Images = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, darker: float) -> Images:
@@ -36,7 +37,6 @@ def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, d
 
 
 def score(images: Images, gamma: float) -> float:
-    """Return the mean score with this gamma, which may be a gamma outside the tried values."""
     confidence, own, common = images
     return float(np.where(confidence > gamma, own, common).mean())
 

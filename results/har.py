@@ -1,4 +1,4 @@
-"""Read the recorded activity of 20 people (UCI HAR), put its steps in the right order, and shift the sensors on
+"""Read the recorded activity of 20 people (UCI HAR), put the time steps in the right order, and shift the sensors on
 request.
 """
 
@@ -9,7 +9,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
 
-SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity; each has three axes
+SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity, each with three axes
 LARGEST_GAIN = 2.0
 SITE_FILES = "subject_*.npz"
 
@@ -19,7 +19,7 @@ def in_order(windows: np.ndarray) -> np.ndarray:
 
     The available copy stores the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row
     mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the order with the smaller
-    steps is right.
+    differences between steps is right.
     """
     values = windows.astype(np.float32)
     turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))
@@ -33,8 +33,8 @@ def _roughness(windows: np.ndarray) -> float:
 def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
     """Return windows as a device with another mounting and another calibration would record them.
 
-    Each site has one permutation and one sign of the three axes for all its sensors. Each kind of sensor has a gain
-    between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
+    Each site has one permutation and one sign of the three axes for all the site's sensors. Each kind of sensor has a
+    gain between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
     """
     draw = np.random.default_rng(seed_for(seed, "shift", site))
     order = draw.permutation(AXES)
@@ -46,8 +46,8 @@ def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
 
 
 def write_windows(source: Path, target: Path, shift: int | None) -> Path:
-    """Write all people's files with their steps in order and, if the argument `shift` is a seed, with shifted sensors;
-    return the files' folder.
+    """Write all people's files with their time steps in order, and with shifted sensors if `shift` is a seed; return
+    the files' folder.
     """
     files = sorted(source.glob(SITE_FILES))
     if not files:

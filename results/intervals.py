@@ -2,11 +2,10 @@
 
     python -m results.intervals [--write]
 
-The program simulates patients, seeds and scores, including scores of which a few are 0 and the others about 0.9. The
-intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve. The
-intervals of differences between two methods are simulated in the worlds of results/worlds.py.
-The column "found" is the fraction of studies that find the difference which other studies report to be detectable with
-80 % power. The module results/power.py computes the last table.
+The program simulates patients, seeds and scores; for some simulations, a few scores are 0 and all other scores about
+0.9. The intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve.
+The intervals of differences between two methods are simulated in the worlds of results/worlds.py. The column "found" is
+the fraction of studies that find the difference which other studies report to be detectable with 80 % power.
 
 The program prints the content of results/intervals.csv; with --write, the program also writes the file.
 """
@@ -32,7 +31,7 @@ Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 # ---------------------------------------------------------------------------------------------------- one score
 def accuracy(random: Random, patients: int, right: float, akin: float = 0.0) -> Scores:
-    """Draw one to twelve cases for each patient; `akin` is the correlation of a patient's cases. With `akin` 0, each
+    """Draw one to twelve cases for each patient; `akin` is the correlation of a patient's cases. If `akin` is 0, each
     patient has one case.
     """
     owners = np.repeat(np.arange(patients), random.integers(1, 13, patients) if akin else 1)
@@ -58,7 +57,7 @@ def survival(random: Random, patients: int, seen: float, effect: float) -> Ranke
 
 
 def classes(random: Random, patients: int, apart: float, failing: float = 0.0) -> Ranked:
-    """Draw the scores of two classes; the ranking of a diseased patient is reversed with the probability `failing`."""
+    """Draw the scores of two classes; with the probability `failing`, the ranking of a diseased patient is reversed."""
     ill = (random.random(patients) < 0.4).astype(int)
     sign = np.where(random.random(patients) < failing, -1, 1)
     return np.where(ill, 1.0, 2.0), ill, random.normal(size=patients) + sign * apart * ill
@@ -103,7 +102,6 @@ def _concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> float
 
 # ----------------------------------------------------------------------------------------------------- the file
 def tables() -> list[Table]:
-    """Run all simulations and return their tables."""
     scored = [(name, *(f"{covered_score(name, n, TIMES):.3f}" for n in PATIENTS)) for name in (*SCORES, *RANKED)]
     return [
         Table(("score", *(f"covered, {number} patients" for number in PATIENTS)), scored, "one model's score"),
@@ -113,7 +111,6 @@ def tables() -> list[Table]:
 
 
 def main() -> None:
-    """Print the file, and write it if requested."""
     write = "--write" in sys.argv[1:]
     header = {
         "title": "Coverage and power of medsilo's intervals",

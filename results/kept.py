@@ -34,14 +34,13 @@ AVERAGES = ("uniform", "cases", "patients")
 class Terms:
     """The training conditions that two configurations must share in a contrast."""
 
-    images: str  # the preparation of the images
-    weighting: str  # weighting of hospitals in a mean; "own": the method's rule
+    images: str
+    weighting: str  # weighting of hospitals in a mean; "own" means the method's rule
     network: str
-    epochs: int  # epochs of a round, summed over all networks: the cost
+    epochs: int  # training epochs of a round, summed over all networks
 
     @classmethod
     def of(cls, row: Row, plan: Plan) -> "Terms":
-        """Return the terms of a row."""
         mean = not plan.algorithm.pooled and row.method != ALONE and plan.algorithm.weighting in AVERAGES
         return cls(
             look_of(row.title) or "as they are",
@@ -51,7 +50,6 @@ class Terms:
         )
 
     def unlike(self, other: "Terms") -> list[str]:
-        """Name the differences that a contrast of methods may not have."""
         found = [name for name in ("images", "network") if getattr(self, name) != getattr(other, name)]
         weighed = {self.weighting, other.weighting} - {"own"}
         return [*found, *(["weighting"] if len(weighed) > 1 else [])]
@@ -59,18 +57,15 @@ class Terms:
 
 @dataclass(frozen=True)
 class Kept:
-    """The stored scores of a part."""
-
     part: str
     metric: str
     seeds: tuple[int, ...]
-    terms: Mapping[str, Terms]  # by configuration
-    validation: Mapping[str, float]  # mean over hospitals and seeds, if the study has validation cases
+    terms: Mapping[str, Terms]
+    validation: Mapping[str, float]  # mean validation score over hospitals and seeds, if the study has validation cases
     scores: Mapping[str, Study]
 
     @classmethod
     def of(cls, part: str, cells: Sequence[Cell], settings: SiteSettings, ensemble: bool) -> "Kept":
-        """Return the scores of finished cells."""
         found = Statistics(cells, None)
         seeds = tuple(sorted({cell.seed for cell in cells}))
         scores: dict[str, Study] = {row.title: [own[seed] for seed in seeds] for row, own in found.scores.items()}
@@ -83,7 +78,6 @@ class Kept:
 
     @classmethod
     def read(cls, path: Path) -> "Kept":
-        """Read a file of scores."""
         header, rows = result_files.header_of(path), result_files.rows_of(path)
         seeds = tuple(int(one) for one in header["seeds"][0].split(","))
         terms = {name: Terms(**json.loads(said)) for name, said in map(_parted, header["configuration"])}
@@ -104,7 +98,6 @@ class Kept:
         return cls(header["part"][0], header["metric"][0], seeds, terms, validation, scores)
 
     def text(self) -> str:
-        """Return the file's content."""
         out = io.StringIO()
         for name, said in self._header():
             out.write(f"# {name}: {said}\n")
@@ -128,7 +121,6 @@ class Kept:
 
 
 def _together(cells: Sequence[Cell], seed: int, settings: SiteSettings) -> dict[str, Scores]:
-    """Return the scores of the ensemble of a seed's single-site models, or None if the models form no ensemble."""
     alone = [cell for cell in cells if cell.row.title == ALONE and cell.seed == seed]
     folds = [found for cell in alone if (found := ensemble_scores(cell, settings))]
     return {site: joined([one[site] for one in folds]) for site in folds[0]} if len(folds) == len(alone) else {}
@@ -140,7 +132,6 @@ def _parted(line: str) -> tuple[str, str]:
 
 
 def _validation(cells: Sequence[Cell], row: Row) -> float | None:
-    """Return the mean validation score of the chosen models, or None if validation cases choose no model."""
     own = [cell for cell in cells if cell.row == row and cell.plan.model_selection.keep != "last"]
     found = []
     for summary in (cell.summary() for cell in own):

@@ -3,9 +3,9 @@
     python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
 
 The program prints the content of results/labels.csv; with --write, the program also writes the file. DATA is a folder
-with the data set `hippocampus`; without DATA, the program leaves out the section on this data set. Every row makes the
-same number of training steps. A fifth hospital, which has complete data and does not train, tests the model. The
-program takes about seven minutes on a free core.
+with the data set `hippocampus`; without DATA, the program leaves out the section on hippocampus volumes. Every row
+makes the same number of training steps. A fifth hospital, which has complete data and does not train, tests the model.
+The program takes about seven minutes on a free core.
 """
 
 import argparse
@@ -37,15 +37,13 @@ STRUCTURES = ("anterior", "posterior")
 DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that each hospital outlined
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
-LEAST = 3  # a file of fewer seeds is not written
+LEAST = 3  # the program writes no file with fewer seeds
 
-Own = Mapping[str, Mapping[str, Any]]  # by hospital: further values of its data settings
+Own = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way of training."""
-
     title: str
     own: Own
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -54,19 +52,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """A section of the page."""
-
     title: str
     words: str
-    # writes the hospitals' files for a seed; the last argument asks for few cases
     write: Callable[[Path, int, bool], None]
     plan: Mapping[str, Any]
     rows: tuple[Row, ...]
-    scores: Mapping[str, str]  # scores of the judging hospital: title → key of the score; the first score is the mean
+    # maps the title of the judging hospital's score to the score's key; the first score is the mean
+    scores: Mapping[str, str]
 
 
 def everything(**own: Any) -> Own:
-    """Return the data settings of hospitals that have all labels and columns."""
     return dict.fromkeys((*SITES, JUDGE), own)
 
 
@@ -103,7 +98,6 @@ def _save(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
 
 
 def _drawn(marked: bool) -> Own:
-    """Return the data settings of hospitals that each outlined one structure, which their masks mark with 1."""
     own = {"images": "images/*.nii.gz", "labels": "drawn/*.nii.gz"}
     parts = {
         site: {
@@ -197,7 +191,6 @@ TABLES = Part(
 
 # ------------------------------------------------------------------------------------------------ running
 def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
-    """Train one row, and return the scores of the judging hospital."""
     steps = {"rounds": 1} if few else {}
     training = {**part.plan["training"], **steps}
     if few and "local_steps" in training:
@@ -226,13 +219,11 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
 
 
 def interval(values: Sequence[float]) -> str:
-    """Return a mean and its 95 % interval over seeds."""
     half = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return f"{mean(values):+.2f} ({mean(values) - half:+.2f} to {mean(values) + half:+.2f})"
 
 
 def section(part: Part, seeds: Sequence[int], few: bool) -> Table:
-    """Run a part of the study, and return its table."""
     found: dict[str, list[dict[str, float]]] = {row.title: [] for row in part.rows}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -252,7 +243,6 @@ def section(part: Part, seeds: Sequence[int], few: bool) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Create the file."""
     parser = argparse.ArgumentParser(prog="python -m results.labels")
     parser.add_argument("--seeds", type=int, default=LEAST)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")

@@ -1,5 +1,4 @@
-"""Change the appearance of images without federation: each image is changed separately before training, and hospitals
-share nothing.
+"""Change the appearance of each image before training, without any exchange between hospitals.
 
 An improvement by federated training on such images cannot depend on a method that shares the images' appearance.
 """
@@ -60,14 +59,13 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def look_of(title: str) -> str:
-    """Return the appearance that a row's title names at its end, as in "FedAvg, centred", or nothing."""
+    """Return the appearance that a row's title names at its end, for example "centred" for "FedAvg, centred", or ""."""
     last = title.rpartition(", ")[2]
     return last if last in LOOKS else ""
 
 
 @contextmanager
 def looking(title: str) -> Iterator[None]:
-    """Let image tasks give all images the appearance of a row."""
     look = LOOKS.get(look_of(title))
     if look is None:
         yield

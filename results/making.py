@@ -31,23 +31,18 @@ READY = "ready"  # suffix of the folder with preprocessed images, which lies nex
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of cells and of real data."""
-
     cells: Path
     data: Path
 
 
 @dataclass
 class Comparison:
-    """A part of a page with its cells."""
-
     part: Part
     folder: Path
     cells: Sequence[Cell]
 
     @classmethod
     def of(cls, page: str, part: Part, places: Places) -> "Comparison":
-        """Return the comparison of a part; raises an error before any run if a plan is wrong."""
         name = part.name if part.shift is None else f"{part.name}-{part.shift}"
         folder = places.cells / page / name
         asked = Asked(
@@ -71,7 +66,6 @@ class Comparison:
 
     @property
     def first(self) -> list[Cell]:
-        """Return the cells of all rows except the rows that run last."""
         return [cell for cell in self.cells if not self.turn(cell.row)]
 
     def whole_seeds(self) -> list[int]:
@@ -80,16 +74,12 @@ class Comparison:
         return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
 
     def compared(self) -> list[Cell]:
-        """Return the cells that the page compares: those of finished seeds, except rows that run last and lack some of
-        these seeds.
-        """
         seeds = self.whole_seeds()
         own = [cell for cell in self.cells if cell.seed in seeds]
         left = {cell.row for cell in own if not cell.summary()}
         return [cell for cell in own if cell.row not in left]
 
     def settings(self, places: Places) -> SiteSettings:
-        """Return every site's settings, after the data are converted or generated."""
         source = places.data / self.part.data if self.part.data else None
         if source and self.part.data == HAR:
             source = write_windows(source, self.folder / "windows", self.part.shift)
@@ -115,12 +105,10 @@ class Comparison:
         return keeping_ready(settings, self.cells[0].plan.task, folder)
 
     def verdict(self, baseline: str) -> Verdict:
-        """Return the verdict of the compared cells."""
         return Statistics(self.compared(), baseline).verdict(About(title=self.part.title), [])
 
 
 def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:
-    """Return a page's parts; `shift` is another seed for the induced shift."""
     parts = [
         replace(part, shift=shift) if shift is not None and part.shift is not None else part for part in page.parts
     ]

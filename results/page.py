@@ -27,7 +27,6 @@ REMARK = "remark"  # a handwritten remark above a file's table, which is preserv
 def study(
     name: str, page: Page, parts: Sequence[Comparison], failures: Sequence[str] = (), remarks: Sequence[str] = ()
 ) -> Study:
-    """Return the file of a page."""
     header: dict[str, str | Sequence[str]] = {"title": page.title, "data": page.data}
     if left := _unfinished(parts):
         header["unfinished"] = left
@@ -50,7 +49,6 @@ def study(
 
 
 def _named(comparison: Comparison) -> str:
-    """Return a text with the part's name in front."""
     shift = comparison.part.made_up
     power = f", {shift.axis} {shift.power:g}" if shift else ""
     return f"{comparison.part.title}{power}: " if comparison.part.title else ""
@@ -63,14 +61,12 @@ def _question(part: Part) -> str:
 
 
 def _unfinished(parts: Sequence[Comparison]) -> str:
-    """Return a text with the number of finished runs if some runs are missing, and an empty text otherwise."""
     cells = [cell for part in parts for cell in part.cells]
     done = sum(1 for cell in cells if cell.summary())
     return "" if done == len(cells) else f"{done} of {len(cells)} runs"
 
 
 def _done(comparison: Comparison) -> str:
-    """Return a line with the numbers of finished and missing runs of a part."""
     cells = comparison.cells
     finished = [summary for cell in cells if (summary := cell.summary())]
     whole, asked = comparison.whole_seeds(), len({cell.seed for cell in cells})
@@ -96,7 +92,6 @@ def _findings(comparison: Comparison) -> Iterator[str]:
 
 
 def _tables(comparison: Comparison) -> Iterator[Table]:
-    """Yield the tables of one part."""
     part, cells = comparison.part, comparison.compared()
     verdict = comparison.verdict(part.baseline)
     found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
@@ -112,7 +107,9 @@ def _tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _declared(comparison: Comparison) -> Iterator[Table]:
-    """Yield the answers to a part's further declared questions; p-values are corrected for these questions only."""
+    """Yield the answers to a part's further declared questions, whose p-values are corrected for these questions
+    only.
+    """
     there = {cell.row.title for cell in comparison.compared()}
     pairs = [pair for pair in comparison.part.asked if there.issuperset(pair)]
     verdicts = {base: comparison.verdict(base) for base in dict.fromkeys(base for _, base in pairs)}
@@ -133,8 +130,7 @@ def _other_people(part: str, verdict: Verdict) -> Table:
     """Return the differences between methods with confidence intervals for other people; a person counts with the mean
     over seeds.
 
-    The intervals are Student's t intervals over people. People in one federation are not quite independent, which
-    Student's t ignores.
+    Student's t intervals over people ignore that people in one federation are not quite independent.
     """
     base = next(row for row in verdict.rows if row.title == verdict.baseline)
     moves = {row.title: _moves(row, base) for row in verdict.rows if row is not base}
@@ -154,7 +150,6 @@ def _other_people(part: str, verdict: Verdict) -> Table:
 
 
 def _moves(row: VerdictRow, base: VerdictRow) -> list[float]:
-    """Return each site's difference from the baseline."""
     pairs = [(row.sites[site], base.sites[site]) for site in row.sites]
     return [mine.mean - theirs.mean for mine, theirs in pairs if mine and theirs]
 
@@ -168,12 +163,10 @@ def _repeated(part: Part) -> Iterator[str]:
 
 
 def changed(row: str) -> bool:
-    """Return True if a row's images are changed before training."""
     return row.partition(": ")[0].rpartition(", ")[2] in LOOKS
 
 
 def command(part: Part) -> str:
-    """Return the `medsilo compare` command that runs a part."""
     words = ["medsilo", "compare", *(["--plan", part.plan] if part.plan else ["--task", part.task])]
     words += ["--seeds", ",".join(map(str, range(part.seeds))), "--at-once", "1"]
     words += ["--device", "cpu", *(["--folds", str(part.folds)] if part.folds else [])]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-HAR = "har_uci"  # recorded activity, whose steps are first put in order
+HAR = "har_uci"  # recorded activity, whose time steps must be put in order
 HEART, BRCA, IMPACT = "heart_uci", "tcga_brca", "impact"  # tables of patients
 BRAINS = "brains"  # generated volumes
 CELLS = "wbc_2labs"  # white blood cells, one folder for each laboratory
@@ -17,11 +17,11 @@ LOOK, ANATOMY, SENSORS = "look", "anatomy", "sensors"
 
 @dataclass(frozen=True)
 class Shift:
-    """A simulated kind of difference between hospitals, and its power in one part of the page."""
+    """A simulated kind of difference between hospitals, with its strength in one part of the page."""
 
     kind: str
     power: float
-    axis: str  # the meaning of the power
+    axis: str
     control: str  # the row with the method's cost but without its idea
 
 
@@ -29,25 +29,25 @@ class Shift:
 class Part:
     """One comparison of a page, with the arguments of `medsilo compare`."""
 
-    name: str  # name of the part's folder
+    name: str
     title: str
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
     baseline: str
     why: str  # reason for the question, which was chosen before any run
-    plan: str = ""  # the plan: a file or job of the repository; an empty text if `task` is set instead
+    plan: str = ""  # a plan file or job of the repository; an empty text if `task` is set instead
     task: str = ""
     changes: tuple[str, ...] = ()
     seeds: int = 10
-    # titles or methods of rows that run, one row after the other, when all other rows have all seeds
+    # titles or methods of rows that run one after the other, when all other rows have all seeds
     later: tuple[str, ...] = DEAREST
     folds: int | None = None
-    beside: tuple[str, ...] = ()  # further baselines, for exploration
-    asked: tuple[tuple[str, str], ...] = ()  # further declared questions: a row and its baseline
+    beside: tuple[str, ...] = ()  # additional baselines, for exploration
+    asked: tuple[tuple[str, str], ...] = ()  # additional declared questions, each with a row and its baseline
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
     stress: str = ""  # the single difference between hospitals that get their volumes from `VOLUMES`
-    # the part's contrasts are those of contrasts.yaml, from stored scores; ensembles of single-site models are scored,
-    # too
+    # True means that contrasts.yaml declares the part's contrasts, computed from stored scores; ensembles of
+    # single-site models are scored, too
     elsewhere: bool = False
     people: bool = False  # every site is one person, so that other sites are other people
     # With `made_up`, `baseline` is the method itself, whose difference from every other row is reported.
@@ -56,11 +56,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """A file of results/."""
-
     title: str
     data: str
-    words: str  # the data, and the conditions of all rows
+    words: str
     parts: tuple[Part, ...]
 
 
@@ -97,7 +95,7 @@ HARMOFL = (
 )
 FEDAVG = "algorithm.name=fedavg algorithm.weighting=uniform"
 LOOKS = ("centred", "standardised", "histograms matched", "stains normalised")
-RATES = ("0.017", "0.15")  # a third of the plan's learning rate, and three times this rate
+RATES = ("0.017", "0.15")  # a third of the plan's learning rate, and three times the plan's learning rate
 CONTROLS = (
     ALONE,
     f"FedAvg: {FEDAVG}",
@@ -137,7 +135,6 @@ PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "model_selection.
 
 
 def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
-    """Return a part that trains AdaFed's methods and the baseline FedBN with plain SGD."""
     return Part(
         name,
         title,
@@ -152,7 +149,6 @@ def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
 
 
 def _windows(name: str, title: str, sites: Iterable[str], rounds: int, rate: float, *changes: str, **more: Any) -> Part:
-    """Return AdaFed's methods on windows of activity."""
     training = (f"training.rounds={rounds}", "training.batch_size=32", f"training.learning_rate={rate}")
     return _similar(name, title, *changes, f"participation.sites=[{','.join(sites)}]", *training, **more)
 
@@ -386,7 +382,6 @@ OF_IMAGES = (*OF_TABLES[:5], WHOLE, MEAN_BAND, *OF_TABLES[6:])
 
 
 def _differing(name: str, title: str, rows: tuple[str, ...], epochs: int = 1, **more: Any) -> Part:
-    """Return methods for different appearance, methods with a personal model for each hospital, and further methods."""
     return Part(
         name,
         title,

@@ -11,13 +11,12 @@ from medsilo.core.errors import DataError
 from results.flamby import HEART, TABLES, Lines, write_tables
 from results.pages import IMPACT
 
-EACH = 5  # one of this number of training cases, in the file's order, becomes a validation case
-PARTS = ("train", "test", "train", "test", "validation")  # parts of the first five patients, of the next five, …
+EACH = 5  # one in EACH training cases, in the file's order, becomes a validation case
+PARTS = ("train", "test", "train", "test", "validation")
 COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 
 
 def validated(lines: Lines) -> Lines:
-    """Return the lines, with every fifth training case of a hospital as a validation case."""
     found: Lines = {}
     for site, own in lines.items():
         trained = [place for place, line in enumerate(own) if line["part"] == "train"]
@@ -27,7 +26,6 @@ def validated(lines: Lines) -> Lines:
 
 
 def write_patients(source: Path, target: Path) -> Path:
-    """Write the hospitals' tables of the set in the folder `source`, and return the folder of the tables."""
     benchmark = next(one for one in TABLES if one.folder == source.name)
     if lacking := benchmark.lacking(source.parent):
         raise DataError(f"no {', '.join(lacking)} in the data folder; --data names the folder with {source.name}")
@@ -38,7 +36,6 @@ def write_patients(source: Path, target: Path) -> Path:
 
 
 def write_studies(source: Path, target: Path) -> Path:
-    """Write a table for each study of IMPACT, and return the folder of the tables."""
     file = source / f"{IMPACT}.csv"
     if not file.is_file():
         raise DataError(f"no {file.name} in the data folder; --data names the folder with {source.name}")

@@ -3,10 +3,10 @@ results/intervals.csv.
 
 The scores are simulated separately for each row and seed. With the simulated spread, a row judged alone finds 6 points
 in 11 % and 10 points in 27 % of studies. For each seed, the same random number is added to all rows. In the simulation
-of false alarms no row gains, and one row may have a larger spread than the others. The variance of training is
-estimated in four ways. The four estimates use each row alone; all rows without a check; all rows as in `compare`
-(medsilo_lab.study.training_luck); and all rows with the row itself. In the last estimate, the variance of all rows
-counts as four degrees of freedom (Smyth 2004). P-values are corrected for all rows (Holm), at 5 %.
+of false alarms, no row is better, and one row may have a larger spread than all other rows. The variance of training is
+estimated in four ways. The estimates use each row alone, all rows without a check, all rows as in `compare`, or a
+weighted mean of both variances. In the weighted mean, the variance of all rows counts as four degrees of freedom (Smyth
+2004). P-values are corrected for all rows (Holm), at 5 %.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,14 @@ ROWS, SEEDS, SPREAD, LEVEL = 6, 3, 0.0225, 0.05
 TIMES = 4000
 UNSTEADY = (1, 2, 3, 5, 10)
 BASELINE = (2, 3, 4)
-Judge = Callable[[np.ndarray], np.ndarray]  # [times, rows, seeds] → p of each row except the first
+# maps scores [times, rows, seeds] to p-values of each row except the first row
+Judge = Callable[[np.ndarray], np.ndarray]
 
 
 def studies(
     random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
 ) -> np.ndarray:
-    """Draw studies [times, rows, seeds], in which one row has a larger spread and row 2 gains."""
+    """Draw studies [times, rows, seeds], in which row `row` has a larger spread and row 2 gains."""
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))
     drawn[:, row] *= unsteady
     drawn[:, 2] += gain
@@ -41,7 +42,6 @@ def p_values(scores: np.ndarray, variance: np.ndarray, degrees: np.ndarray) -> n
 
 
 def of_its_own(scores: np.ndarray) -> np.ndarray:
-    """Return the variance of each row's difference from the first row."""
     return (scores[:, 1:] - scores[:, :1]).var(-1, ddof=1)
 
 
@@ -52,13 +52,12 @@ def alone(scores: np.ndarray) -> np.ndarray:
 
 
 def unchecked(scores: np.ndarray) -> np.ndarray:
-    """Judge all rows by the residual of rows and seeds."""
     common, degrees = residual(scores)
     return p_values(scores, common[:, None], degrees)
 
 
 def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate from all rows the variance of the difference between two rows in one seed; returns this variance and its
+    """Estimate from all rows the variance of the difference between two rows in one seed; return this variance and its
     degrees of freedom.
     """
     rest = scores - scores.mean(-1, keepdims=True)
@@ -68,7 +67,6 @@ def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked(scores: np.ndarray) -> np.ndarray:
-    """Judge all rows as `compare` does."""
     own = of_its_own(scores)
     common, known, steady = luck_beside(scores, 0)
     variance = np.where(steady, np.maximum(common[:, None], own), own)
@@ -110,7 +108,6 @@ def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]
 
 
 def table() -> Table:
-    """Return the power and the false alarms of each way of estimating the variance of training."""
     alarms = [f"false alarms, a row {by}x as unsteady" for by in UNSTEADY]
     heads = ["", "found, 6 points", "found, 10 points", *alarms]
     heads += [f"covered, baseline {by}x as unsteady" for by in BASELINE]

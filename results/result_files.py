@@ -1,6 +1,6 @@
 """Read and write the files of results/ and their index.
 
-A file has a header of comment lines, and below it the results of a study as CSV.
+Each file has a header of comment lines, followed by the results of a study as CSV.
 
 python -m results.result_files        # write results/README.md again
 
@@ -18,23 +18,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results"
 COLUMNS = (
-    "part",  # part of the study
+    "part",
     "configuration",  # a method, or a method with its settings
     "baseline",  # the baseline; empty if the value is no difference
     "quantity",
     "value",
     "spread",  # standard deviation over seeds, unless the header says otherwise
     "low",
-    "high",  # 95 % interval
+    "high",  # upper limit of the 95 % interval
     "p",  # corrected for all configurations
     "significant",
     "seeds",
-    "n",  # test patients
+    "n",  # number of test patients
     "text",  # content of a cell that is more than a number
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "
-DECLARED = "declared questions"  # the part of a file whose p-values are corrected only for the questions of that part
+# the section of a file whose p-values are corrected only for the questions of this section
+DECLARED = "declared questions"
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 CELL = re.compile(
     rf"(?P<value>{NUMBER})(?: ± (?P<spread>{NUMBER}))?(?: \((?P<low>{NUMBER}) to (?P<high>{NUMBER})\))?"
@@ -79,10 +80,9 @@ class Table:
     baseline: str = ""
     seeds: str = ""
     keys: int = 1
-    patients: Mapping[str, int] = field(default_factory=dict)  # tested patients, by quantity
+    patients: Mapping[str, int] = field(default_factory=dict)  # number of tested patients, by quantity
 
     def lines(self) -> Iterator[dict[str, str]]:
-        """Yield a line of the file for each cell."""
         for row in self.rows:
             named = dict(zip(self.heads, row, strict=True))
             seeds = named.get("seeds", self.seeds)
@@ -101,13 +101,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's tables, and the lines above them: title, about, data, command, version, date, and more."""
-
     header: Mapping[str, str | Sequence[str]]
     tables: Sequence[Table] = field(default_factory=tuple)
 
     def text(self) -> str:
-        """Return the file's content."""
         out = io.StringIO()
         for name, said in self.header.items():
             for line in (said,) if isinstance(said, str) else said:
@@ -119,7 +116,6 @@ class Study:
 
 
 def header_of(path: Path) -> dict[str, list[str]]:
-    """Return the lines above a file's table as a mapping from name to text."""
     found: dict[str, list[str]] = {}
     for line in path.read_text("utf-8").splitlines():
         if not line.startswith("# "):
@@ -130,13 +126,11 @@ def header_of(path: Path) -> dict[str, list[str]]:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """Return a file's rows."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(line for line in file if not line.startswith("# ")))
 
 
 def index(folder: Path = FOLDER) -> str:
-    """Return the index of a folder's files, created from their headers."""
     lines = []
     for path in sorted(folder.glob("*.csv")):
         header = header_of(path)
@@ -172,14 +166,13 @@ intervals](../docs/research/compare.md#how-the-interval-is-made).
 
 
 def write_index(folder: Path = FOLDER) -> Path:
-    """Write the index of a folder's files."""
     path = folder / "README.md"
     path.write_text(index(folder), "utf-8")
     return path
 
 
 def print_or_write(file: Path, text: str) -> None:
-    """Print a file's text, and write it with the index if the command line has --write."""
+    """Print the text of a file; with --write on the command line, also write the file and the index."""
     print(text)
     if "--write" in sys.argv[1:]:
         file.write_text(text, "utf-8")

@@ -1,4 +1,4 @@
-"""Tabulate induced shifts: each method's gain by the power of the shift for which the method was designed."""
+"""Tabulate induced shifts: each method's gain by the strength of the shift for which the method was designed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,12 +10,11 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-Gains = dict[str, PairedDifference]  # by other row: the mean over sites of the gain over that row
-By = dict[float, tuple[float, Gains]]  # by power: the method's score and its gains
+Gains = dict[str, PairedDifference]
+By = dict[float, tuple[float, Gains]]
 
 
 def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]:
-    """Yield each kind of shift, its first part, and its results by power."""
     shifted = [(part.part.made_up, part) for part in parts if part.part.made_up]
     for _, own in groupby(shifted, lambda pair: pair[0].kind):
         pairs = list(own)
@@ -24,7 +23,6 @@ def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]
 
 
 def _titles(comparison: Comparison) -> list[str]:
-    """Return the titles of the compared rows."""
     return list(dict.fromkeys(cell.row.title for cell in comparison.compared()))
 
 
@@ -39,10 +37,10 @@ def _gains(comparison: Comparison) -> tuple[float, Gains]:
 
 
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
-    """Yield a table for each kind of shift: a method's score by power, and its differences from the other rows.
+    """Yield a table for each kind of shift: a method's score by strength, and its differences from the other rows.
 
     The differences are paired by test case, and their confidence intervals allow for other patients and other seeds.
-    The p-values are corrected for all rows at one power.
+    The p-values are corrected for all rows at one strength.
     """
     for shift, first, by in kinds(parts):
         method = first.part.baseline

@@ -1,7 +1,7 @@
-"""Change generated hospitals so that they differ by a given power.
+"""Change generated hospitals so that they differ by a given strength.
 
-For differences in appearance, the task's `shift` is used. For the other kinds, the generated task is changed: the
-number of hospitals that label the other structure, or the distance between sensor families.
+Differences in appearance use the task's `shift`. All other kinds of difference change the generated task: the number of
+hospitals that label the other structure, or the distance between sensor families.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +28,6 @@ def apart(family: Sensor, power: float) -> Sensor:
 
 
 def differing(shift: Shift | None) -> AbstractContextManager[Any]:
-    """Let generated hospitals differ by this shift."""
     if shift and shift.kind == ANATOMY:
         return patch.object(prostate, "DARK_ORGANS", tuple(range(int(shift.power))))
     if shift and shift.kind == SENSORS:

@@ -1,8 +1,8 @@
 """Create hospitals that differ in one way from one hospital's volumes, as stress tests of federated learning do.
 
-Each volume gives one slice. Volumes are dealt to four hospitals in turn, and a hospital's slices are changed by the
-hospital's power. The difference is gamma, blur or pixel size, which change the appearance, or the outlined structure.
-All other properties are equal, so a result depends only on that difference.
+Each volume gives one slice. Volumes are dealt to four hospitals in turn, and the program changes each hospital's slices
+with the strength in POWERS. The changed property is gamma, blur or pixel size, which affect the appearance, or the
+outlined structure. All other properties are equal, so a result depends only on the changed property.
 """
 
 import shutil
@@ -17,10 +17,10 @@ from scipy import ndimage
 from medsilo.core.errors import DataError
 
 HOSPITALS = ("a", "b", "c", "d")
-EACH = 40  # volumes of a hospital
+EACH = 40  # number of volumes of a hospital
 SIZE = (32, 48)
 ANTERIOR, POSTERIOR = 1, 2
-POWERS: Mapping[str, tuple[float, ...]] = {  # power at each hospital
+POWERS: Mapping[str, tuple[float, ...]] = {
     "alike": (0.0, 0.0, 0.0, 0.0),
     "gamma": (0.6, 0.85, 1.2, 1.7),
     "blur": (0.0, 0.7, 1.4, 2.1),  # standard deviation in pixels
@@ -83,7 +83,6 @@ def slice_of(image: np.ndarray, labels: np.ndarray) -> Slice:
 
 
 def write_stress(source: Path, target: Path, kind: str) -> Path:
-    """Write the hospitals' folders of images and labels, and return the folder that contains them."""
     import nibabel
 
     files = sorted((source / "images").glob("*.nii.gz"))

@@ -44,7 +44,6 @@ def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdi
 
 
 def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterator[Table]:
-    """Yield the differences from the baseline, and from single-site training at each site."""
     sites = verdict.sites if with_sites else []
     own = {"seeds": _seeds(verdict), "patients": _patients(verdict)}
     rows = []
@@ -83,23 +82,21 @@ def _patients(verdict: Verdict) -> dict[str, int]:
 
 
 def points(mean: float, low: float, high: float, significant: bool) -> str:
-    """Return a difference in points with its interval, in bold if it is significant."""
+    """Return a difference in points with its interval, in bold if the difference is significant."""
     text = f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
     return f"**{text}**" if significant else text
 
 
 def difference(found: PairedDifference | None) -> str:
-    """Return a difference from a verdict."""
     return points(found.mean, found.low, found.high, found.sure) if found else ""
 
 
 def p_of(found: PairedDifference | None) -> str:
-    """Return the corrected p-value of a difference."""
     return "" if found is None else f"{found.adjusted:.3g}"
 
 
 def rounds_to(level: float | None, result: CellResult) -> int | None:
-    """Return the number of training rounds after which the mean validation score first reached this value."""
+    """Return the number of training rounds after which the mean validation score first reached the value `level`."""
     if level is None:
         return None
     reached = (number for number, value in enumerate(result.validation) if value is not None and value >= level)

@@ -2,9 +2,9 @@
 
     python -m results.told_twice [--write]
 
-The program extracts that commit's package from this repository and lets it analyse results/scores in a separate
-process. The program prints the result file; with --write, the program also writes this file. The program does not
-train.
+The program extracts the earlier commit's package from this repository and lets the package analyse results/scores in a
+separate process. The program prints the result file; with --write, the program also writes this file. The program
+trains no model.
 """
 
 import io
@@ -58,7 +58,6 @@ print(json.dumps([[*key, one.as_json()] for key, one in told.items()]))
 
 
 def package(commit: str, folder: Path) -> Path:
-    """Extract the packages of a commit from this repository."""
     command = ["git", "archive", commit, "custom"]
     found = subprocess.run(command, cwd=result_files.FOLDER.parent, check=True, capture_output=True)
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
@@ -67,8 +66,6 @@ def package(commit: str, folder: Path) -> Path:
 
 
 def as_json(study: Any) -> list[dict[str, list[list[float]]]]:
-    """Return a study's scores by seed and site."""
-
     def both(own: Scores) -> list[list[float]]:
         return [own.values.tolist(), own.patients.tolist()]
 
@@ -81,7 +78,6 @@ def earlier() -> list[contrasts.Answers]:
 
 
 def told_before(one: contrasts.Answers, code: Path) -> list[tuple[str, str, PairedDifference]]:
-    """Return a set's contrasts, and FedAvg's gain at each hospital, by the earlier package."""
     joining = [*JOINING] if {*JOINING} <= {*one.kept.scores} else []
     asked = {
         "scores": {name: as_json(own) for name, own in one.kept.scores.items()},
@@ -99,7 +95,6 @@ def told_before(one: contrasts.Answers, code: Path) -> list[tuple[str, str, Pair
 
 
 def tables() -> Iterator[Table]:
-    """Yield each contrast of each set as both versions report it."""
     with TemporaryDirectory() as folder:
         code = package(COMMIT, Path(folder))
         for one in earlier():
@@ -113,7 +108,6 @@ def tables() -> Iterator[Table]:
 
 
 def text() -> str:
-    """Return the file's content."""
     header = {
         "title": "Declared contrasts by the statistics of before 29 November 2026",
         "data": "those of contrasts.csv",

@@ -2,8 +2,8 @@
 part of results/intervals.csv.
 
 No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
-shapes of a study, from five patients in all to three hospitals with a hundred each. Seeds range from identical to as
-different as patients. In further worlds, the methods fail completely on some of the patients.
+shapes of a study, from five patients to three hospitals with a hundred patients each. The spread of seeds ranges from
+zero to the spread of patients. In further worlds, the methods fail completely on some of the patients.
 """
 
 import math
@@ -29,7 +29,7 @@ from results.result_files import Table
 
 Random = np.random.Generator
 STUDIES = 1600  # simulated studies of each world
-FOUND, EACH = 60, 10  # studies that report a difference, and the number of repetitions of each
+FOUND, EACH = 60, 10  # studies that report a difference, and the number of repetitions of each study
 # mean score; spread of differences; spread of patients' scores; spread of the residual
 USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3
 SHAPES = {  # patients of each hospital, number of seeds, spread of the seeds divided by the spread of the patients
@@ -60,8 +60,9 @@ class World(NamedTuple):
     their spread.
 
     Args:
-        failing: For each of the two methods, the fraction of patients on whom it fails.
-        akin: Correlation of failures among a hospital's patients, so that hospitals differ in their fraction.
+        failing: For each of the two methods, the fraction of patients on whom the method fails.
+        akin: Correlation of failures among a hospital's patients, so that hospitals differ in their fraction of
+            failures.
     """
 
     kind: str
@@ -95,8 +96,6 @@ def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, 
     """Draw two methods' scores on the same patients, and return them with the true difference between the methods.
 
     Args:
-        random: The source of randomness.
-        one: The simulated kind of comparison.
         gain: The advantage that is added to the first method's scores.
     """
     luck = one.luck * random.normal(0, 1, (one.seeds, 1))
@@ -137,14 +136,12 @@ def _level(one: World) -> float:
 
 @cache
 def _levels(kind: str, luck: float) -> tuple[float, float]:
-    """Return each method's mean over all possible patients and seeds."""
     random, one = np.random.default_rng(0), World(kind, "", (500,), 50, luck)
     blocks = [_pair(random, one, 500, luck * random.normal(0, 1, (50, 1))) for _ in range(400)]
     return float(np.mean([mine.mean() for mine, _ in blocks])), float(np.mean([theirs.mean() for _, theirs in blocks]))
 
 
 def _pair(random: Random, one: World, size: int, luck: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the scores [seeds, patients] of both methods at one hospital."""
     shape, kind = (len(luck), size), one.kind
     hard, rest = random.normal(0, 1, size), random.normal(0, 1, shape)
     if kind in (DICE, RIGHT):
@@ -174,7 +171,6 @@ def truth(one: World) -> float:
 
 
 def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> list[tuple[Difference, float]]:
-    """Draw and analyse studies; returns each estimated difference with the true difference."""
     random, all_found = np.random.default_rng(seed), []
     for _ in range(times):
         mine, theirs, true = study(random, one)
@@ -202,7 +198,9 @@ EXACT = World(
 
 
 def width_of_students(times: int) -> dict[int, float]:
-    """Return by the number of patients the median ratio of the interval's width to Student's interval over patients."""
+    """Return for each number of patients the median ratio of the interval's width to Student's interval over
+    patients.
+    """
     widths = {}
     for size in (5, 10, 20, 50):
         random, ratios = np.random.default_rng(size), []
@@ -246,7 +244,6 @@ def false_verdicts(one: World, times: int, rows: int = 4) -> float:
 
 
 def _harder(seed: Mapping[str, Scores], hard: Sequence[np.ndarray]) -> dict[str, Scores]:
-    """Return a seed's scores of patients who are equally hard for all rows."""
     return {site: Scores(own.values / 2 + hard[int(site)], own.patients) for site, own in seed.items()}
 
 
@@ -265,7 +262,7 @@ TOLD = (
 
 def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
     """Return the median difference that studies report as detectable with power .80, and the fraction of studies that
-    find it.
+    find this difference.
     """
     random, told, hits = np.random.default_rng(sum(one.sizes) + one.seeds), [], []
     names = [f"{place}" for place in range(len(one.sizes))]
@@ -282,7 +279,6 @@ def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
 
 # ----------------------------------------------------------------------------------------------------- the file
 def tables() -> list[Table]:
-    """Run all simulations and return their tables."""
     heads = ("study", "covered, patients like these", "covered, if an unseen kind fails", "half its width")
     rows = {}
     for part, drawn in (("a difference", WORLDS), ("a difference, patients fail", (*FAILING_WORLDS, *AKIN))):
@@ -309,7 +305,6 @@ def tables() -> list[Table]:
 
 
 def words() -> tuple[str, ...]:
-    """Return the lines that describe the tables."""
     return (
         f"A difference: {STUDIES} drawn studies of each world (results/worlds.py), {STUDIES * 5 // 8} where patients "
         "fail. Half its width is in standard "

@@ -18,7 +18,6 @@ def study(
     task: Mapping[str, Any] = {"mirror": False},
     **others: Any,
 ) -> Plan:
-    """Return the plan of a study of the synthetic hospitals."""
     own = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans, **task}
     return parse_plan(
         {

@@ -21,8 +21,6 @@ AXE = """axe.run().then(found => JSON.stringify(
 
 
 class Browser:
-    """One tab of the browser."""
-
     def __init__(self, address: str) -> None:
         self.socket = websocket.create_connection(address, timeout=PATIENCE, suppress_origin=True)
         self.number = 0
@@ -54,7 +52,6 @@ class Browser:
         return found["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """Press the mouse button in the middle of an element."""
         place = f"document.querySelector({json.dumps(selector)})"
         self.ask(f"{place}.scrollIntoView({{block: 'center'}})")
         x, y = self.ask(f"(r => [r.x + r.width / 2, r.y + r.height / 2])({place}.getBoundingClientRect())")
@@ -62,7 +59,6 @@ class Browser:
             self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        """Press and release a key."""
         key_facts = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.do("Input.dispatchKeyEvent", type="keyDown", text=text, **key_facts)
         self.do("Input.dispatchKeyEvent", type="keyUp", **key_facts)
@@ -71,12 +67,10 @@ class Browser:
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def media(self, kind: str = "", scheme: str = "light") -> None:
-        """Show the page on this medium ("print" or the screen), for a reader who prefers this colour scheme."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.do("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def faults(self) -> list[tuple[str, list[str]]]:
-        """Return the axe-core rules that the page breaks, with the elements that break them."""
         self.ask(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8") + "; 0")
         found = self.do("Runtime.evaluate", expression=AXE, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
@@ -97,7 +91,6 @@ class Browser:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """Start a browser that stores its profile in this folder; skip the test if no browser is installed."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")

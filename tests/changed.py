@@ -1,12 +1,12 @@
-"""Run the tests for changed files: tests that docs/seats.yaml lists for the files' capability, and tests that import
-the files.
+"""Run the tests for changed files: tests that docs/seats.yaml lists for the files' capability, and tests that import a
+changed file.
 
     python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
-The engine's quick tests run first. For a changed package outside the engine, the slow tests run, too. The engine's slow
-tests run only in `make test-slow`.
+If a package outside the engine changed, the program runs the package's slow tests, too. The engine's slow tests run
+only in `make test-slow`.
 
-The program lists changed files that only `make test` covers.
+The program lists changed files that no test imports.
 """
 
 import ast
@@ -23,7 +23,6 @@ ENGINE, TESTS = "medsilo", ROOT / "tests"
 
 
 def changed(base: str) -> list[str]:
-    """Return the files that differ from the merge base with `base`, and new files."""
     where = _git("merge-base", base, "HEAD")[0]
     return sorted({*_git("diff", "--name-only", where), *_git("ls-files", "--others", "--exclude-standard")})
 
@@ -38,16 +37,13 @@ def _git(*words: str) -> list[str]:
 
 
 def module_of(file: str) -> str:
-    """Return the name of a file's module, or "" if the file is no module. A template belongs to the module of its
-    folder.
-    """
+    """Return the name of a file's module; an HTML template belongs to the module of the template's folder."""
     known = {path.relative_to(ROOT).as_posix(): name for name, path in modules().items()}
     folder = Path(file).parent.as_posix()
     return known.get(file) or (known.get(f"{folder}/__init__.py", "") if file.startswith("custom/") else "")
 
 
 def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
-    """Return the tests of changes in the engine and in other packages, and the files without tests."""
     of_module = {name: seat for seat, names in all_seated()["modules"].taken.items() for name in names}
     of_seat = {seat.capability: set(tests_of(seat)) for seat in SEATS.seats}
     engine, beside, others = set[Path](), set[Path](), []
@@ -87,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
             codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
     if others:
         print("make test alone has the tests of:", *others)
-    return int(any(code not in (0, 5) for code in codes))  # code 5: pytest selected no test
+    return int(any(code not in (0, 5) for code in codes))  # pytest's exit code 5 means that no test was selected
 
 
 if __name__ == "__main__":

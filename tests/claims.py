@@ -26,8 +26,6 @@ SKIPPED, LATER = "was skipped", "only make test-long runs"
 
 @dataclass(frozen=True)
 class Claim:
-    """A promise, and the tests that attack it."""
-
     promise: str
     tests: tuple[str, ...]
 
@@ -73,12 +71,10 @@ def guards() -> list[str]:
 
 
 def left_to_long(claim: Claim, results: SuiteResults) -> list[str]:
-    """Return the tests of a claim that did not run because only `make test-long` runs them."""
     return [test for test in claim.tests if results.outcome(test) == "missing" and is_long(test)]
 
 
 def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str]:
-    """Return the reasons why these results do not show a claim. `gate` ignores the long tests."""
     words = {"missing": "did not run", "skipped": SKIPPED, "failed": "failed"}
     later = left_to_long(claim, results) if gate else []
     outcomes = {test: results.outcome(test) for test in claim.tests if test not in later}
@@ -86,8 +82,8 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, for each promise, whether the results show it. The function returns 1 unless the results show all promises
-    for this build.
+    """Print, for each promise, whether the test results show the promise; return 1 unless this build's results show all
+    promises.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.claims", description="Print the claims that the tests have shown."

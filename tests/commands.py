@@ -12,7 +12,6 @@ from medsilo.site.signed import fingerprint
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command of a command line and the checked values of its options, without running it."""
     ctx = _program().make_context("medsilo", _by_options(arguments))
     while isinstance(ctx.command, Commands):
         name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
@@ -21,20 +20,18 @@ def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def joined(text: str) -> str:
-    """Join the lines of each command on a page into one line, as a shell does."""
     return re.sub(r" *\\\n *", " ", text)
 
 
 def processor_seconds(arguments: Sequence[str]) -> float:
-    """Return the processor seconds of a command that must succeed: the minimum of three runs."""
+    """Return the minimum processor time in seconds of three runs of a command, each of which must succeed."""
     seconds = []
     for _ in range(3):
-        before = sum(os.times()[2:4])  # the processor time of ended children
+        before = sum(os.times()[2:4])
         subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True, stdout=subprocess.DEVNULL)
         seconds.append(sum(os.times()[2:4]) - before)
     return min(seconds)
 
 
 def lead_of(release: Path | str) -> str:
-    """Return the fingerprint of the key that signed a release."""
     return fingerprint(json.loads((Path(release) / "release.json").read_text("utf-8"))["key"])

@@ -1,4 +1,4 @@
-"""Fixtures and helpers that all tests share."""
+"""Define fixtures and helpers for all tests."""
 
 import gc
 import hashlib
@@ -37,23 +37,24 @@ from tests.commands import parsed
 from tests.hospital import KEY, NAMES, write_photos
 from tests.junit import BUILD, build_hash
 
-torch.set_num_threads(1)  # a forked test would wait for threads that the child process lacks
+torch.set_num_threads(1)  # a forked test would wait for threads that exist only in the parent process
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]  # methods with one phase and one group
-# methods with an optimizer step at the server
+# methods with one training phase and one group of tensors
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]
+# methods whose server takes an optimizer step
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
-# methods that can train the personal models of FedSM
+# methods that can train FedSM's personal models
 INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]
-# methods with a site-specific network beside the shared network
+# methods with a site-specific network in addition to the shared network
 PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
-# methods in which the server determines the weight of each hospital
+# methods in which the server determines each hospital's weight
 WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]
 METHODS = [
     *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "condistfl", "cyclic", *PERSONAL, "fedmap", "harmofl"),
     *("adafed", "d-adafed", "f-adafed", *FEDSM),
 ]
-# Newer methods, which some tests of all methods run only as slow tests.
+# methods whose tests are mostly slow tests
 NEWER = [
     "silobn",
     "fedrdn",
@@ -67,18 +68,18 @@ NEWER = [
     "fedbabu",
     "fedrod",
 ]
-# Methods that store and send the same tensors as fedper, fine-tuning, scaffold, ditto and fedavg.
+# methods that store and send the same tensors as fedper, fine-tuning, scaffold, ditto or fedavg
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
-MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # most processor seconds of a test in the default run
-BESIDE = 9.0  # factor of tolerance, so that no test fails because of a slow core or other processes
-QUIET = 0.024  # seconds that `pace` measures on the core for which MOST was measured
-LOADED = 100  # if a test is the first to import this many modules, the import time is not counted
+MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # largest processor time of a test in the default run, in seconds
+BESIDE = 9.0  # tolerance factor, so that no test fails because of a slow core or other processes
+QUIET = 0.024  # seconds that `pace` measured on the core for which MOST was chosen
+LOADED = 100  # if a test is the first to import this many modules, the time of imports is not counted
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
 def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = None) -> Plan:
-    """Return a plan that runs in seconds. The plan uses momentum, so that sites have local state in every method."""
+    """Return a plan that runs in seconds; the plan uses momentum, so that sites have local state in every method."""
     values = {
         "algorithm": {"name": method},
         "task": TINY,
@@ -95,15 +96,14 @@ def wanted(command: list[str]) -> Asked:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 
 def pace() -> float:
-    """Return the factor by which this core is slower now than the core for which MOST was measured.
+    """Return the factor by which this core is slower now than the core for which MOST was chosen.
 
-    Other processes slow this core down only at some moments, so the function measures several moments and uses the
-    slowest.
+    Other processes slow a core down only at some moments, so the function measures several moments and returns the
+    largest factor.
     """
 
     def seconds() -> float:
@@ -121,10 +121,7 @@ def files_beside() -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that leaves a file in the repository, and a default test that takes too long.
-
-    The measured processor time hardly depends on other processes.
-    """
+    """Fail a test that leaves a file in the repository, and a default test that takes too much processor time."""
     there, modules, before = files_beside(), len(sys.modules), processor_seconds()
     result = yield
     if left := files_beside() - there:
@@ -139,7 +136,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Turn fsync off, because fsync took a sixth of all tests' time. These tests cut no power, so files survive without
+    """Turn fsync off: fsync took a sixth of all tests' time, and files of a test without a power cut survive without
     fsync.
     """
     with pytest.MonkeyPatch.context() as patch:
@@ -149,7 +146,6 @@ def no_wait_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
-    """Seed the global random generators, so that a test does not depend on other tests."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -157,8 +153,8 @@ def same_draws() -> None:
 
 @pytest.fixture(autouse=True)
 def same_locale() -> Iterator[None]:
-    """Reset the locale after each test. ITK's DICOM writer sets the locale to "C", so later tests would read files as
-    ASCII.
+    """Reset the locale after each test, because ITK's DICOM writer sets the locale to "C", in which a later test would
+    read files as ASCII.
     """
     yield
     locale.setlocale(locale.LC_ALL, "")
@@ -197,12 +193,11 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property(BUILD, build_hash())
 
 
-@pytest.hookimpl(tryfirst=True)  # must run before pytest-xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups afterwards
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that share a fixture of their file in one process, so that the fixture is created once.
+    """Assign tests that share a module's fixture to one process, so that pytest creates the fixture once.
 
-    With several processes, tests marked `first` run first and then the largest groups, so that no long test runs alone
-    at the end.
+    Tests marked `first` run first and then the largest groups, so that no long test runs alone at the end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
@@ -226,20 +221,21 @@ def _longest_first(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects of imported modules from garbage collection, which would otherwise cost 0.6 s each time."""
+    """Exclude the objects of imported modules from garbage collection, because each collection of these objects costs
+    0.6 s.
+    """
     gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
-    """Exclude the remaining objects from pytest's last garbage collections."""
     gc.freeze()
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of real data sets. The data sets may not be redistributed, so tests also run without this
-    folder.
+    """Return the folder of real data sets; tests also run without this folder, because nobody may redistribute the data
+    sets.
     """
     folder = Path(os.environ.get("MEDSILO_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
     if not folder.is_dir():
@@ -253,7 +249,6 @@ def root() -> Path:
 
 
 def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
-    """Run and return a comparison with two seeds."""
     cells = cells_of(plan, [Row.parse(title) for title in titles], [0, 1], [], folder)
     for cell in cells:
         assert run_cell(cell, SiteSettings(device="cpu")) == ""
@@ -264,13 +259,13 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
 
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every hospital in this process one known key, so that all runs draw the same parts."""
+    """Give every hospital the same known key, so that all runs split data alike."""
     monkeypatch.setattr("medsilo.site.query_budget.secrets", SimpleNamespace(token_hex=lambda size: KEY))
 
 
 @pytest.fixture
 def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the sources of secret noise in this process known keys, so that no test of their law fails by chance."""
+    """Give all sources of secret noise known keys, so that no statistical test fails by chance."""
     number = itertools.count()
     key = lambda size: hashlib.sha256(str(next(number)).encode()).digest()[:size]  # noqa: E731
     monkeypatch.setattr("medsilo.privacy.noise.secrets", SimpleNamespace(token_bytes=key))
@@ -278,15 +273,13 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a hospital's photographs of two classes, with one photograph of each patient. Tests must not change the
-    photographs.
-    """
+    """Write photographs of two classes, with one photograph of each patient; tests must not change the photographs."""
     return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Compare methods with panels in their reports, on images with masks. Tests must not change the comparison."""
+    """Compare methods with panels in their reports, on images with masks; tests must not change the comparison."""
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
@@ -294,7 +287,6 @@ def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 @contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system of this size."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
@@ -302,14 +294,13 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if folder.is_mount():  # the night test restores a server on another disk
+        if folder.is_mount():
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture
 def fresh_spills(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Separate a test's memory-mapped files from those of other tests."""
-    gc.collect()  # objects of an earlier test release their files now
+    gc.collect()
     monkeypatch.setattr(_File, "spare", own := list[int]())
     yield
     gc.collect()
@@ -324,10 +315,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a single test that runs all cases; a case has a value for every name. The test reports all failures
-    together.
+    """Make a single test that runs all cases and reports all failures together.
 
-    The decorator is for cases without special fixtures, because fixtures are created once for all cases.
+    The decorator is for cases without special fixtures, because all cases share one set of fixtures.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -350,9 +340,8 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark a parameter's cases as slow, except the cases in `fast`.
-
-    If `slow` is given, cases in neither collection are marked as long.
+    """Mark a parameter's cases as slow, except the cases in `fast`; if `slow` is given, mark cases in neither
+    collection as long.
     """
 
     def of(case: Any) -> Any:
@@ -366,5 +355,4 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] 
 
 
 def all_but_newer(*methods: str) -> list[Any]:
-    """Return these methods as a parameter's cases, with the newer methods marked as slow."""
     return slow_but([method for method in methods if method not in NEWER], methods)

@@ -24,7 +24,7 @@ def write_series(
     shuffled: int = 0,
     **changes: Any,
 ) -> list[Path]:
-    """Write a volume [D, H, W] of integers as CT slices. The function returns the files in spatial order."""
+    """Write a volume [D, H, W] of integers as CT slices, and return the files in spatial order."""
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
     turn = affine[:3, :3] / lengths
     study, series, frame = (generate_uid() for _ in range(3))
@@ -69,7 +69,6 @@ def write(elements: Dataset, path: Path) -> None:
 
 
 def change(path: Path, **changes: Any) -> None:
-    """Change elements of a file; None removes an element."""
     elements = pydicom.dcmread(path)
     for key, value in changes.items():
         if value is None:
@@ -80,7 +79,7 @@ def change(path: Path, **changes: Any) -> None:
 
 
 def write_segmentation(path: Path, files: Iterable[Path], labels: np.ndarray, names: Mapping[int, str]) -> None:
-    """Write a SEG of labels [D, H, W] on slices, with highdicom only."""
+    """Write a DICOM SEG of labels [D, H, W] with highdicom."""
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
@@ -114,7 +113,7 @@ def write_segmentation(path: Path, files: Iterable[Path], labels: np.ndarray, na
 
 
 def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[np.ndarray]]) -> None:
-    """Write an RTSTRUCT: for each structure polygons [n, 3] in millimetres."""
+    """Write a DICOM RTSTRUCT from polygons [n, 3] in millimetres."""
     image = pydicom.dcmread(files[0], stop_before_pixels=True)
     drawn = Dataset()
     drawn.SOPClassUID, drawn.SOPInstanceUID, drawn.Modality = STRUCTURES, generate_uid(), "RTSTRUCT"
@@ -143,7 +142,6 @@ def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[
 def write_study(
     folder: Path, patient: str, seed: int, label: str = "ball", shape: tuple[int, int, int] = (7, 12, 12)
 ) -> list[Path]:
-    """Write a CT study that contains a ball, and the ball's segmentation, in separate folders; returns the slices."""
     spacing = (1.5, 1.5, 2.5)
     values, mask = ball(shape, spacing, seed)
     files = write_series(folder / "A" / "series", np.rint(values * 100), affine_of(spacing), patient, seed)
@@ -220,7 +218,6 @@ def _element_claims(files: list[Path]) -> None:
     files[0].write_bytes(bytes(data))
 
 
-# By name of the damage: a function that damages files, and the message that results.
 DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "missing": (lambda files: files[5].unlink(), "uneven distances|lack slices"),
     "end missing": (lambda files: files[-1].unlink(), "lack slices that their segmentation refers to"),

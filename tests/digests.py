@@ -3,7 +3,8 @@
     python -m tests.digests             # record the digests again, after an intended change of numbers
     python -m tests.digests METHOD...   # record the digests of new methods
 
-A processor that adds in another order gives other bits. On such a processor, the tests compare the norms of tensors.
+A processor that adds in another order produces other digests. On a processor with another order of addition, the tests
+compare the norms of tensors.
 
 A small computation without medsilo detects such a processor.
 """
@@ -69,7 +70,7 @@ VARIANTS = {  # variants of methods with a separate code path
 }
 UNSEALED = {"local", "cyclic", "fedmap", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
 SEALED = [method for method in shared.METHODS if method not in UNSEALED]
-VARIANTS |= {  # masks are random in each run, but their sums have the same bits
+VARIANTS |= {  # masks are random in each run, but sums of masked tensors have the same bits
     f"{method}, sealed": ("synthetic-activity", method, ["secure_aggregation.mode=pairwise"]) for method in SEALED
 }
 CASES: dict[str, tuple[str, str, list[str]]] = {
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         f"{method}, {task}": (task, method, [])
         for method in [*shared.METHODS, "central"]
         for task in SMALL
-        if (method, task) != ("fedrod", "synthetic-prostate")  # fedrod needs classes
+        if (method, task) != ("fedrod", "synthetic-prostate")  # fedrod needs a task with classes
     },
     **VARIANTS,
 }
@@ -94,7 +95,6 @@ def one_thread() -> Iterator[None]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return one digest of the names, types, shapes and bits of tensors."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -104,13 +104,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> float:
-    """Return the sum of the tensors' absolute values, which is nearly the same on another processor."""
+    """Return the sum of the tensors' absolute values, which is nearly the same on every processor."""
     return sum(float(tensor.double().abs().sum()) for tensor in tensors.values())
 
 
 def this_processor() -> str:
-    """Return the bits of a small training run without medsilo's code. The bits are equal on processors that add in the
-    same order.
+    """Return the bits of a small training run without medsilo; the bits are equal on processors that add in the same
+    order.
     """
     with one_thread():
         random = torch.Generator().manual_seed(7)
@@ -131,7 +131,6 @@ def this_processor() -> str:
 
 
 def left_by(case: str) -> dict[str, Any]:
-    """Return the digest and norm of every tensor file that a case's study writes, and its scores."""
     task, method, changes = CASES[case]
     short = ["training.rounds=3"] if method == "f-adafed" else []
     plan = shared.make_plan(method, f"task.name={task}", *SMALL[task], *short, *changes)
@@ -153,7 +152,6 @@ def left_by(case: str) -> dict[str, Any]:
 
 
 def main(methods: Sequence[str]) -> None:
-    """Write the digests of all cases; if methods are given, only of the cases with these methods."""
     chosen = [case for case, (_, method, _) in CASES.items() if not methods or method in methods]
     known = json.loads(FILE.read_text("utf-8"))["cases"] if methods else {}
     found = {"processor": this_processor(), "cases": {**known, **{case: left_by(case) for case in chosen}}}

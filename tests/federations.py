@@ -1,4 +1,4 @@
-"""Draw random federations for nnU-Net's planner: hospitals' cases as arrays, and nnU-Net's results for the pooled
+"""Draw random federations for nnU-Net's planner, with hospitals' cases as arrays, and nnU-Net's results for the pooled
 cases.
 """
 
@@ -15,7 +15,7 @@ from medsilo_nnunet.fingerprint import DIGITS, PERCENTILES, CaseFacts
 from medsilo_nnunet.question import SegmentationQuestion
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")
-PROTOCOLS = {  # spacing along each axis in scanner protocols
+PROTOCOLS = {  # voxel spacing along each axis, for each scanner protocol
     "ct": [(5, 0.703125, 0.703125), (2.5, 0.8203125, 0.8203125), (1.25, 0.9765625, 0.9765625), (3, 0.75, 0.75)],
     "mr": [(1, 1, 1), (1.2, 0.9375, 0.9375), (0.9, 0.48828125, 0.48828125), (1.0999994, 0.5, 0.5)],
     "anisotropic": [(10, 1.5625, 1.5625), (5, 1.25, 1.25), (6.6, 0.68359375, 0.68359375), (8, 0.7, 0.7)],
@@ -25,8 +25,6 @@ PROTOCOLS = {  # spacing along each axis in scanner protocols
 
 @dataclass(frozen=True)
 class Federation:
-    """The cases of each hospital, and the task of the study."""
-
     question: SegmentationQuestion
     samples: int
     hospitals: dict[str, list[CaseFacts]]
@@ -37,7 +35,6 @@ class Federation:
 
 
 def federation(number: int, least: int = 1) -> Federation:
-    """Return a federation; each hospital has at least `least` cases."""
     drawn = np.random.default_rng(number)
     kind = KINDS[number % len(KINDS)]
     channels = {"ct": ("CT",), "two modalities": ("T1", "CT")}.get(kind, ("FLAIR",))
@@ -66,7 +63,7 @@ def _case(drawn: np.random.Generator, kind: str, channels: Sequence[str], sample
         size[0] = 1
     around = size + drawn.integers(0, 30, 3) * (size > 1)
     scale = float(drawn.choice([0.001, 1, 700]))
-    empty = drawn.uniform() < 0.05  # a case without a structure
+    empty = drawn.uniform() < 0.05
     intensities = [
         drawn.normal(40, 300, 0 if empty else samples).round().astype(np.float32)
         if channel == "CT"
@@ -77,7 +74,6 @@ def _case(drawn: np.random.Generator, kind: str, channels: Sequence[str], sample
 
 
 def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
-    """Compute nnU-Net's fingerprint of pooled cases from its definition."""
     channels = {}
     for number in range(len(cases[0].intensities)):
         numbers = np.concatenate([case.intensities[number] for case in cases]).astype(np.float64)
@@ -102,7 +98,7 @@ def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
 def intensities_are_near(
     own: Mapping[str, Any], pooled: Mapping[str, Any], cases: Sequence[CaseFacts], rounding: float = 1e-12
 ) -> None:
-    """Assert the bound that docs/research/nnunet.md states. `rounding` is the precision of the values in `pooled`."""
+    """Assert the bound that docs/research/nnunet.md states; `rounding` is the precision of the values in `pooled`."""
     key = "foreground_intensity_properties_per_channel"
     assert own[key].keys() == pooled[key].keys()
     for number, wanted in pooled[key].items():
@@ -130,7 +126,7 @@ def write_volumes(
     affine = np.diag([*spacing, 1.0])
     for case in cases:
         size = drawn.integers(most // 3, most, 3)
-        inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))  # preprocessing keeps this
+        inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))
         label = np.zeros(size, np.uint8)
         label[inside] = drawn.uniform(size=label[inside].shape) < 0.2
         nibabel.save(nibabel.Nifti1Image(label, affine), folder / "labelsTr" / f"{case}.nii.gz")

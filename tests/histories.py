@@ -1,9 +1,10 @@
-"""Random histories of a hospital's studies for tests of its ledger: processes die, resume, fork and run in parallel.
+"""Generate random histories of a hospital's studies to test the hospital's ledger: processes die, resume, fork and run
+in parallel.
 
-Every attempt at an answer runs in a new process. At a random line of the code that writes, the process ends at once
-(without `finally`, without a flush).
+Every attempt at an answer runs in a new process, which may end at a random line of the writing code, without `finally`
+and flush.
 
-Two parallel attempts alternate after numbers of lines that the seed determines, so that a seed always gives the same
+Two parallel attempts take turns after numbers of lines that the seed determines, so that a seed always gives the same
 history.
 """
 
@@ -36,14 +37,12 @@ TRACED = (
     "tests/histories.py",
 )
 DATA = "0123456789abcdef"
-MOST_LINES = 900  # most lines of the writing code in one attempt at an answer
-LONGEST_TURN = 200  # most lines before the other process continues
+MOST_LINES = 900  # most lines of the ledger's writing code in one attempt at an answer
+LONGEST_TURN = 200  # most lines of code that a process runs before its parallel process continues
 
 
 @dataclass(frozen=True)
 class Job:
-    """A study at the hospital: its folder, and the privacy cost of each of its answers."""
-
     root: Path
     study: str
     of: Gaussian | SampledGaussian
@@ -63,7 +62,6 @@ class Job:
         return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
-        """Answer one request as a participant does. `version` identifies the tensors in the request."""
         account = self.account()
         request = StudyMessage({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
         reply = account.again(request)
@@ -83,7 +81,6 @@ class Job:
         os.close(descriptor)
 
     def left(self) -> dict[str, list[float]]:
-        """Return the sent answers, without answers that were sent again."""
         found: dict[str, list[float]] = {}
         for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
             _, attempt, values = json.loads(line)
@@ -91,14 +88,12 @@ class Job:
         return found
 
     def usable_states(self) -> list[str]:
-        """Return the attempts whose saved state can be used by a later answer."""
         account = self.account()
         attempts = [load_facts(path)["attempt"] for path in self.folder.glob("state-*.safetensors")]
         return [attempt for attempt in attempts if account.counts(attempt)]
 
 
 def dying(work: Callable[[], None], lines: int | None) -> int:
-    """Start a function in a process that dies after `lines` lines of the writing code; return the process id."""
     child = os.fork()
     if child:
         return child
@@ -124,15 +119,12 @@ def dying(work: Callable[[], None], lines: int | None) -> int:
 
 
 class TakingTurns:
-    """A process that runs a given number of lines of the writing code, and may die at any line."""
-
     def __init__(self, work: Callable[[], None], lines: int | None) -> None:
         self.turns, its = socket.socketpair()
         self.child = dying(lambda: self._live(work, lines, its), None)
         its.close()
 
     def go(self, lines: int) -> bool:
-        """Let the process run some lines; return True if the process is still alive."""
         try:
             self.turns.sendall(lines.to_bytes(2, "big"))
             lives = bool(self.turns.recv(1))
@@ -176,7 +168,6 @@ class TakingTurns:
 
 
 def at_once(works: list[tuple[Callable[[], None], int | None]], draw: random.Random) -> list[int]:
-    """Run functions in processes that alternate; return the exit status of each."""
     own = [TakingTurns(work, lines) for work, lines in works]
     alive = list(own)
     while alive:
@@ -204,14 +195,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class History:
-    """A history: its jobs, and the number of requests that the server changed after a process had died."""
-
     jobs: list[Job]
     asked_anew: int
 
 
 def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> History:
-    """Run a history. All studies are resumed until they end."""
     draw = random.Random(seed)
     rounds = draw.randint(2, 4)
     turns = [Turn(Job(root, f"study{n}", draw.choice(MECHANISMS), demands)) for n in range(draw.randint(1, 2))]
@@ -231,7 +219,7 @@ def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> H
             if code == 0:
                 turn.number, turn.version = turn.number + 1, turn.version + 1
             elif draw.random() < 0.05:
-                turn.version += 1  # the server repeats a round with another model
+                turn.version += 1
                 asked_anew += 1
         if forks and draw.random() < 0.3:
             forks -= 1

@@ -11,13 +11,13 @@ import numpy as np
 import SimpleITK
 from nibabel import orientations
 
-KEY = "5e" * 32  # a hospital's key
-NAMES = [f"p{number}" for number in range(60)]  # names of patients
+KEY = "5e" * 32
+NAMES = [f"p{number}" for number in range(60)]
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def split_of(key: str) -> int:
-    """Return the random number with which a hospital draws the patients' parts if it has this key."""
+    """Return the random number with which a hospital with this key splits the patients."""
     return int.from_bytes(hmac.digest(bytes.fromhex(key), b"split", "sha256")[:8], "big") >> 1
 
 
@@ -32,7 +32,7 @@ class Volume:
 
 
 def write_volume(path: Path, volume: Volume, stored_as: str = "LPS") -> None:
-    """Write a NIfTI file whose voxel axes run in the order and directions of `stored_as`, for example "RAS", "PIR"."""
+    """Write a NIfTI file whose voxel axes have the order and directions of `stored_as`, for example "RAS" or "PIR"."""
     affine = RAS_TO_LPS @ volume.affine
     image = nibabel.Nifti1Image(volume.values.transpose(2, 1, 0), affine)
     turn = orientations.ornt_transform(orientations.axcodes2ornt("LPS"), orientations.axcodes2ornt(tuple(stored_as)))
@@ -43,7 +43,7 @@ def write_volume(path: Path, volume: Volume, stored_as: str = "LPS") -> None:
 
 
 def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a volume [D, H, W] of noise with a ball of 7 mm at a random place, and the ball's mask."""
+    """Return a noise volume [D, H, W] with a ball of 7 mm radius at a random position, and the ball's mask."""
     random = np.random.default_rng(seed)
     lengths = np.array(spacing[::-1])
     extent = np.array(shape) * lengths
@@ -54,7 +54,7 @@ def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed:
 
 
 def affine_of(spacing: tuple[float, float, float], tilt: float = 5.0) -> np.ndarray:
-    """Return an affine [4, 4] in LPS that is tilted and shifted from the scanner's centre."""
+    """Return an affine [4, 4] in LPS that is tilted, and shifted from the scanner's centre."""
     angle = np.deg2rad(tilt)
     affine = np.eye(4)
     affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
@@ -85,7 +85,6 @@ def write_pixels(path: Path, pixels: np.ndarray) -> None:
 
 
 def photograph(seed: int, size: tuple[int, int] = (30, 40)) -> tuple[np.ndarray, np.ndarray]:
-    """Return RGB pixels with a bright square, and the square's mask of 0 and 255."""
     random = np.random.default_rng(seed)
     mask = np.zeros(size, np.uint8)
     down, across = (random.integers(2, length - 12) for length in size)
@@ -104,7 +103,6 @@ def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str
 
 
 def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
-    """Write one image of each patient in two classes; with `parts`, also write a table of the patients' parts."""
     rows = []
     for number, name in enumerate(names):
         if not (folder / f"images/{name}.png").exists():

@@ -24,8 +24,6 @@ __all__ = ["Loop", "StudyResult", "run"]
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A finished study."""
-
     plan: Plan
     root: Path
     history: list[Round]
@@ -33,7 +31,7 @@ class StudyResult:
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
-        """Return every site's model after the last round; the first use reads the models from the sites' folders."""
+        """Return every site's model after the last round, read from the sites' folders at the first use."""
         pooled = self.plan.algorithm.pooled
         return {
             site: _last_model(self.plan, paths.site_folder(self.root, POOL if pooled else site))
@@ -42,7 +40,6 @@ class StudyResult:
 
 
 def run(plan: Plan, *, folder: Path | None = None, **how: Any) -> StudyResult:
-    """Run a plan over its sites, as `medsilo_lab.engines.inprocess.run` does."""
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         record = inprocess.run(plan, folder=root, **how)

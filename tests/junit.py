@@ -1,4 +1,4 @@
-"""Read results of tests from the JUnit XML that pytest writes."""
+"""Read test results from the JUnit XML that pytest writes."""
 
 import hashlib
 import re
@@ -14,27 +14,22 @@ from medsilo.core.package import PLACE, facts_of
 from medsilo.core.text import plain
 
 LARGEST = 100_000_000  # most bytes of a JUnit file
-LONGEST_REASON = 300  # most bytes of the reason for a failure
-BEHIND = r"[\[(@]"  # the beginning of a test's parameters, or of its pytest-xdist group
-BUILD = "medsilo"  # the property with the tested package's hash
+LONGEST_REASON = 300  # most characters of the reason for a failure
+BEHIND = r"[\[(@]"  # characters that begin a test's parameters or pytest-xdist group
+BUILD = "medsilo"  # the JUnit property with the tested package's hash
 Outcome = Literal["passed", "failed", "skipped", "missing"]
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of one test, with one set of parameters."""
-
-    test: str  # tests/unit/project/test_docs.py::test_links, without the parameters
-    name: str  # test_links[page]
+    test: str  # for example tests/unit/project/test_docs.py::test_links, without parameters
+    name: str  # for example test_links[page]
     outcome: Outcome
     reason: str
 
 
 class SuiteResults:
-    """The test results of one run, whose results may be in several files."""
-
     def __init__(self, cases: Iterable[CaseResult], builds: Iterable[str] = ()) -> None:
-        """`builds` are the hashes of the tested packages in the files; "" stands for a file without a hash."""
         self.cases, self.builds = list(cases), set(builds)
         self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
         for case in self.cases:
@@ -44,7 +39,6 @@ class SuiteResults:
         return self._by_test.get(test, [])
 
     def outcome(self, test: str) -> Outcome:
-        """Return a test's worst outcome among all its sets of parameters."""
         found = {case.outcome for case in self.of(test)}
         outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
         return next((outcome for outcome in outcomes if outcome in found), "missing")
@@ -60,7 +54,6 @@ def build_hash() -> str:
 
 
 def read_junit(*paths: Path) -> SuiteResults:
-    """Return the results in these files, and the tested builds that they name."""
     roots = [_root(path) for path in paths]
     cases = (_case(element) for root in roots for element in root.iter("testcase"))
     return SuiteResults(cases, (_build(root) for root in roots))
@@ -83,7 +76,7 @@ def _build(root: ElementTree.Element) -> str:
 
 def _case(element: ElementTree.Element) -> CaseResult:
     name, module = plain(element.get("name", "")), element.get("classname", "")
-    if not module:  # a file that could not be imported
+    if not module:
         name, module = "import", name
     test = f"{module.replace('.', '/')}.py::{re.split(BEHIND, name)[0]}"
     failed = next((child for kind in ("failure", "error") if (child := element.find(kind)) is not None), None)
@@ -96,7 +89,6 @@ def _case(element: ElementTree.Element) -> CaseResult:
 
 
 def _reason(element: ElementTree.Element) -> str:
-    """Return pytest's message about a failed test, or the error of a file that could not be imported."""
     said = element.get("message") or ""
     raised = [line[1:] for line in (element.text or "").splitlines() if line.startswith("E ")]
     return plain(raised[-1] if said == "collection failure" and raised else said, LONGEST_REASON)

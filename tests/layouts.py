@@ -17,7 +17,6 @@ RANDOM = np.random.default_rng
 
 
 def nested(choices: Choices) -> dict[str, Any]:
-    """Return the values of choices, whose names are dotted keys, as nested mappings."""
     values: dict[str, Any] = {}
     for name, (value, _) in choices.items():
         section, _, key = name.rpartition(".")
@@ -59,7 +58,7 @@ def camelyon17(folder: Path) -> Path:
     return folder
 
 
-SQUARE = ((8, 6), (19, 6), (19, 17), (8, 17))  # a nucleus of 12 x 12 pixels, corners (x, y)
+SQUARE = ((8, 6), (19, 6), (19, 17), (8, 17))  # corners (x, y) of a nucleus of 12 x 12 pixels
 
 
 def xml(path: Path, classes: dict[str, tuple] = {"Epithelial": SQUARE}, head: str = "") -> None:  # noqa: B006
@@ -136,7 +135,7 @@ def prostate(folder: Path, patients: int = 5, site: str = "ISBI_1.5", ending: st
     for patient in range(patients):
         values = RANDOM(patient).integers(0, 900, (7, 24, 20), dtype=np.int16)
         mask = np.zeros(values.shape, np.uint8)
-        mask[:6, 8:16, 6:14] = 1 + patient % 2  # the first slice of the volume also shows the prostate
+        mask[:6, 8:16, 6:14] = 1 + patient % 2
         if site == "I2CVB":
             for kind, array in (("Image", values), ("Mask", mask)):
                 volume(folder / site / kind / f"p{patient}{ending}", array)
@@ -148,7 +147,6 @@ def prostate(folder: Path, patients: int = 5, site: str = "ISBI_1.5", ending: st
 
 
 def eye(greys: tuple[int, int, int]) -> np.ndarray:
-    """Return an image [32, 28] whose background, rim and cup have these grey levels."""
     labels = np.zeros((32, 28), int)
     labels[8:24, 6:22], labels[12:20, 10:18] = 1, 2
     return np.array(greys, np.uint8)[labels]
@@ -203,7 +201,7 @@ def pamap2(folder: Path) -> Path:
         table[:, 0], table[:, 1] = 0.01 * np.arange(len(activity)), activity
         table[:, 3:] = RANDOM(subject).normal(0, 1, (len(activity), 51))
         table[:, CHANNELS] += activity[:, None]
-        table[5::7, 4:7] = np.nan  # missing values, as if the wrist sensor lost some packets
+        table[5::7, 4:7] = np.nan  # missing values, as if the wrist sensor had lost some packets
         np.savetxt(folder / f"subject{subject}.dat", table, fmt="%.5g")
     return folder
 
@@ -230,8 +228,6 @@ def organ_mnist(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Layout:
-    """A data set in one layout, and its reader."""
-
     make: Callable[[Path], Path]
     task: dict[str, Any]
     sites: list[str]

@@ -6,6 +6,5 @@ from medsilo.mixing.mixers import Aggregator
 
 
 def result_of(mixer: Aggregator, site: str) -> dict[str, Tensor]:
-    """Close the round and return the site's next tensors."""
     mixer.finish()
     return mixer.current(site)

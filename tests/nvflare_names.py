@@ -1,13 +1,12 @@
-"""List the NVFlare names that medsilo uses, and the keys of files that medsilo and NVFlare both read.
+"""List the NVFlare names that medsilo uses, and the keys of files that both medsilo and NVFlare read.
 
     python -m tests.nvflare_names --write   # record the names that the source uses now
     python -m tests.nvflare_names --known   # record the installed NVFlare's code that nvflare_reliability patches
 
-tests/federation/test_nvflare_names.py compares the file with the source, and the installed NVFlare with the file. After
-an upgrade of NVFlare, the test lists the names that NVFlare has removed.
+tests/federation/test_nvflare_names.py compares the recorded list with medsilo's source and with the installed NVFlare.
+After an upgrade of NVFlare, the test prints the names that NVFlare has removed.
 
-Tests of studies check how NVFlare behaves under these names. The file tests/federation/test_patches.py checks NVFlare's
-internal objects.
+tests/federation/test_patches.py checks NVFlare's internal objects.
 """
 
 import inspect
@@ -42,7 +41,6 @@ BY_HAND = {
 
 
 def stands(use: str) -> bool:
-    """Return True if a dotted name exists in the installed NVFlare."""
     before, *parts = use.split(".")
     found: Any = import_module(before)
     for part in parts:
@@ -61,21 +59,18 @@ def stands(use: str) -> bool:
 
 
 def used() -> set[str]:
-    """Return the source's uses of NVFlare, without attributes of subclasses that NVFlare passes to medsilo."""
     found = {use for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py") for use in uses_of(path)}
     return {use for use in found if stands(use)} | {f"{MODULES}.{name}" for name in BY_HAND}
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key that NVFlare reads from medsilo's files, or that medsilo reads from NVFlare's files."""
-
     text: str
     means: str
 
 
 KEYS = (
-    # Keys of meta.json and of the configurations of a job (flare/jobs.py).
+    # Keys of a job's meta.json and configurations (flare/jobs.py).
     Key("min_clients", "the job waits for so many hospitals"),
     Key("resource_spec", "what the job asks of a hospital's resource manager: nothing"),
     Key("deploy_map", "which parties get the job's app"),
@@ -131,7 +126,6 @@ KEYS = (
     Key("--config", "of `nvflare deploy prepare`"),
     Key("--output", "of `nvflare deploy prepare`"),
 )
-# Classes that medsilo's files name.
 PATHS = (
     "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
     "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
@@ -146,21 +140,19 @@ PATHS = (
 
 
 def texts_of_nvflare() -> str:
-    """Return the texts of all of NVFlare's files, except its list of licences."""
     root = Path(str(import_module(MODULES).__file__)).parent
     files = (path for path in root.rglob("*") if path.suffix in {".py", ".yml", ".sh", ".json", ".default"})
     return "\n".join(path.read_text("utf-8", "replace") for path in sorted(files))
 
 
 def lost_keys(said: str) -> Iterator[str]:
-    """Yield the keys that no longer occur in NVFlare's files."""
     for key in KEYS:
         if not re.search(rf"(?<![\w.]){re.escape(key.text)}(?![\w])", said) and key.text.partition(":")[0] not in said:
             yield f"{key.text!r} is gone; we rely on it: {key.means}"
 
 
 def add_installed() -> None:
-    """Add the installed NVFlare to the known versions, after all tests have passed with it."""
+    """Add the installed NVFlare to the supported versions, after all tests have passed with this version."""
     known = json.loads(KNOWN.read_text("utf-8")) if KNOWN.exists() else {}
     places = sorted({place for own in PLACES.values() for place in own})
     for place in places:
@@ -169,7 +161,6 @@ def add_installed() -> None:
 
 
 def main() -> int:
-    """Write the used names, or print the used names that the installed NVFlare lacks; returns 1 if it lacks a name."""
     if "--write" in sys.argv[1:]:
         RECORDED.write_text(json.dumps(sorted(used()), indent=0) + "\n", "utf-8")
         return 0

@@ -1,11 +1,12 @@
 """Find a source file's uses of NVFlare: the imports from NVFlare, and the attributes that the file reads from imported
 names.
 
-A use is a chain of names from an imported name. `nvflare.apis.fl_context.FLContext.get_engine.get_clients` is a call of
-`get_clients` on the result of a context's `get_engine`.
+A use is a chain of names that starts with an imported name. For example,
+`nvflare.apis.fl_context.FLContext.get_engine.get_clients` is a call of `get_clients` on the result of a context's
+`get_engine`.
 
-The parser infers a variable's type from the variable's annotation, assignments and loops. The parser treats an
-attribute of `self` in the same way, and also searches the NVFlare base of the class for the attribute.
+The parser infers a variable's type from annotations, assignments and loops. For an attribute of `self`, the parser also
+searches the NVFlare base of the class.
 """
 
 import ast
@@ -17,22 +18,20 @@ from importlib import import_module
 from pathlib import Path
 
 PLATFORM = "nvflare"
-HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # calls whose result contains the argument's elements
-# These attributes return plain data, whose methods belong to Python.
+HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}
+# Attributes that return plain data, whose methods belong to Python and not to NVFlare.
 PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "get_job_meta"}
 PLAIN |= {"HEADER_STRUCT", "__name__"}
-Known = dict[str, str]  # by variable: its chain of names
+Known = dict[str, str]
 
 
 class Uses(ast.NodeVisitor):
-    """The uses of NVFlare in one file, as chains of names."""
-
     def __init__(self, path: Path) -> None:
         self.found: set[str] = set()
-        self.set: set[str] = set()  # attributes that the file sets on NVFlare's objects
+        self.set: set[str] = set()
         self.known: Known = {}
-        self.bases: list[str] = []  # bases of the current class
-        self.own: set[str] = set()  # names that the current class defines
+        self.bases: list[str] = []
+        self.own: set[str] = set()
         tree = ast.parse(path.read_text("utf-8"))
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -57,10 +56,9 @@ class Uses(ast.NodeVisitor):
                     self.found.add(name)
 
     def chain(self, node: ast.AST | None) -> str | None:
-        """Return the chain of names that an expression refers to."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id)
-        if isinstance(node, ast.Constant):  # an annotation in quotes
+        if isinstance(node, ast.Constant):
             return self.known.get(node.value) if isinstance(node.value, str) else None
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
@@ -72,7 +70,7 @@ class Uses(ast.NodeVisitor):
             return self.chain(node.value)
         if isinstance(node, ast.BoolOp):
             return next(filter(None, map(self.chain, node.values)), None)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # an annotation with `| None`
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return self.chain(node.left) or self.chain(node.right)
         return None
 
@@ -92,7 +90,6 @@ class Uses(ast.NodeVisitor):
         return f"{before}.{node.attr}" if before else None
 
     def learn(self, target: ast.AST, chain: str | None) -> None:
-        """Record that a variable refers to a chain."""
         if chain and isinstance(target, ast.Name):
             self.known[target.id] = chain
         if chain and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
@@ -141,14 +138,14 @@ class Uses(ast.NodeVisitor):
         self.bases = [chain for base in node.bases if (chain := self.chain(base))]
         methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
         self.own = methods | {target.attr for target in ast.walk(node) if _is_set_on_self(target)}
-        for name in sorted(methods):  # methods that NVFlare calls
+        for name in sorted(methods):
             self.found |= {f"{base}.{name}" for base in self.bases if name != "__init__" and has(base, name)}
         self.known = dict(self.known)
-        for part in node.body:  # fields
+        for part in node.body:
             if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                 self.own.add(part.target.id)
                 self.learn(ast.Attribute(ast.Name("self"), part.target.id), self.chain(part.annotation))
-        # An attribute that one method sets is used in other methods, which may come first in the file.
+        # Methods may use an attribute that a later method of the class sets.
         for part in ast.walk(node):
             if isinstance(part, ast.FunctionDef):
                 self._learn_arguments(part)
@@ -185,8 +182,8 @@ def _is_set_on_self(node: ast.AST) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Return True if a dotted name is a module. A module that cannot be imported because of a missing name is an
-    error.
+    """Return True if a dotted name is a module; raise an error if the module exists but cannot be imported because of a
+    missing name.
     """
     try:
         import_module(name)
@@ -196,7 +193,6 @@ def is_module(name: str) -> bool:
 
 
 def has(chain: str, name: str) -> bool:
-    """Return True if the class at the end of a chain, or an instance of the class, has this attribute."""
     module, _, cls = chain.rpartition(".")
     found = getattr(import_module(module), cls, None) if is_module(module) else None
     if not inspect.isclass(found):
@@ -206,7 +202,6 @@ def has(chain: str, name: str) -> bool:
 
 @cache
 def _of_instances(cls: type) -> frozenset[str]:
-    """Return the attributes that a class's source sets on its instances, or annotates."""
     names: set[str] = set()
     for own in cls.__mro__:
         names |= set(getattr(own, "__annotations__", ()))
@@ -217,7 +212,6 @@ def _of_instances(cls: type) -> frozenset[str]:
 
 
 def returned(chain: str | None) -> str | None:
-    """Return the NVFlare class that a call's annotation names, or else the chain itself."""
     if not chain:
         return None
     module, _, name = chain.rpartition(".")
@@ -229,6 +223,5 @@ def returned(chain: str | None) -> str | None:
 
 
 def uses_of(path: Path) -> Iterator[str]:
-    """Yield the longest chains of names in a file, without their prefixes."""
     found = Uses(path).found
     yield from (chain for chain in found if not any(other.startswith(f"{chain}.") for other in found))

@@ -2,11 +2,11 @@
 
     python -m tests.one_run [--canaries 600]
 
-A canary is a synthetic patient; a coin toss decides for each canary whether it is in the folder. The study runs
-medsilo's code, from the files to the released model.
+Canaries are synthetic patients; a coin toss for each canary decides whether the hospital's folder contains the canary.
+The study runs medsilo's code, from the files to the released model.
 
-The guesser knows the other patients, all canaries and the initial weights. The number of right guesses gives a lower
-bound on ε, which must stay below the claim.
+The guesser knows all other patients, all canaries and the initial weights. The number of right guesses gives a lower
+bound on ε, which must stay below medsilo's claimed ε.
 """
 
 import argparse
@@ -37,18 +37,16 @@ from tests import inprocess
 from tests.hospital import KEY, split_of, write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
-HOPED = 0.1  # fraction of the charged noise with which guesses are best
-OTHERS = 20  # patients who are always in the folder
+HOPED = 0.1  # fraction of the charged noise for which the guesser is optimised
+OTHERS = 20
 SHARES, SPLIT = (0.6, 0.2, 0.2), split_of(KEY)
 SIGNALS, WINDOW = 8, 32  # number of signals in a recording, which is also the number of classes; length of a recording
-SIDE = 8  # side of a photograph
+SIDE = 8  # width and height of a photograph in pixels
 Write = Callable[[Path, list[str], int], None]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: the function that writes the hospital's folder, and the objective."""
-
     write: Write
     task: dict[str, Any]
     network: dict[str, Any]
@@ -109,8 +107,6 @@ def kinds(canaries: int) -> dict[str, Kind]:
 # ---------------------------------------------------------------------------------------------------- the run
 @dataclass(frozen=True)
 class Found:
-    """The guesses of one run, and the claimed ε."""
-
     canaries: int
     guesses: int
     right: int
@@ -126,10 +122,10 @@ class Found:
 
 
 def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
-    """Run a study with about half of the canaries, and guess which canaries are included.
+    """Run a study with about half of the canaries, and guess which canaries the study included.
 
-    `noise` is a factor on the charged noise; other values than 1 make the mechanism wrong. `seed` determines coins and
-    noise, so that a test gives the same result again.
+    `noise` multiplies the charged noise; values below 1 make the mechanism wrong. `seed` determines coins and noise, so
+    that a test gives the same result again.
     """
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     others, every = trained("p", OTHERS), trained("c", canaries)
@@ -145,7 +141,7 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
     update = torch.cat([(left[name] - own).flatten() for name, own in model.named_parameters()]).detach().double()
     known, gradients, deviation = _gradients(plan, root, kind, every)
     summed = -update * (plan.training.batch_size - canaries + len(present)) / plan.training.learning_rate - known
-    # The most likely set of canaries, if each canary is in the folder with probability one half.
+    # The most likely set of canaries, if the folder contains each canary with probability one half.
     spread = (HOPED * deviation / 0.5) ** 2 * torch.eye(canaries, dtype=torch.float64)
     scores = torch.linalg.solve(gradients @ gradients.T + spread, gradients @ summed + spread.sum(1) / 2).numpy()
     guesses = canaries * 3 // 10
@@ -155,7 +151,6 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
 
 
 def trained(letter: str, count: int) -> list[str]:
-    """Return `count` names of patients who are in the training data."""
     found = (f"{letter}{n}" for n in range(20 * count + 200))
     return [name for name in found if part_alone(name, SHARES, SPLIT) == "train"][:count]
 
@@ -190,9 +185,6 @@ def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:
 
 
 def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the sum of the other patients' clipped gradients, each canary's gradient, and the noise. medsilo computes
-    the gradients from files.
-    """
     place = SiteContext(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
     participant = training_site(place).participant
     private = participant.trainer.private
@@ -229,7 +221,7 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return the greatest possible probability of this number of right guesses under (ε, δ)."""
+    """Return the greatest possible probability of this number of right guesses under (ε, δ)-differential privacy."""
     each = 1 / (1 + math.exp(-epsilon))
     steps = np.arange(1, right + 1)
     sums = np.cumsum(binom.pmf(right - steps, guesses, each))

@@ -1,4 +1,4 @@
-"""Create a method's scores at a site for tests of statistics."""
+"""Create scores of cases at a site, for tests of statistics."""
 
 import numpy as np
 
@@ -6,6 +6,5 @@ from medsilo_lab.study.evidence import Scores
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:
-    """Return these scores of cases. Without `patients`, each case has a different patient."""
     values = np.asarray(values, dtype=np.float64)
     return Scores(values, np.arange(len(values)) if patients is None else np.asarray(patients))

@@ -1,4 +1,4 @@
-"""Write files with the format of FLamby's two tables of patients and of IMPACT's studies."""
+"""Write files in the formats of FLamby's two tables of patients and of IMPACT's studies."""
 
 import csv
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_hearts(folder: Path) -> None:
-    """Write twelve complete rows for each hospital, and two incomplete rows."""
+    """Write twelve complete rows and two incomplete rows for each hospital."""
     folder.mkdir(parents=True)
     for name in HOSPITALS:
         rows = [[50 + n, 1, 1 + n % 4, 130, 200, 0, n % 3, 150, 0, 1.5, 2, 0, 3, n % 2] for n in range(12)]
@@ -36,7 +36,7 @@ def write_studies(folder: Path) -> None:
 
 
 def write_survival(folder: Path) -> None:
-    """Write 24 patients for each of six regions, every third of whom is test data."""
+    """Write 24 patients for each of six regions, every third of whom is a test patient."""
     folder.mkdir(parents=True)
     task = load_plan(ROOT / "results/plans/brca.yaml").task
     assert isinstance(task, PatientTable)

@@ -3,8 +3,8 @@
 POSIX guarantees a file's content only after an fsync of the file, and a folder's names only after an fsync of the
 folder.
 
-Later writes may survive fully, partly or not at all, in any order. Before each operation, the whole folder is compared
-with the recorded state, so that no operation is missed.
+Later writes may survive fully, partly or not at all, in any order. Before recording each operation, the program
+compares the whole folder with the recorded state, so that no operation is missed.
 """
 
 import os
@@ -26,12 +26,10 @@ RENAMING, REMOVING = ("replace", "rename"), ("unlink", "remove", "rmdir")
 
 @dataclass
 class Node:
-    """A node of the recorded folder: a file, or a folder if the node has no content."""
-
     inode: int
     is_folder: bool = False
     contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
-    # Operations that synchronised the file's content, or the folder's names, with the disk.
+    # Numbers of the operations that synchronised the file's content, or the folder's names, with the disk.
     synced: list[int] = field(default_factory=list)
 
     def at(self, operation: int) -> int:
@@ -50,8 +48,6 @@ class Naming:
 
 @dataclass
 class Fact:
-    """A value that a writer stores, with the operations at which storing began and ended."""
-
     value: Any
     began: int
     ended: int | None = None
@@ -59,23 +55,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class Cut:
-    """A folder in a state in which a power cut may leave it."""
-
     folder: Path
     number: int
-    after: int  # number of operations before the cut
-    known: list[Any]  # the values that were stored before the cut
-    begun: list[Any]  # the stored values, and the values that were being stored
+    after: int
+    known: list[Any]  # values whose storing had ended before the cut
+    begun: list[Any]  # values whose storing had begun before the cut
 
 
 class Disk:
-    """A folder whose operations are all recorded."""
-
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder.resolve()
         self.facts: list[Fact] = []
-        self.count = 0  # operations so far
+        self.count = 0
         self._lock = threading.RLock()
         root = Node(self.folder.stat().st_ino, True, synced=[0])
         self._folders: dict[Path, Node] = {HERE: root}
@@ -90,7 +82,6 @@ class Disk:
     # ------------------------------------------------------------------ recording
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the changes of the folder inside the block."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", self._fsync)
             for name in (*RENAMING, *REMOVING, "link"):
@@ -100,7 +91,7 @@ class Disk:
 
     @contextmanager
     def keeping(self, value: Any) -> Iterator[None]:
-        """Mark a block in which a writer stores a value. Every cut after the block must preserve the value."""
+        """Mark the block in which a writer stores a value; every cut after the block must preserve the value."""
         with self._lock:
             self._look()
             self.facts.append(fact := Fact(value, self.count))
@@ -110,7 +101,6 @@ class Disk:
             fact.ended = self.count
 
     def _within(self, path: Path) -> Path | None:
-        """Return a path's name in the folder."""
         whole = path.parent.resolve() / path.name
         return whole.relative_to(self.folder) if whole.is_relative_to(self.folder) else None
 
@@ -153,7 +143,6 @@ class Disk:
                     self._folders[name] = node
 
     def _look(self) -> None:
-        """Find new names and contents. A change without a recorded operation is an error."""
         there = dict(self._walk(HERE))
         for name in self._names.keys() - there.keys() - {HERE}:
             raise AssertionError(f"an unrecorded operation removed {name}")
@@ -176,7 +165,7 @@ class Disk:
 
     # ------------------------------------------------------------------ cuts
     def cuts(self, place: Path, count: int, seed: int = 0) -> Iterator[Cut]:
-        """Yield `count` power cuts that are spread over all operations; each power cut loses other writes."""
+        """Yield `count` power cuts that are spread over all operations; each cut loses other writes."""
         draw, span = random.Random(seed), self.count - self._begin + 1
         for number in range(count):
             after = self._begin + (number * span // count if count < span else number % span)
@@ -188,9 +177,6 @@ class Disk:
             shutil.rmtree(folder)
 
     def _leave(self, folder: Path, after: int, draw: random.Random, kind: int) -> None:
-        """Write a folder in a state in which a power cut after the operation `after` may leave it. `kind`
-        selects the lost operations.
-        """
         pending = [one for one in self._namings if self._begin < one.number <= after]
         pending = [one for one in pending if not one.is_durable(self._folders, after)]
         lasts = draw.randint(0, len(pending))
@@ -209,7 +195,7 @@ class Disk:
         folder.mkdir(parents=True)
         for name in sorted(name for name, node in names.items() if node and name != HERE):
             node, path = names[name], folder / name
-            if not path.parent.is_dir():  # the power cut lost the file's folder
+            if not path.parent.is_dir():
                 continue
             if node.is_folder:
                 path.mkdir()
@@ -221,7 +207,7 @@ class Disk:
 
 
 def _content(node: Node, after: int, draw: random.Random, kind: int) -> bytes:
-    """Return a possible content of a file after a cut: at least the synchronised content."""
+    """Return a file content that a power cut may leave, which includes at least the synchronised content."""
     newest = node.at(after)
     oldest = max((node.at(sync) for sync in node.synced if sync <= after), default=0)
     if kind < 2 or oldest == newest:

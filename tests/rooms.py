@@ -1,8 +1,8 @@
-"""List the packages, and the subpackages of `medsilo`, with a description of each. The contracts in pyproject.toml
-limit the imports between the packages.
+"""List medsilo's packages and the subpackages of `medsilo`, with a description of each. The contracts in pyproject.toml
+limit the imports between packages.
 
 `python -m tests.rooms` writes the picture of the imports and the tables into CONTRIBUTING.md. The tests in
-tests/unit/cli/test_houserules.py compare both with the source tree.
+tests/unit/cli/test_houserules.py compare the picture and the tables with the source tree.
 """
 
 import tomllib
@@ -39,11 +39,11 @@ ROOMS = {
     "extend": "the interface that plug-ins import",
 }
 
-# Packages for any NVFlare application; they import no module of medsilo, and medsilo's NVFlare packages use them.
+# Packages for any NVFlare application, which import no module of medsilo; medsilo's NVFlare packages import these
+# packages.
 BENEATH = {
     "nvflare_reliability": "reliability that NVFlare lacks: patches with their issues, message limits, chunks, liveness"
 }
-# Packages that no subpackage of `medsilo` imports.
 PLUGINS = {
     "medsilo_server": "the consortium's server: coordinator, acceptance, record; in NVFlare controller and transport",
     "medsilo_script": "a training script of one's own: `join`, and the site that trains it",
@@ -57,7 +57,7 @@ PLUGINS = {
     "medsilo_series": "a hospital's time series, as windows of recordings",
     "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
-WHOSE = {  # owner by package; a plug-in belongs to everybody whose plans name the plug-in
+WHOSE = {  # owner of each package; a plug-in belongs to everybody whose plans name the plug-in
     "medsilo": "hospital, and all others",
     "medsilo_server": "server",
     "medsilo_script": "user of NVFlare",
@@ -68,7 +68,7 @@ WHOSE = {  # owner by package; a plug-in belongs to everybody whose plans name t
     "nvflare_reliability": "everybody over NVFlare",
 }
 
-# Independent folders of a subpackage import the subpackage's root, which does not import these folders.
+# Independent folders of a subpackage, which import the subpackage's root but are not imported by the root.
 WINGS = {
     "tasks": {
         "own": "a hospital's images and tables",
@@ -86,7 +86,6 @@ def layers() -> list[list[str]]:
 
 @cache
 def used_by() -> dict[str, set[str]]:
-    """Return the packages that each package imports, without the modules that other people's scripts import."""
     known = modules()
     found: dict[str, set[str]] = {name: set() for name in ("medsilo", *BENEATH, *PLUGINS)}
     for module in known.keys() - {"medsilo.client", "medsilo.recipes"}:
@@ -96,7 +95,6 @@ def used_by() -> dict[str, set[str]]:
 
 
 def picture() -> str:
-    """Return the graph of imports for GitHub to draw. An import through another package has no arrow."""
     uses = used_by()
     lines = ["```mermaid", "graph TD"]
     for package in sorted(uses, key=lambda name: (-len(uses[name]), name)):
@@ -106,14 +104,12 @@ def picture() -> str:
 
 
 def packages() -> str:
-    """Return the packages as a Markdown table."""
     holds = {"medsilo": "what a hospital installs, approves and hashes: the rooms below", **PLUGINS, **BENEATH}
     rows = [f"| `{name}` | {WHOSE.get(name, 'plug-in')} | {holds[name]} |" for name in {**WHOSE, **holds}]
     return "\n".join(["| package | whose | contents |", "|---|---|---|", *rows])
 
 
 def table() -> str:
-    """Return the subpackages as a Markdown table."""
     rows = ["| layer | room | contents |", "|---|---|---|"]
     for number, rooms in enumerate(layers(), 1):
         for name in rooms:
@@ -124,7 +120,6 @@ def table() -> str:
 
 
 def document() -> str:
-    """Return CONTRIBUTING.md with the current tables."""
     before, _, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     told = "\n\n".join(

@@ -33,7 +33,6 @@ def terms(count: int, threshold: int = 0, study: str = "s", **more: Any) -> Term
 
 
 def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
-    """Return random tensors for each site."""
     drawn = torch.Generator().manual_seed(seed)
     return {
         site: {"a": torch.randn(size, generator=drawn), "b": torch.randn(2, 2, generator=drawn)}
@@ -64,8 +63,6 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 @dataclass
 class Hospitals:
-    """The members of a secure-aggregation study, who know each other's keys."""
-
     terms: Terms
     signers: Mapping[str, Signer] = field(default_factory=dict)
 
@@ -82,7 +79,6 @@ class Hospitals:
         return self.signers.get(site, Unsigned())
 
     def restart(self, site: str) -> None:
-        """Restore the site from its saved state."""
         self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved())
 
     # ------------------------------------------------------------------ a round
@@ -100,7 +96,6 @@ class Hospitals:
         without: Collection[str] = (),
         weights: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Tensors]:
-        """Distribute the key shares of the round, and add the masked messages; returns the uploads of all sites."""
         uploads = {}
         for site, deal in server.deals().items():
             if site not in without:
@@ -113,7 +108,6 @@ class Hospitals:
         return uploads
 
     def open(self, server: MaskedSums, silent: Collection[str] = ()) -> dict[str, Words]:
-        """Let all sites except the silent sites unmask the sum."""
         request = sent(server.survivors())
         for site in request.sites:
             if site not in silent:

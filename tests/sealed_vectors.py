@@ -1,8 +1,8 @@
-"""An independent implementation of secure aggregation, written from its documentation with hashlib, numpy and
+"""An independent implementation of secure aggregation, written from the documentation with hashlib, numpy and
 cryptographic primitives.
 
-`python -m tests.sealed_vectors` writes fixed inputs, and the outputs that every implementation must give, into a JSON
-file.
+`python -m tests.sealed_vectors` writes a JSON file with fixed inputs, and with the outputs that every implementation
+must give.
 """
 
 import hmac
@@ -124,7 +124,6 @@ class Vectors:
         return found
 
     def sum(self, sites: tuple[str, ...]) -> np.ndarray:
-        """Return the sum of the masked words, without these sites' self-masks and pairwise masks."""
         total = np.zeros_like(self.words(SITES[0]))
         for site in sites:
             total = total + self.masked(site) - self.own_mask(site)
@@ -133,7 +132,6 @@ class Vectors:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """Return the inputs and the expected outputs."""
         kinds = ("channel", "mask", "seed")
         return {
             "secrets": {site: {kind: secret_of(site, kind).hex() for kind in kinds} for site in SITES},

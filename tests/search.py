@@ -10,23 +10,21 @@ from scipy import fft
 Numbers = NDArray[Any]
 
 CHANCE = 0.01  # greatest |correlation| of a model with unrelated values
-KINDS = ("<f4", "<f8", "<i8")  # possible types of numbers in memory
-SMALLEST, LARGEST = 1e-10, 100.0  # nearly all weights lie in this range
-HALF, FEW = 0.5, 0.2  # fractions of the values in a page of memory
+KINDS = ("<f4", "<f8", "<i8")  # number types that weights may have in memory
+SMALLEST, LARGEST = 1e-10, 100.0  # range that contains the absolute values of nearly all weights
+HALF, FEW = 0.5, 0.2
 STRETCH = 1 << 21  # numbers in one search window
-LEAST_SPREAD = 1e-8  # least fraction of a window's energy; a smaller fraction is rounding noise
+LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
 PAGE = 4096
 OUTLIER = 3  # limit of outliers in standard deviations
-PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and the numbers in each piece
+PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and numbers in each piece
 
 
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:
-    """Return a model's weights minus their projection on known values, scaled to mean 0 and norm 1.
+    """Return a model's weights minus the projection on known values, scaled to mean 0 and norm 1.
 
-    The function gives all frequencies the same amplitude, and clips outliers. Without these steps, slow changes and
-    single large weights would correlate with unrelated values.
-
-    The result correlates with unrelated values no more than noise does.
+    The function gives all frequencies the same amplitude, and clips outliers, because slow changes and single large
+    weights would correlate with unrelated values.
     """
     basis, _ = np.linalg.qr(np.stack([np.ones_like(model), *known], axis=1))
     waves = fft.rfft(model - basis @ (basis.T @ model))
@@ -37,7 +35,7 @@ def strange_part(model: Numbers, *known: Numbers) -> Numbers:
 
 
 def segments(content: bytes, before: bytes = b"") -> Iterator[bytes]:
-    """Yield the memory regions that are neither empty nor unchanged since before any model arrived."""
+    """Yield the memory regions that are not empty and have changed since before any model arrived."""
     pages, base = (_pages(each) for each in (content, before.ljust(len(content), b"\0")[: len(content)]))
     changed = (pages != 0).any(axis=1) & (pages != base).any(axis=1)
     yield from (content[start:end] for start, end in _runs(changed))
@@ -55,9 +53,7 @@ def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
     """Yield the memory regions that can contain `size` values of this type, together with adjacent pages.
 
-    Weights have magnitudes in a known range, and integers have both signs.
-
-    `known` has public values in single precision, such as the initial weights; the search ignores these values.
+    The search ignores the values `known`, which are public values in single precision such as the initial weights.
     """
     width = int(kind[-1])
     raw = _pages(content).view(kind)
@@ -79,8 +75,9 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return the values in double precision. Values that cannot be weights become 0, and integers are compressed."""
-    if raw.dtype.kind == "i":  # the scale of integers is unknown, and a few large integers would hide the others
+    """Return the values in double precision; values that cannot be weights become 0, and integers are compressed."""
+    # the scale of integers is unknown, and a few large integers would hide all smaller integers
+    if raw.dtype.kind == "i":
         return np.arcsinh(raw.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where(np.abs(raw) <= LARGEST, raw, 0).astype(np.float64)
@@ -109,7 +106,6 @@ def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex128]], size: i
 
 
 def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
-    """Return pieces of a model as bytes in memory, except pieces that equal the initial weights."""
     single, before = model.astype("<f4"), initial.astype("<f4")
     found = []
     for start in np.linspace(0, len(single) - 1000, PIECES).astype(int):
@@ -122,7 +118,6 @@ def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
 
 
 def found_pieces(contents: Iterable[bytes], pieces: Mapping[str, Sequence[bytes]]) -> set[str]:
-    """Return the sites whose pieces occur anywhere in the contents."""
     owners = {piece: name for name, own in pieces.items() for piece in own}
     first = np.array([int.from_bytes(piece[:4], "little") for piece in owners], np.uint32)
     likely = np.zeros(1 << 16, bool)

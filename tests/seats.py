@@ -1,6 +1,6 @@
-"""Check docs/seats.yaml, the table of medsilo's capabilities with the users and modules of each.
+"""Check docs/seats.yaml, the table of medsilo's capabilities with each capability's users and modules.
 
-`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists modules that have no capability or two.
+`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists modules with no capability or two capabilities.
 """
 
 import sys
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE, DOCUMENT = ROOT / "docs/seats.yaml", ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- seats: written by 'python -m tests.seats' -->", "<!-- end of seats -->"
 PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "jobs/*.md", "provisioning/**/*.md")
-FEW = 3  # most keys that a table cell lists; for more keys, the cell has their number
+FEW = 3  # a table cell with more keys than this number states only the number of keys
 
 
 class _Part(BaseModel):
@@ -31,22 +31,18 @@ class _Part(BaseModel):
 
 
 class Seat(_Part):
-    """A capability with the patterns of its modules, keys and pages."""
-
     capability: str
     serves: str = Field(alias="for")
     missed_by: str = Field(alias="missed by")
     modules: tuple[str, ...] = ()
-    plan: tuple[str, ...] = ()  # patterns of keys
-    hospital: tuple[str, ...] = ()  # patterns of keys
+    plan: tuple[str, ...] = ()
+    hospital: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
 
 
 class Seats(_Part):
-    """The content of docs/seats.yaml."""
-
     seats: tuple[Seat, ...]
 
 
@@ -56,14 +52,13 @@ SEATS = Seats.model_validate(yaml.safe_load(SOURCE.read_text("utf-8")))
 # -------------------------------------------------------------------------------------------------------- all parts
 @cache
 def modules() -> dict[str, Path]:
-    """Return the modules of all packages, each with its file."""
     custom = ROOT / "custom"
     parts = {path: path.relative_to(custom).with_suffix("").parts for path in sorted(custom.rglob("*.py"))}
     return {".".join(own[:-1] if own[-1] == "__init__" else own): path for path, own in parts.items()}
 
 
 def keys_of(kind: type[BaseModel], where: str = "") -> Iterator[str]:
-    """Yield the keys of a section in the form for --set."""
+    """Yield a section's keys in the form of the option --set."""
     for name, field in kind.model_fields.items():
         inner = [own for own in kinds_of(field.annotation) if isinstance(own, type) and issubclass(own, Section)]
         for section in inner:
@@ -73,7 +68,6 @@ def keys_of(kind: type[BaseModel], where: str = "") -> Iterator[str]:
 
 
 def pages() -> list[str]:
-    """Return the pages for users."""
     return sorted(path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern))
 
 
@@ -89,14 +83,12 @@ THINGS: dict[str, Callable[[], list[str]]] = {
 # ---------------------------------------------------------------------------------------------------- owners
 @dataclass(frozen=True)
 class Seating:
-    """The capability of each item of one kind, and the problems of this assignment."""
-
-    taken: dict[str, list[str]]  # by capability
+    taken: dict[str, list[str]]
     problems: list[str]
 
 
 def seated(kind: str, things: list[str], seats: tuple[Seat, ...] = SEATS.seats) -> Seating:
-    """Assign each item to the capability with the longest matching pattern, without counting stars."""
+    """Assign each item to the capability whose matching pattern is longest, not counting stars."""
     patterns = [(pattern, seat.capability) for seat in seats for pattern in getattr(seat, kind)]
     taken: dict[str, list[str]] = {seat.capability: [] for seat in seats}
     problems, used = [], set()
@@ -122,12 +114,10 @@ def all_seated() -> dict[str, Seating]:
 
 
 def tests_of(seat: Seat) -> list[Path]:
-    """Return the files of tests that a capability names."""
     return sorted({path for pattern in seat.tests for path in (ROOT / "tests").glob(pattern)})
 
 
 def problems() -> list[str]:
-    """Return the items that have no capability or two, and the unused patterns."""
     names = [seat.capability for seat in SEATS.seats]
     return [
         *(problem for seating in all_seated().values() for problem in seating.problems),
@@ -143,7 +133,6 @@ def _without_files() -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- the table
 def table() -> str:
-    """Return the capabilities as a Markdown table."""
     rows = [
         "| capability | for whom | who would miss it | where | keys | commands | pages |",
         "|---|---|---|---|---|---|---|",
@@ -171,14 +160,12 @@ def _few(names: list[str]) -> str:
 
 
 def document() -> str:
-    """Return CONTRIBUTING.md with the current table."""
     before, begins, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
     assert begins, f"CONTRIBUTING.md has no {BEGIN}"
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
-    """Write the table, unless an item has no capability."""
     wrong = problems()
     print(*wrong, sep="\n", file=sys.stderr)
     if not wrong:

@@ -1,4 +1,4 @@
-"""Create a study's sites for tests: participants with disclosure, but without a ledger and optional layers."""
+"""Create a study's sites for tests: participants that disclose scores, but have no ledger and no optional layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +26,6 @@ def site_of(
     kind: Callable[..., Participant] = participant_of,
     **place: Any,
 ) -> TrainingSite:
-    """Return one site of a study. The argument `data` replaces the data of the settings."""
     own = SiteContext(plan, site, sites, settings, folder, **place)
     return TrainingSite(kind(own, data, envelope_of(own)))
 
@@ -34,7 +33,6 @@ def site_of(
 def sites_of(
     plan: Plan, folder: Path, names: Sequence[str] = SITES, settings: SiteSettings = CPU
 ) -> dict[str, TrainingSite]:
-    """Return the sites of a study that stores its run in `folder`; all sites have the same settings."""
     return {site: site_of(plan, site, names, settings, folder / "sites" / site) for site in names}
 
 

@@ -1,4 +1,4 @@
-"""Parse Python source: the syntax tree of a file, and medsilo's modules that the file imports."""
+"""Parse Python source into syntax trees, and find the medsilo modules that a file imports."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Imports(ast.NodeVisitor):
-    """Collects the medsilo modules that a file imports, including imports in functions, but not imports for type
+    """Collect the medsilo modules that a file imports, including imports in functions, but not imports for type
     checkers.
     """
 

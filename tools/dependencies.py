@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WRITTEN = {  # from each file to its dependency group and its heading
+WRITTEN = {
     "requirements.txt": ("run", "All that medsilo and its pages need, in the versions that are tested."),
     "custom/medsilo/tested.txt": ("tested", "The versions that medsilo is tested with."),
 }

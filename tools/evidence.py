@@ -17,7 +17,7 @@ Line = dict[str, str]  # a row of a results file
 
 @dataclass(frozen=True)
 class Study:
-    """One or more rows of a results file: the study's hospitals, and the difference between these hospitals."""
+    """One or more rows of a results file, with the study's hospitals and the difference between these hospitals."""
 
     name: str
     differs: str
@@ -25,7 +25,6 @@ class Study:
     part: str
 
     def lines(self, **wanted: str) -> list[Line]:
-        """Return the rows whose values are means over the sites."""
         wanted = {"part": self.part, "quantity": MEAN, **wanted}
         found = rows_of(FOLDER / f"{self.file}.csv")
         lines = [line for line in found if all(line[name] == value for name, value in wanted.items())]
@@ -35,12 +34,10 @@ class Study:
 
     @property
     def scores(self) -> dict[str, Line]:
-        """The scores in this study, by configuration."""
         return {line["configuration"]: line for line in self.lines(baseline="")}
 
     @property
     def size(self) -> str:
-        """Return the number of test patients and the number of seeds from which the scores were computed."""
         first = next(iter(self.scores.values()))
         return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
 
@@ -79,16 +76,13 @@ JOINING = ("fedavg", "local")
 
 @dataclass(frozen=True)
 class Gain:
-    """The improvement of a method over another method on one data set, as published and as measured here."""
-
     method: str
     over: str
     set: str  # the value of the column "part" in published.csv
     ours: tuple[str, str, str, str] | None = None  # file, part, configuration, baseline
-    data: str = ""  # name of the data set of these results
+    data: str = ""
 
     def published(self, by: str) -> str:
-        """Return links to the publications of this kind, each with the improvement that the publication reports."""
         scores: dict[str, dict[str, float]] = {}
         for line in rows_of(FOLDER / "published.csv"):
             if line["part"] == self.set and line["quantity"] == by:
@@ -98,7 +92,6 @@ class Gain:
         return ", ".join(f"[{gain}]({link})" for gain, link in gains) or "–"
 
     def measured(self) -> str:
-        """Return the difference that was measured here, with its confidence interval."""
         if self.ours is None:
             return "–"
         file, part, configuration, baseline = self.ours
@@ -144,8 +137,8 @@ def older() -> str:
 
 
 def scores() -> str:
-    """Return a table of scores for each data set: those of the baselines, and the score of the method chosen by
-    validation.
+    """Return a table of scores for each data set: the baselines' scores, and the score of the method that validation
+    cases choose.
     """
     rows = []
     for one in _whole():
@@ -157,7 +150,6 @@ def scores() -> str:
 
 
 def _whole() -> list[Answers]:
-    """Return the data sets for which all contrasts are declared."""
     return [one for one in contrasts.answers() if "groups" not in contrasts.declaration().sets[one.name]]
 
 
@@ -193,8 +185,6 @@ def _mean(one: Answers, name: str | None) -> str:
 
 
 def group(*names: str) -> Callable[[], str]:
-    """Return a function that makes the table of the contrasts in these groups."""
-
     def made() -> str:
         asked = [pair for name in names for pair in contrasts.declaration().groups[name]]
         kinds = [pair for pair in asked if any(_answer(one, pair) for one in _whole())]
@@ -209,7 +199,6 @@ def group(*names: str) -> Callable[[], str]:
 
 
 def _answer(one: Answers, pair: tuple[str, str]) -> str:
-    """Return the difference of a contrast as text, or an empty text if the data set lacks the contrast."""
     method, base = (one.chosen or "", pair[1]) if pair[0] == contrasts.CHOSEN else pair
     if (method, base) not in one.found:
         return ""
@@ -327,7 +316,7 @@ FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations whose images were not changed, so that the scores can be compared."""
+    """Return the configurations with unchanged images, whose scores can be compared."""
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
 
 
@@ -336,7 +325,6 @@ def _score(line: Line | None) -> str:
 
 
 def _difference(line: Line) -> str:
-    """Return a value as text, with its confidence interval if the file has one."""
     text = _minus(f"{line['value']} ({line['low']} to {line['high']})" if line["low"] else line["value"])
     return f"**{text}**" if line["significant"] else text
 

@@ -2,7 +2,7 @@
 
     python -m tools.job_files [JOBS]
 
-To change a job, edit its file app/config/plan.yaml. Run this program after adding a job, or after renaming medsilo's
+To change a job, edit its file app/config/plan.yaml. Run the program after adding a job, or after renaming medsilo's
 controller or executor.
 """
 
@@ -23,7 +23,6 @@ some hospitals accept no job with code.
 
 
 def write(folder: Path) -> None:
-    """Write the files of all jobs in this folder."""
     for path in sorted(folder.glob(f"*/{PLAN}")):
         job = folder / path.relative_to(folder).parts[0]
         for name, content in canonical_job(plan_of(job)).items():

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = "docs"  # the folder of the documentation's pages
+PAGES = "docs"
 OUTSIDE = "repository"  # folder on the documentation site for files outside of docs/ to which pages link
 
 _LINK = re.compile(r"(?P<code>^```.*?^```|``.+?``|`[^`\n]+`)|\]\((?P<target>[^)\s]+)\)", re.M | re.S)
@@ -16,9 +16,7 @@ _NAMED = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
 
 
 def with_links(text: str, change: Callable[[str], str]) -> str:
-    """Return the text of a page after changing the targets of its links. `change` is a function from an old target to a
-    new target.
-    """
+    """Return the text of a page with changed link targets; `change` maps an old target to a new target."""
 
     def changed(found: re.Match[str]) -> str:
         return found[0] if found["code"] else f"]({change(found['target'])})"
@@ -27,18 +25,15 @@ def with_links(text: str, change: Callable[[str], str]) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Return the targets of a page's links."""
     return [found["target"] for found in _LINK.finditer(text) if found["target"]]
 
 
 def slug(heading: str, separator: str = "-") -> str:
-    """Return the anchor that GitHub makes for a heading."""
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", separator)
 
 
 def anchors(text: str) -> set[str]:
-    """Return all anchors of a page, to which links may refer after `#`."""
     headings = _HEADING.findall(_FENCED.sub("", text))
     return {*map(slug, headings), *_NAMED.findall(text)}
 
@@ -46,7 +41,7 @@ def anchors(text: str) -> set[str]:
 def target_of(page: str, link: str) -> tuple[str, str]:
     """Return the file and the anchor to which a link on a page leads.
 
-    The file is a path in the repository; if the link leads to a folder, the file is the README in this folder.
+    The file is a path in the repository; if the link leads to a folder, the file is the folder's README.
     """
     written, _, anchor = link.partition("#")
     path = normpath(PurePosixPath(page).parent / written) if written else page
@@ -54,13 +49,12 @@ def target_of(page: str, link: str) -> tuple[str, str]:
 
 
 def is_outward(link: str) -> bool:
-    """True if a link leads to a page of another host, or to a mail address."""
     return "://" in link or link.startswith("mailto:")
 
 
 def place(path: str) -> str:
     """Return the path on the documentation site of a file or folder in the repository."""
-    if path == "README.md":  # the documentation site has another first page
+    if path == "README.md":  # the documentation site has a separate first page
         return "index.md"
     if path.startswith(f"{PAGES}/"):
         return path.removeprefix(f"{PAGES}/")
@@ -68,7 +62,6 @@ def place(path: str) -> str:
 
 
 def for_the_site(text: str, page: str) -> str:
-    """Return the text of a page in the repository, with links that work on the documentation site."""
     here = PurePosixPath(place(page)).parent
 
     def moved(link: str) -> str:

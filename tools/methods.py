@@ -1,7 +1,7 @@
 """Make the tables on the pages about methods, from the classes of the methods, method_facts and the files in results/.
 
-`python -m tools.tables` writes these tables. Each list of tensors that are sent begins with the titles of the groups
-that the phases of the method send.
+`python -m tools.tables` writes the tables. Each list of sent tensors begins with the titles of the groups that the
+phases of the method send.
 """
 
 import re
@@ -59,8 +59,8 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 OWN_PARTS = "the head, and the state of its optimizer"
 OWN_MODEL = "the hospital's own model"
 OWN_NORMS = "batch norm: weights and statistics"
-# Training state, apart from cases, that a method keeps at the hospital. All methods that are not named here keep only
-# the state of the optimizer.
+# Training state, apart from cases, that a method keeps at the hospital. Methods without an entry keep only the state of
+# the optimizer.
 STAYS: Mapping[str, str] = {
     "local": OWN_MODEL,
     "central": "nothing",
@@ -83,8 +83,8 @@ STAYS: Mapping[str, str] = {
     "d-adafed": OWN_NORMS,
     "f-adafed": OWN_NORMS,
 }
-# Additions to a plan, by the name of the protection. Each protection lists one or more alternative changes of the plan;
-# if one of them is valid, the method allows the protection.
+# Plan changes for each protection. A protection lists one or more alternative plan changes; if one of these changes is
+# valid, the method allows the protection.
 PROTECTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "[differential privacy](../../trust/privacy.md#differential-privacy)": (
         ("privacy={epsilon: 8, delta: 1e-5}", "network.norm=group"),
@@ -92,7 +92,7 @@ PROTECTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "[secure aggregation](../../trust/secure-aggregation.md)": (("secure_aggregation.mode=pairwise",),),
     "[robust rules](../../trust/privacy.md#robust-rules)": (("aggregation.robust.name=median",),),
 }
-# From the name of each study of real patients to the study's value in the column "part" of contrasts.csv.
+# maps each study of real patients to the study's value in the column "part" of contrasts.csv
 REAL: Mapping[str, str] = {
     "blood cells": "what-differs-cells",
     "nuclei": "what-differs-nuclei",
@@ -111,7 +111,7 @@ HEADLINE = REAL["heart disease"]  # the study in the README's table, with four r
 
 
 def page_of(name: str) -> str:
-    """Return the name of the family to which a method belongs; the family has a page."""
+    """Return the family to which a method belongs; each family has a page."""
     return next(page for page, (_, _, names) in FAMILIES.items() if name in names)
 
 
@@ -125,7 +125,6 @@ def overview(below: str = "methods") -> str:
 
 
 def families(below: str = "methods") -> str:
-    """Return a table of the families of methods, with the names of the methods in each family."""
     rows = [
         (f"[{title}]({below}/{page}.md)", ", ".join(f"`{name}`" for name in names), when)
         for page, (title, when, names) in FAMILIES.items()
@@ -178,9 +177,7 @@ def _interval(line: Mapping[str, str]) -> str:
 
 
 def headline() -> str:
-    """Return a table of the study with real patients that the README shows: every configuration, with its declared
-    difference.
-    """
+    """Return the README's table of a study with real patients: every configuration, with its declared difference."""
     lines = [line for line in _contrasts() if line["part"] == HEADLINE]
     over = {line["configuration"]: line for line in lines if line["low"]}
     rows = []
@@ -197,7 +194,9 @@ def headline() -> str:
 
 
 def _protections(name: str) -> Iterator[str]:
-    """Yield the protections, such as differential privacy, that the method allows; each is tested by parsing a plan."""
+    """Yield the protections, such as differential privacy, that the method allows; the function tests each protection
+    by parsing a plan.
+    """
     job, own = ("local", ["algorithm.name=central"]) if name == "central" else (name, [])
     for words, variants in PROTECTIONS.items():
         for changes in variants:
@@ -210,9 +209,7 @@ def _protections(name: str) -> Iterator[str]:
 
 
 def _recipe(title: str) -> str:
-    """Return a link to the recipe that trains a user's script with this method, or an empty text without such a
-    recipe.
-    """
+    """Return a link to the recipe that trains a user's script with this method, or an empty text without a recipe."""
     name = f"{title.replace('-', '')}Recipe"
     found = next((known for known in dir(recipes) if known.lower() == name.lower()), "")
     return f"[`{found}`](../own-script.md#methods), " if found else ""

@@ -1,6 +1,4 @@
-"""Take screenshots for the documentation in a headless Chromium: of the demo, a comparison and a run.
-
-Take each screenshot in a light and in a dark version.
+"""Take screenshots of the demo, a comparison and a run for the documentation, each in a light and in a dark version.
 
 python -m tools.screenshots            # or: make screenshots
 """
@@ -19,15 +17,15 @@ from medsilo_lab.comparison.demo import ROWS, SMALL
 from medsilo_lab.study.verdict_file import read_verdict
 
 HERE = Path(__file__).resolve().parents[1] / "docs/pictures"
-# from the suffix of a picture's name to Chromium's number for the preferred colour scheme
+# maps the suffix of a picture's name to Chromium's number for the preferred colour scheme
 SCHEMES = {"": 1, "-dark": 0}
-COLOURS = 256  # number of colours in the palette
-NUMBERS = "numbers"  # key of the data that are stored in a picture
+COLOURS = 256
+NUMBERS = "numbers"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2,3", "--device", "cpu"]
 STUDY += ["--set", "study.title=Four methods on synthetic prostates"]
-# Elements of the demo's page that the picture in the README omits, as the caption of the picture says.
+# Elements of the demo's page that the README's picture omits, as the picture's caption says.
 LEFT_OUT = "header > :is(.notices, .checks, nav, details), #same, #yours"
 
 
@@ -51,12 +49,11 @@ def main() -> None:
 
 
 def medsilo(*arguments: str) -> None:
-    """Run a command of the medsilo package that is installed in this Python."""
     subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True)
 
 
 def numbers_of(study: Path) -> str:
-    """Return the rows of the demo and the scores of each seed, which are stored in the picture so that a test can read
+    """Return the demo's rows and the scores of each seed, which are stored in the picture so that a test can read
     them.
     """
     verdict = read_verdict(study)
@@ -65,7 +62,9 @@ def numbers_of(study: Path) -> str:
 
 
 def take(browser: str, page: Path, picture: Path, width: int, height: int, numbers: str = "", scheme: str = "") -> None:
-    """Take a picture of the part of a page that is visible without scrolling, and reduce its colours to a palette."""
+    """Take a picture of the part of a page that is visible without scrolling, and reduce the picture's colours to a
+    palette.
+    """
     options = [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
     options += ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
     command = [browser, *options, f"--screenshot={picture}", page.resolve().as_uri()]

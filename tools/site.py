@@ -2,8 +2,8 @@
 
     python -m tools.site [FOLDER]
 
-The site includes all files to which pages link: source files become pages, and results are copied. If a link or an
-anchor is broken, the build fails. Formulas become MathML, and pictures have a light and a dark version.
+The site includes all files to which pages link: source files become pages, and results are copied. A broken link or
+anchor makes the build fail. Formulas become MathML, and pictures have a light and a dark version.
 """
 
 import re
@@ -21,11 +21,11 @@ from tools.links import PAGES, ROOT, for_the_site, is_outward, links, place, tar
 
 SETTINGS = ROOT / "mkdocs.yml"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
-UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # source files
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # excludes source files from the search
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+?)(\.svg|\.png)\)")
 _FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.M | re.S)
 AS_THEY_ARE = (".css", ".js", ".png", ".svg", ".ipynb")  # file types in docs/ that are copied unchanged
-# anchors are made in the same way as on GitHub
+# makes anchors in the same way as GitHub
 SLUGS = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}"
 
 
@@ -56,7 +56,6 @@ def write_pages(folder: Path) -> None:
 
 
 def write_schemes(picture: Path, target: Path) -> None:
-    """Write a light and a dark version of a picture, by changing the media query in the picture."""
     text = picture.read_text("utf-8")
     for scheme, medium in (("light", "not all"), ("dark", "all")):
         new = text.replace("@media (prefers-color-scheme: dark)", f"@media {medium}")
@@ -64,7 +63,7 @@ def write_schemes(picture: Path, target: Path) -> None:
 
 
 def with_pictures(text: str) -> str:
-    """Return a page in which each picture occurs in a light and in a dark version, of which the theme shows one."""
+    """Return a page in which each picture occurs in a light and in a dark version, one of which the theme shows."""
 
     def both(found: re.Match[str]) -> str:
         words, stem, ending = found.groups()
@@ -99,9 +98,7 @@ def _content(path: str) -> str:
 
 
 def build(settings: dict[str, Any], pages: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site from a folder of pages, and check its links and anchors. The two folders are arguments and not
-    part of the settings.
-    """
+    """Build the site from a folder of pages, and check its links and anchors."""
     config = pages.parent / "mkdocs.yml"
     text = yaml.safe_dump({**settings, "docs_dir": pages.name, "site_dir": "site"}, sort_keys=False, allow_unicode=True)
     config.write_text(text.replace("slugify: repository", f"slugify: {SLUGS}"), "utf-8")
@@ -114,7 +111,6 @@ def build(settings: dict[str, Any], pages: Path, out: Path) -> subprocess.Comple
 
 
 def main() -> int:
-    """Build the site."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")
     with TemporaryDirectory(prefix="medsilo-") as folder:
         pages = Path(folder) / "pages"

@@ -2,7 +2,7 @@
 
     python -m tools.tables        # write the tables of all pages
 
-A table is between `<!-- table: name -->` and `<!-- end -->`; all other text of a page is written by hand.
+A table is between `<!-- table: name -->` and `<!-- end -->`; people write all other text of a page.
 """
 
 import inspect
@@ -69,10 +69,9 @@ ROBUST = {
     rule.model_fields["name"].default: rule
     for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.MultiKrum)
 }
-ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that are described on other pages
+ELSEWHERE = (NnUNetPlans, Architecture, Network)
 REST = ("seed", "protocol", "packages")  # keys of the plan that are not sections
-# maximum number of names in a table cell; if more classes have a key, the cell has the names of the classes that lack
-# it
+# maximum number of names in a table cell; if more classes have a key, the cell names the classes that lack the key
 MOST_NAMES = 6
 
 
@@ -106,7 +105,6 @@ def choices_of(kind: Any) -> list[str]:
 
 
 def is_section(kind: Any) -> bool:
-    """True if the type is a section, which has keys."""
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
@@ -127,7 +125,6 @@ def default_of(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """Return the range of a number in words."""
     limits = {
         name: getattr(rule, name)
         for rule in field.metadata
@@ -147,7 +144,7 @@ def amount(value: float) -> str:
 
 
 def described(model: type[BaseModel], name: str) -> str:
-    """Return the description of a field; if the class does not describe it, return the description in a base class."""
+    """Return the description of a field, from a base class if the class itself has no description."""
     for kind in model.__mro__:
         field = getattr(kind, "__pydantic_fields__", {}).get(name)
         if field is not None and field.description:
@@ -178,20 +175,18 @@ def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str
 
 
 def section(model: type[BaseModel], prefix: str) -> str:
-    """Return a table of the keys in one section of the plan."""
     rows = [(anchored(key), *rest) for key, *rest in keys_of(model, prefix)]
     return table(("key", "values (default)", "meaning"), rows)
 
 
 def anchored(key: str, anchor: str = "") -> str:
-    """Return a key as code, followed by an anchor to which links can refer."""
     return f'`{key}`<a name="{anchor or key}"></a>'
 
 
 def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
     """Return a table of the keys in a section whose name chooses one of several classes.
 
-    If a key has the same meaning in several classes, it gets a single row.
+    A key with the same meaning in several classes gets a single row.
     """
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, model in models.items():
@@ -203,7 +198,7 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
-        # a key whose meaning differs from that of the same key in another method
+        # a key whose meaning differs from the meaning of the same key in another method
         anchor = f"{key}-{having[0]}" if key in seen else key
         seen.add(key)
         rows.append((anchored(key, anchor), "; ".join(words), meaning, named(having, list(models))))
@@ -219,13 +214,11 @@ def named(having: Sequence[str], among: Sequence[str]) -> str:
 
 
 def top_level() -> str:
-    """Return a table of the plan's keys that are not sections."""
     rows = [(anchored(name), values_of(Plan.model_fields[name]), described(Plan, name)) for name in REST]
     return table(("key", "values (default)", "meaning"), rows)
 
 
 def settings(names: Sequence[str]) -> str:
-    """Return a table of some of the keys in a hospital's settings."""
     chosen = [(name, SiteSettings.model_fields[name]) for name in names]
     return table(
         ("key", "values (default)", "meaning"),
@@ -235,7 +228,6 @@ def settings(names: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the run tree
 def fields(model: type[BaseModel], prefix: str = "") -> str:
-    """Return a table of the keys in a file."""
     return table(
         ("key", "meaning"),
         [(f"`{prefix}{field.alias or name}`", described(model, name)) for name, field in model.model_fields.items()],
@@ -320,12 +312,11 @@ STUDY_TREE: Mapping[str, str] = {
 
 
 def tree(entries: Mapping[str, str]) -> str:
-    """Return a table of the files in a folder."""
     return table(("file", "content"), [(f"`{name}`", content) for name, content in entries.items()])
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
-# names of type aliases, which cannot have docstrings
+# descriptions of type aliases, which cannot have docstrings
 ALIASES = {
     "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
@@ -380,8 +371,8 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
 
 
 def lines() -> str:
-    """Return a table of NVFlare's limits for messages: NVFlare's defaults, and medsilo's values with the default and
-    the longest timeouts of a plan.
+    """Return a table of limits for messages: NVFlare's defaults, and medsilo's values with a plan's default and longest
+    timeouts.
     """
     plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
@@ -414,7 +405,6 @@ def commands(people: str) -> str:
 
 
 def parsed(name: str) -> tuple[Any, Any]:
-    """Return a command of the program, and the context in which its help is written."""
     command, ctx = _program(), None
     for word in ["medsilo", *name.split()]:
         command = command if ctx is None else command.commands[word]
@@ -533,12 +523,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def renewed(page: str) -> str:
-    """Return the text of a page after renewing its tables."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 
 def pages() -> list[Path]:
-    """Return all pages that contain tables."""
     files = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     return [path for path in files if MARKED.search(path.read_text("utf-8"))]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 25  # words of one sentence
+LONGEST = 25  # most words of one sentence
 # minimum number of words in a sentence that is drawn, because shorter texts are mostly names and numbers in tables
 SHORTEST = 5
 # Limits on the number of faulty sentences, by kind of text. If the number of faulty sentences falls, lower the limit.
@@ -87,15 +87,12 @@ _VAGUE = {re.compile(rf"\b(?:{words})", re.I): better for words, better in VAGUE
 _FORBIDDEN = {re.compile(rf"\b(?:{words})", re.I): better for words, better in FORBIDDEN.items()}
 _ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|al|Art|vs|No|approx|cf|Fig|Eq|resp)\.$")
 _ENDS = re.compile(r"(?<=[.!?])[)\"'”*_]*\s+(?=[^a-z\s]|medsilo\b)")
-# lists of names that a program writes
 _WRITTEN = re.compile(r"<!-- (?:rooms|seats)\b.*?<!-- end of (?:rooms|seats) -->", re.S)
 _IN_CODE = ("docstring", "comment", "key", "yaml", "csv", "picture")
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence for readers, with the kind of text that contains it, the file and the words."""
-
     kind: str
     file: str
     text: str
@@ -103,20 +100,18 @@ class Sentence:
     @property
     def wrong(self) -> tuple[str, ...]:
         """Return the faults of the sentence, each with a proposal for better words."""
-        text = re.sub(r"(?:CODE\W*)+", "CODE ", self.text)  # a list of values in backticks counts as one word
+        text = re.sub(r"(?:CODE\W*)+", "CODE ", self.text)  # counts a list of values in backticks as one word
         number = sum(bool(re.search(r"[^\W\d_]", word)) for word in text.split())
         long = (f"{number} words",) if number > LONGEST else ()
         return (*long, *(f'"{found[0].strip()}": {better}' for found, better in self.forbidden()))
 
     def forbidden(self) -> Iterator[tuple[re.Match[str], str]]:
-        """Yield the forbidden words in the sentence, each with better words."""
         plain = self.text.replace("CODE", "")
         rules = _VAGUE if self.kind in _IN_CODE else _FORBIDDEN
         return ((found, better) for words, better in rules.items() if (found := words.search(plain)))
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yield the sentences of a paragraph."""
     waiting = ""
     for part in _ENDS.split(" ".join(text.split())):
         waiting = f"{waiting} {part}".strip()
@@ -133,7 +128,7 @@ def blocks(markdown: str) -> Iterator[str]:
     """
     text = re.sub(r"^```.*?^```|<!--.*?-->|^(?: {4}|\t).*?$", "", markdown, flags=re.M | re.S)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)|</?(?:a|picture|source|img)\b[^>]*>", "", text)
-    text = re.sub(r"^\$\$.*?^\$\$|\$`[^`]+`\$|\$[^$\n]+\$", "CODE", text, flags=re.M | re.S)  # formulas
+    text = re.sub(r"^\$\$.*?^\$\$|\$`[^`]+`\$|\$[^$\n]+\$", "CODE", text, flags=re.M | re.S)
     text = re.sub(r"\[([^\]]*)\]\([^)\s]*\)", r"\1", text)
     text = re.sub(r"``.+?``|`[^`]+`", "CODE", text).replace("**", "").replace("\\|", "/")
     for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+\. ))", text):
@@ -145,7 +140,6 @@ def blocks(markdown: str) -> Iterator[str]:
 
 
 def pages() -> Iterator[Sentence]:
-    """Yield the sentences of all pages, including generated tables."""
     folders = ("docs", "jobs", "provisioning", "site_configs", "examples")
     for path in sorted([*ROOT.glob("*.md"), *(page for name in folders for page in ROOT.glob(f"{name}/**/*.md"))]):
         written = _WRITTEN.sub("", path.read_text("utf-8"))
@@ -155,7 +149,6 @@ def pages() -> Iterator[Sentence]:
 
 
 def helps() -> Iterator[Sentence]:
-    """Yield the sentences in the help texts of all commands."""
     from medsilo.cli import _program
 
     waiting: list[tuple[str, Any]] = [("medsilo", _program())]
@@ -188,7 +181,6 @@ def _said(node: ast.expr) -> str:
 
 
 def templates() -> Iterator[Sentence]:
-    """Yield the sentences in medsilo's HTML templates; each variable value counts as one word."""
     for path in sorted(ROOT.glob("custom/**/*.html")):
         text = re.sub(r"{#.*?#}|<(script|style)\b.*?</\1>", "", path.read_text("utf-8"), flags=re.S)
         text = re.sub(r"{%.*?%}|<(?!/?(?:b|i|em|code|a|span|abbr)\b)[^>]*>", "\n\n", text, flags=re.S)
@@ -200,13 +192,11 @@ def templates() -> Iterator[Sentence]:
 
 
 def python_texts() -> Iterator[Sentence]:
-    """Yield the sentences in docstrings, comments and descriptions of fields in all Python files."""
     for path in _tracked("*.py"):
         yield from of_code(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
 
 
 def of_code(name: str, code: str) -> Iterator[Sentence]:
-    """Yield the sentences in the docstrings, descriptions and comments of a Python file."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (Sentence("docstring", name, text) for text in _paragraphs(ast.get_docstring(node) or ""))
@@ -239,7 +229,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def settings_texts() -> Iterator[Sentence]:
-    """Yield the sentences in comments of YAML and TOML files, and in the headers of CSV files."""
     for path in (*_tracked("*.yaml"), *_tracked("*.yml"), *_tracked("*.toml")):
         yield from of_settings(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
     for path in _tracked("*.csv"):
@@ -258,7 +247,6 @@ def of_settings(name: str, content: str) -> Iterator[Sentence]:
 
 
 def pictures() -> Iterator[Sentence]:
-    """Yield the texts in drawings, and the alternative texts of pictures on pages."""
     for path in _tracked("*.svg"):
         for text in re.findall(r"<(?:text|title|desc|tspan)\b[^>]*>([^<]+)<", path.read_text("utf-8")):
             name = path.relative_to(ROOT).as_posix()
@@ -280,7 +268,6 @@ def everything() -> list[Sentence]:
 
 
 def counted(found: list[Sentence]) -> dict[str, int]:
-    """Return the number of faulty sentences of each kind."""
     bad = Counter(one.kind for one in found if one.wrong)
     return {kind: bad[kind] for kind in MOST}
 

@@ -19,15 +19,13 @@ from medsilo.tasks.site_data import SiteData
 
 
 class IdleTrainer(Trainer):
-    """A trainer that returns at once and leaves the received model unchanged."""
+    """Return at once, and leave the received model unchanged."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         return 0.0
 
 
 class IdleEvaluation(Evaluation):
-    """An evaluation with a constant score; the test's additional metrics come from its first case."""
-
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
@@ -41,11 +39,9 @@ class IdleEvaluation(Evaluation):
 def idle_participant(
     place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None
 ) -> Participant:
-    """Return a site that stores the received model and sends it back."""
+    """Return a site that sends each received model back unchanged."""
     return Participant(place, parts_of(place, data, IdleTrainer, IdleEvaluation), envelope)
 
 
 class IdleExecutor(MedsiloExecutor):
-    """Answer at once, in the format of a real site."""
-
     participant = staticmethod(idle_participant)

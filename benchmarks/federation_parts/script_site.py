@@ -1,7 +1,4 @@
-"""Return the received model unchanged, through NVFlare's Client API or through medsilo's.
-
-The jobs of both recipes contain this script.
-"""
+"""Return the received model unchanged, through NVFlare's Client API or through medsilo's."""
 
 import argparse
 from importlib import import_module

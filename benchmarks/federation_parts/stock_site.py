@@ -4,7 +4,6 @@ import nvflare.client as flare
 
 
 def main() -> None:
-    """Answer every round at once."""
     flare.init()
     while flare.is_running():
         model = flare.receive()

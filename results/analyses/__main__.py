@@ -22,7 +22,6 @@ from results.analyses.analysis import KINDS, Question, analyse
 
 
 def positive(value: object) -> int:
-    """Return the argument as a positive whole number."""
     text = str(value)
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"{text!r} is not a whole number of 1 or more")
@@ -30,7 +29,6 @@ def positive(value: object) -> int:
 
 
 def length(value: object) -> float:
-    """Return the argument as a finite number above 0."""
     try:
         number = float(str(value))
     except ValueError:
@@ -41,8 +39,6 @@ def length(value: object) -> float:
 
 
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
-    """Return a type for argparse, which prints the type's own message if an argument is wrong."""
-
     def of(text: str) -> Any:
         try:
             return check(text)
@@ -53,7 +49,6 @@ def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw one kind of figure."""
     parser = argparse.ArgumentParser(prog="python -m results.analyses", description="Draw figures from finished runs.")
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")

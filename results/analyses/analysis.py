@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-KINDS = {  # the module and function of each kind of analysis
+KINDS = {
     "landscape": ("landscape", "landscapes"),
     "profile": ("landscape", "profiles"),
     "drift": ("drift", "drifts"),
@@ -37,25 +37,23 @@ KINDS = {  # the module and function of each kind of analysis
 
 @dataclass(frozen=True)
 class Question:
-    """The options of all analyses of runs; each kind of analysis uses some of these options."""
+    """The options of all analyses of runs; each kind of analysis uses some of the options."""
 
     settings: SiteSettings
     seed: int = 0
-    cases: int | None = None  # number of cases of each site; by default, the analysis chooses this number
+    cases: int | None = None  # number of cases of each site; by default, each analysis chooses a number
     reach: float = 1.0  # distance from the centre of a loss landscape to its edge
     steps: int | None = None  # points of a loss landscape from its centre to its edge
     iterations: int = 300  # iterations of an inversion attack
-    network: str | None = None  # name of the analysed network, if the method has several
+    network: str | None = None  # name of the analysed network, if the method has several networks
 
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """Results of an analysis: values for JSON, figures by name, and lines to print."""
-
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
-    warns: bool = False  # True if a model should not be released
+    warns: bool = False  # True if nobody should release the model
 
 
 def part_of(run: FinishedRun, name: str) -> nn.Module:
@@ -67,7 +65,6 @@ def part_of(run: FinishedRun, name: str) -> nn.Module:
 
 
 def check_network(run: FinishedRun, name: str) -> None:
-    """Raise an error if the run's method has no network of this name."""
     names = list(run.plan.build_networks())
     if name not in names:
         raise MedsiloError(f"--network {name}: run '{run.folder.name}' has {', '.join(names)}; give one of these")
@@ -84,20 +81,15 @@ def as_evaluated(
 
 
 def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute) -> float:
-    """Return the model's loss on these cases in evaluation mode."""
     task, data = run.plan.task, as_evaluated(run, model, cases, compute)
     return evaluate(model, data, task.goal.loss, lambda output, target: {}, compute, infer=task.infer)[0]
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number for JSON; None replaces a number that is not finite."""
     return value if math.isfinite(value) else None
 
 
 def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], AnalysisResult]:
-    """Write <kind>.json and the figures of an analysis, and return the paths of the written files and the analysis's
-    result.
-    """
     from results.analyses.figures import save  # matplotlib is slow to import
 
     module, function = KINDS[kind]

@@ -40,7 +40,7 @@ def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         by_round.plot(list(curve), heights, label=one["run"], markersize=4, **look)
         if one["bytes"][-1]:
             by_bytes.plot([one["bytes"][number] / 1e6 for number in curve], heights, markersize=4, **look)
-        else:  # no bytes are transferred, so the score is a horizontal line
+        else:  # single-site and pooled training transfer no bytes, so the score is a horizontal line
             by_bytes.axhline(heights[-1], color=look["color"], linestyle=look["linestyle"])
     by_round.set(xlabel="rounds", ylabel=f"validation {metrics.pop()}, mean over sites")
     by_bytes.set(xlabel="MB sent and got by all sites")

@@ -1,7 +1,7 @@
 """Measure HarmoFL's drift Γ (Eq. 9): the distance of sites' models from the server's model within a round.
 
-Γ falls when the loss falls, because a collapsed or overfitted model hardly changes. Therefore, compare Γ of two methods
-at equal training loss instead of in the same round.
+Γ falls when the loss falls, because a collapsed or overfitted model hardly changes. Compare Γ of two methods at equal
+training loss instead of in the same round.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ from tests import inprocess
 
 
 class WatchedTrainer(Trainer):
-    """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
+    """Measure ‖θ_{i,k} − θ^t‖² after each of a site's K training steps in a round.
 
-    θ contains those trained weights of one network that the site sends in the round, without the running statistics of
-    batch norm.
+    θ contains those trained weights of one network that the site sends in the round, without batch norm's running
+    statistics.
     """
 
     network = "model"
     rounds: dict[int, dict[str, Any]]
     squares: list[float]
-    sent: Sequence[tuple[Tensor, Tensor]] = ()  # trained weights, and their values at the start of the round
+    sent: Sequence[tuple[Tensor, Tensor]] = ()
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         bench = super().bench(purpose, number, stop)
@@ -66,8 +66,6 @@ class WatchedTrainer(Trainer):
 
 
 class WatchedParticipant(Participant):
-    """A site that records the drift of its training."""
-
     trainer: WatchedTrainer
 
     def __init__(
@@ -80,7 +78,6 @@ class WatchedParticipant(Participant):
 def replay(
     plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
 ) -> tuple[list[WatchedParticipant], Summary]:
-    """Run the plan again with sites that record their drift, and return these sites and the new run's summary."""
     watched: list[WatchedParticipant] = []
 
     def site(*given: Any, **more: Any) -> WatchedParticipant:
@@ -92,7 +89,7 @@ def replay(
 
 
 def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Return Γ and the training loss of every round and site. Each plan is run once more, in this process."""
+    """Return Γ and the training loss of every round and site, after running each plan once more in this process."""
     found: list[dict[str, Any]] = []
     lines = []
     for run in runs:
@@ -136,14 +133,13 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def travelling_weights(phase: Phase, modules: Modules, name: str) -> list[nn.Parameter]:
-    """Return those trained weights of a network that sites send in a phase."""
     sent = {place for tensors in views(phase.sent, modules).values() for place in places_of(tensors.values())}
     return [weight for weight in modules[name].parameters() if weight.data_ptr() in sent] if name in modules else []
 
 
 def _travelling(plan: Plan, asked: str | None) -> str:
     """Return the name of the network whose trained weights go to the server. The default is "global" for methods with
-    personal models, otherwise "model".
+    personal models, and "model" for other methods.
     """
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} has no rounds between sites, so nothing drifts; give another run")

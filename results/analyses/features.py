@@ -21,8 +21,8 @@ MOST_CLASSES = 12
 
 @torch.no_grad()
 def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the input of the network's last layer as [cases, features], and the targets. If the last layer's input has
-    spatial dimensions, it is averaged over them.
+    """Return the input of the network's last layer as [cases, features], averaged over spatial dimensions, and the
+    targets.
     """
     heads = head_layers(network)
     if not heads:
@@ -57,7 +57,7 @@ def embed(values: Tensor, seed: int) -> Tensor:
 
 
 def maps(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Draw a map of the validation cases of each run, coloured by site and, if cases have classes, by class."""
+    """Draw a map of each run's validation cases, coloured by site and, if cases have classes, by class."""
     found: list[dict[str, Any]] = []
     for run in runs:
         compute = asked.settings.compute()

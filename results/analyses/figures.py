@@ -1,5 +1,5 @@
-"""Create figures, choose line styles and write PNG files, for all analyses. Figures are drawn without a window, so they
-look the same on every machine.
+"""Create figures, choose line styles and write PNG files, for all analyses. Figures are drawn by matplotlib without a
+window, so that a figure looks the same on every machine.
 """
 
 import io
@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from medsilo.core.files import write_bytes
 
-# Most colour-blind readers can distinguish Okabe and Ito's colours. Lines also differ in dashes, and points in shape.
+# Most colour-blind readers can distinguish Okabe and Ito's colours. Lines also differ in their dashes, and points in
+# their shape.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = "os^Dv*Px"
 DASHES = ("-", "--", ":", "-.")
@@ -19,13 +20,12 @@ DPI = 120
 
 
 def panels(rows: int, columns: int, width: float = 3.0, height: float = 2.7) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with panels in rows and columns; the size of a panel is in inches."""
+    """Return a figure with panels in rows and columns; `width` and `height` of a panel are in inches."""
     figure = Figure(figsize=(columns * width + 1.0, rows * height + 0.6), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
 def style(number: int) -> dict[str, Any]:
-    """Return the colour, marker and dashes of the n-th line."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],

@@ -27,10 +27,8 @@ from medsilo_server.record import Record
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run; the data of all its sites must be on this machine."""
-
     folder: Path
-    label: str  # unique among the runs shown together
+    label: str
     plan: Plan
     summary: Summary
 
@@ -39,7 +37,6 @@ class FinishedRun:
         return sorted(self.summary.agreed.sites)
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
-        """Return the site's data as the site trained and tested on them; images of any size are cut into patches."""
         source = read_for(self.plan, settings.of(site).data)
         data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
@@ -50,7 +47,7 @@ class FinishedRun:
         )
 
     def model(self, site: str, device: torch.device) -> nn.Module:
-        """Return the model that the site tested, in evaluation mode: its personal model, the pooled model or the global
+        """Return the model that the site tested, in evaluation mode: the personal model, the pooled model or the global
         model.
         """
         own, pool = (site_folder(self.folder, name) for name in (site, POOL))
@@ -75,14 +72,13 @@ class FinishedRun:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of the summary that identify this run in an analysis's JSON file."""
         keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash"}
         keys |= {"packages", "rounds"}
         return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Finished runs; runs with the same title are distinguished by their folders."""
+    """Return finished runs; runs with the same title are distinguished by their folders."""
     runs = []
     for folder in folders:
         summary = Record(folder).summary()
@@ -96,6 +92,6 @@ def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
-    """Return at most `most` random cases in the data set's order; the seed and the purpose determine the cases."""
+    """Return at most `most` random cases in the data set's order; `seed` and `purpose` determine the cases."""
     order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
     return Subset(data, sorted(order[:most].tolist()))

@@ -3,7 +3,8 @@
 The server searches for a smooth image that would have produced the received tensors. The module tries two attacks. The
 first attack uses HarmoFL's amplitude of one image, which no site ever sends, and the average amplitudes that sites send
 in round 1. The second attack uses the gradient of one image with a known label at the initial weights, which is the
-easiest case. A site's real messages give an attacker less: weights after many steps on many images.
+easiest case. A site's real messages, which contain weights after many steps on many images, give an attacker less
+information.
 """
 
 import math
@@ -57,7 +58,6 @@ def reconstruct(mismatch: Mismatch, start: Tensor, low: float, high: float, iter
 def gradients(
     network: nn.Module, loss: LossFunction, images: Tensor, targets: Tensor, graph: bool = False
 ) -> list[Tensor]:
-    """Return the gradient of the loss with respect to every trained weight."""
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     return list(torch.autograd.grad(loss(network(images), targets), weights, create_graph=graph))
 
@@ -97,13 +97,12 @@ def without_phase(shared: Tensor, shape: Sequence[int]) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- the scores
 def psnr(image: Tensor, truth: Tensor, span: float) -> float:
-    """Return the peak signal-to-noise ratio in dB; it is infinite for identical images."""
+    """Return the peak signal-to-noise ratio in dB, which is infinite for identical images."""
     error = float((image.double() - truth.double()).square().mean())
     return 10 * math.log10(span**2 / error) if error else math.inf
 
 
 def ssim(image: Tensor, truth: Tensor, span: float) -> float:
-    """Return MONAI's structural similarity of two images [C, H, W]."""
     from monai.metrics.regression import SSIMMetric  # MONAI is slow to import
 
     window = min(11, (min(truth.shape[-2:]) - 1) // 2 * 2 + 1)
@@ -112,13 +111,13 @@ def ssim(image: Tensor, truth: Tensor, span: float) -> float:
 
 
 MEASURES = {"psnr": psnr, "ssim": ssim}
-Scores = dict[str, dict[str, float]]  # by kind of guess and metric
+Scores = dict[str, dict[str, float]]
 
 
 def aligned(image: Tensor, truth: Tensor) -> Tensor:
-    """Return the circular shift of the image, or of its rotation by 180°, that is nearest to the true image.
+    """Return the circular shift of the image, or of the image rotated by 180°, that is nearest to the true image.
 
-    An amplitude determines neither the position of an image nor its rotation by 180°, and a human viewer recognises the
+    An amplitude determines neither an image's position nor its rotation by 180°, but a human viewer recognises the
     image anyway.
     """
     candidates = []
@@ -204,7 +203,7 @@ def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question)
 
 def score(guess: Tensor, truth: Tensor, span: float) -> dict[str, float]:
     """Return the PSNR and the SSIM of a guess, each for the unchanged or the aligned guess, whichever gives the higher
-    value. Guesses by chance are scored in the same way.
+    value. The function scores attacks and guesses by chance in the same way.
     """
     images = (guess, aligned(guess, truth))
     return {name: max(measure(image, truth, span) for image in images) for name, measure in MEASURES.items()}

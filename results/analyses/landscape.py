@@ -1,7 +1,7 @@
 """Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do after Li et al. 2018.
 
-Only trained weights are changed. Batch norm is in evaluation mode and keeps its saved running statistics. The loss is
-that of training cases, because the sites minimised the loss of these cases.
+A landscape changes only trained weights. Batch norm is in evaluation mode and keeps its saved running statistics. The
+landscape shows the loss on training cases, because the sites minimised this loss.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,8 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction
     A filter consists of all weights of one output channel. Biases and normalisation weights do not change, as in the
     code of Li et al.
     """
-    turned = {layer.weight for layer in model.modules() if isinstance(layer, _ConvTransposeNd)}  # [in, out, ...]
+    # transposed convolutions have weights [in, out, ...]
+    turned = {layer.weight for layer in model.modules() if isinstance(layer, _ConvTransposeNd)}
     direction = []
     for weight in model.parameters():
         random = torch.randn(weight.shape, generator=generator).to(weight)
@@ -126,9 +127,6 @@ def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
-    """Yield each run's label, site and model, and a function that returns the model's loss on training cases for given
-    weights.
-    """
     compute = asked.settings.compute()
     for run in runs:
         for site in run.sites:
@@ -138,7 +136,6 @@ def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, s
 
 
 def _grid(found: Sequence[dict[str, Any]]) -> tuple[Figure, list[tuple[Axes, dict[str, Any]]]]:
-    """Draw a row of panels for each run and a column for each site."""
     rows, columns = (list(dict.fromkeys(one[key] for one in found)) for key in ("run", "site"))
     figure, axes = panels(len(rows), len(columns))
     pairs = [(axes[rows.index(one["run"])][columns.index(one["site"])], one) for one in found]
@@ -151,7 +148,7 @@ def _draw_surfaces(places: Sequence[float], found: Sequence[dict[str, Any]]) -> 
     figure, pairs = _grid(found)
     heights = [np.array(one["losses"], float).T for one in found]  # None becomes NaN; .T makes x the horizontal axis
     low, high = max(float(np.nanmin(heights)), SMALLEST), float(np.nanmax(heights))
-    levels = np.geomspace(low, max(high, 1.01 * low), LEVELS)  # one scale for all panels
+    levels = np.geomspace(low, max(high, 1.01 * low), LEVELS)  # all panels share one colour scale
     norm = LogNorm(levels[0], levels[-1])
     for (panel, one), height in zip(pairs, heights, strict=True):
         panel.contourf(places, places, height, levels=levels, norm=norm, cmap="viridis", extend="min")

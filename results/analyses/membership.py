@@ -23,16 +23,14 @@ from medsilo.site.settings import SiteSettings
 from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.finished import FinishedRun, drawn
 
-CASES = 400  # most cases in each of the two groups, members and other cases
-FALSE = 0.05  # rate of false alarms: fraction of the other cases that the attack classifies as members
+CASES = 400  # most cases in each of the two groups, members and non-members
+FALSE = 0.05  # rate of false alarms: fraction of the non-members that the attack classifies as members
 CONFIDENCE = 0.95
 CLEAR = 0.6  # smallest area under the curve at which the report advises against a release
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The success of an attack that separates the members of a training set from other patients."""
-
     members: int
     others: int
     area: float
@@ -43,12 +41,11 @@ class Membership:
 
     @property
     def advises_against(self) -> bool:
-        """Return True if the attack separates members so well that the model should not be released."""
+        """Return True if the attack separates members so well that nobody should release the model."""
         return self.lowest >= CLEAR or self.found_lowest >= 3 * FALSE
 
     @property
     def verdict(self) -> str:
-        """Return a verbal interpretation of the separation."""
         told = (
             f"area under the curve {self.area:.3f} ({self.lowest:.3f} to {self.highest:.3f}; 0.5 is chance), "
             f"{self.found:.0%} of members found at {FALSE:.0%} false alarms"
@@ -61,7 +58,7 @@ class Membership:
 
 
 def membership(members: np.ndarray, others: np.ndarray) -> Membership:
-    """Measure how well these scores separate members, who are expected to have higher scores, from other cases."""
+    """Measure how well the scores separate members, who are expected to have higher scores, from non-members."""
     n, m = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     area = float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
@@ -77,8 +74,7 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
     """Measure for each released model how well an attack separates its training cases from other cases.
 
-    Attack each site's tested model, and each expert of a super model, because every holder of the super model has its
-    experts.
+    The attack includes every expert of a super model, because everybody who has the super model has the experts.
     """
     compute = settings.compute()
     tested = {site: run.model(site, compute.device) for site in run.sites}
@@ -94,7 +90,6 @@ def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> di
 def _of_site(
     run: FinishedRun, settings: SiteSettings, site: str, model: nn.Module, references: Sequence[nn.Module], seed: int
 ) -> Membership:
-    """Measure how well a model's loss separates a site's training cases from its validation and test cases."""
     data, compute = run.data(site, settings), settings.compute()
     members = drawn(data.train, CASES, seed, "members", site)
     others = drawn(ConcatDataset([data.validation, data.test]), CASES, seed, "others", site)
@@ -104,7 +99,6 @@ def _of_site(
 def _scores(
     run: FinishedRun, model: nn.Module, references: Sequence[nn.Module], cases: Dataset, compute: Compute
 ) -> np.ndarray:
-    """For each case, return the mean loss of the other models minus the loss of this model."""
     own = _losses(run, model, cases, compute)
     if not references:
         return -own
@@ -128,9 +122,7 @@ def _differ(models: Sequence[nn.Module]) -> bool:
 
 
 def audits(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Attack each run: do its models reveal the patients of the training set? Return a line of the report for each
-    model.
-    """
+    """Attack each run's models to find out whether they reveal patients of the training set."""
     found = {run.label: check_release(run, asked.settings, asked.seed) for run in runs}
     lines = [f"{run}: {name}: {one.verdict}" for run, models in found.items() for name, one in models.items()]
     told = [

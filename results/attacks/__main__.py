@@ -2,11 +2,11 @@
 
     python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
-The program runs the missing studies, stores the result of each in a file under --cells, and prints results/attacks.csv.
-The option --write also writes that file. A stopped program continues with the next study. With `--minutes 0`, no study
-runs. The whole program takes about 90 minutes on one core. The option --wide combines all methods with all attacks and
-defences, and takes many times as long. The program exits with 1 if studies are missing, or if the best defence misses
-the goal in an attack without a declared exception.
+The program runs the missing studies, stores each study's result in a file under --cells, and prints
+results/attacks.csv. The option --write also writes results/attacks.csv. A stopped program continues with the next
+study. With `--minutes 0`, no study runs. The whole program takes about 90 minutes on one core. The option --wide
+combines all methods with all attacks and defences, and takes many times as long. The program exits with 1 if studies
+are missing, or if the best defence misses the goal in an attack without a declared exception.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="folder for results")
     parser.add_argument("--minutes", type=float, help="start no study after this number of minutes")
     chosen = parser.parse_args(arguments)
-    warnings.filterwarnings("ignore")  # Torch and MONAI print many warnings.
+    warnings.filterwarnings("ignore")  # torch and MONAI print many warnings
     torch.set_num_threads(1)
     blocks = SIZES[chosen.size or "table"]
     if chosen.size == "quick":
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_cells(blocks: tuple, folder: Path, minutes: float | None) -> int:
-    """Run the missing studies; returns the number of studies that remain."""
+    """Run the missing studies, and return the number of studies that remain."""
     every, started, left = list(cells(blocks)), time.monotonic(), 0
     for number, cell in enumerate(every, 1):
         over = minutes is not None and time.monotonic() - started >= 60 * minutes

@@ -1,11 +1,11 @@
 """Define attacks by dishonest hospitals: the data that they change and the updates that they forge.
 
-An attack changes the results of real participants after their training. The forged results go to the real coordinator,
-which checks them like all other results.
+An attack changes the results of real participants after their training. The real coordinator receives the forged
+results, and checks them like all other results.
 
-The dishonest hospitals of a study collude: an attack forges the results of all of them at once. The dishonest hospitals
-know their received tensors and their honest updates. The dishonest hospitals see only the aggregated model of the
-honest hospitals.
+The dishonest hospitals of a study collude: an attack forges all their results at once. The dishonest hospitals know
+their received tensors and their honest updates. The dishonest hospitals see only the aggregated model of the honest
+hospitals.
 """
 
 import math
@@ -29,13 +29,11 @@ from medsilo.tasks.site_data import Cases, SiteData
 from medsilo.tasks.task import Task
 
 VARIANCE, MEAN = "running_var", "running_mean"
-Updates = Mapping[str, Tensors]  # by dishonest hospital: its trained tensors minus its received tensors
+Updates = Mapping[str, Tensors]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The server's request to the dishonest hospitals, and their honest answers, which an attack changes in place."""
-
     plan: Plan
     task: str
     number: int
@@ -44,16 +42,15 @@ class Turn:
 
 
 class Attack:
-    """An attack by some hospitals. Each study has a new instance, so an attack may remember earlier rounds."""
+    """Each study has a new instance of an attack, so an attack may remember earlier rounds."""
 
     name: ClassVar[str]
-    does: ClassVar[str]  # description for the table of attacks
+    does: ClassVar[str]
     knows: ClassVar[str] = "what it is given"
-    methods: ClassVar[frozenset[str]] = frozenset()  # the methods that the attack applies to; empty: all methods
+    methods: ClassVar[frozenset[str]] = frozenset()  # the methods to which the attack applies; empty means all methods
     version: ClassVar[int] = 1  # a higher number after a change of the attack discards stored results
 
     def poison(self, data: SiteData, task: Task) -> SiteData:
-        """Return the training data of a dishonest hospital."""
         return data
 
     def forge(self, turn: Turn) -> None:
@@ -67,7 +64,7 @@ def is_trained(name: str, tensor: Tensor) -> bool:
 
 
 class ForgedWeights(Attack, ABC):
-    """Forges the trained weights; batch norm's statistics stay honest, so that the server accepts them."""
+    """Forge the trained weights, but leave batch norm's statistics honest, so that the server accepts them."""
 
     knows = "what it is given and what it would honestly send"
 
@@ -95,7 +92,7 @@ def _trained(groups: Groups, group: str) -> Tensors:
 
 
 class Scaling(ForgedWeights):
-    """Sends `factor` times its update: θ + k (θ_i - θ)."""
+    """Send `factor` times the honest update: θ + k (θ_i - θ)."""
 
     factor: ClassVar[float]
 
@@ -130,7 +127,7 @@ class Scale100(Scaling):
 
 
 class Random(ForgedWeights):
-    """Sends random weights and the largest number of cases that the server accepts, in every answer."""
+    """Send random weights and the largest number of cases that the server accepts, in every answer."""
 
     name = "random weights, lying counts"
     does = (
@@ -166,7 +163,6 @@ class InnerProduct(ForgedWeights):
     knows = "what the bad hospitals would honestly send, all together; their mean stands for the honest ones'"
 
     def epsilon(self, sites: int, bad: int) -> float:
-        """Return ε for this number of dishonest hospitals among all hospitals."""
         return 0.5
 
     def forged(self, turn: Turn, group: str, honest: Updates, given: Updates) -> Updates:
@@ -191,7 +187,7 @@ class InnerProductLarge(InnerProduct):
 class ALittleIsEnough(ForgedWeights):
     """Baruch et al., A Little Is Enough, NeurIPS 2019: every attacker sends μ - z σ in each coordinate.
 
-    μ and σ are estimated from the attackers' honest updates and the model's last step. z follows the paper, but is at
+    The attackers estimate μ and σ from their honest updates and the model's last step. z follows the paper, but is at
     least 1.5. With 1 or 2 attackers among 5 hospitals, the paper's formula gives only 0 or 0.43.
     """
 
@@ -232,7 +228,7 @@ def _mean(known: Sequence[Tensors]) -> Tensors:
 
 # ---------------------------------------------------------------------------------------------------- forged statistics
 class Statistics(Attack):
-    """Sends the largest permitted values as batch norm's running statistics, or as AdaFed's measured statistics."""
+    """Send the largest permitted values as batch norm's running statistics, or as AdaFed's measured statistics."""
 
     name = "statistics"
     does = "sends the largest running means and variances, and to AdaFed the largest measured ones, that are in range"
@@ -247,7 +243,7 @@ class Statistics(Attack):
 
 
 class Amplitude(Attack):
-    """Poisons HarmoFL's shared amplitude spectrum in the single round in which sites send it.
+    """Poison HarmoFL's shared amplitude spectrum in the single round in which sites send it.
 
     A spectrum that is merely too large does no harm, because the network's first batch norm removes the scale.
     """
@@ -265,7 +261,6 @@ class Amplitude(Attack):
 
 
 def _largest(turn: Turn, answer: StudyMessage) -> dict[str, dict[str, float]]:
-    """Return the largest permitted value of each tensor with a limited range, by group."""
     if not answer.groups:
         return {}
     with torch.device("meta"):
@@ -279,8 +274,8 @@ def _largest(turn: Turn, answer: StudyMessage) -> dict[str, dict[str, float]]:
 
 
 class Expert(Attack):
-    """Attacks FedSM with a personal model that answers wrongly, and a selector that sends other hospitals' images to
-    it.
+    """Attack FedSM with a personal model that answers wrongly, and a selector that sends other hospitals' images to
+    this model.
     """
 
     name = "expert and selector"
@@ -314,7 +309,7 @@ class Expert(Attack):
 
 
 class Scores(Attack):
-    """Reports false validation scores, from which the server chooses the best round."""
+    """Report false validation scores, from which the server chooses the best round."""
 
     name = "lying scores"
     does = "trains honestly and says that the initial model scores 1 and every other model 0"
@@ -328,8 +323,6 @@ class Scores(Attack):
 
 # ---------------------------------------------------------------------------------------------------- poisoned data
 class LabelFlip(Attack):
-    """Trains and validates on wrong labels."""
-
     name = "label flip"
     does = "trains, and scores models, on labels turned round: class c is called C - 1 - c"
 
@@ -355,7 +348,7 @@ class Backdoor(Attack):
 
 
 class ScaledBackdoor(Backdoor, Scaling):
-    """A backdoor attack that scales its update so that the mean of all updates is about the attacker's update."""
+    """Scale the update of a backdoor attack, so that the mean of all updates is about the attacker's update."""
 
     name = "backdoor, replacing the model"
     does = "the same, and sends n / m times its update for m bad hospitals of n, which takes the place of the mean"
@@ -405,5 +398,4 @@ ATTACKS: Mapping[str, type[Attack]] = {
 
 
 def attacks_on(method: str) -> list[str]:
-    """Return the names of the attacks that apply to a method."""
     return [name for name, attack in ATTACKS.items() if not attack.methods or method in attack.methods]

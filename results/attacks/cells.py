@@ -1,4 +1,4 @@
-"""Choose the studies to run, and store each result in a JSON file, so that a stopped run can continue."""
+"""Choose the studies to run, and store each result in a JSON file, so that a stopped program can continue."""
 
 import hashlib
 import json
@@ -20,8 +20,6 @@ from results.attacks.federation import run
 
 @dataclass(frozen=True)
 class Defence:
-    """The plan's `aggregation`, and how many of the five hospitals a round with this aggregation needs."""
-
     mixing: Mapping[str, Any]
     minimum: int = 3
 
@@ -84,7 +82,7 @@ NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the table: each method combined with each applicable attack, each defence and each number of dishonest
+    """A block of the table: each method combined with each applicable attack, each defence and each number of dishonest
     sites.
     """
 
@@ -98,8 +96,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Cell:
-    """One study."""
-
     setting: Setting
     method: str
     attack: str
@@ -113,10 +109,10 @@ class Cell:
         return tuple(sorted(SITES[(self.seed + 2 * place) % len(SITES)] for place in range(self.bad)))
 
     def plan(self) -> Plan:
-        """Return the plan; raises PlanError if the method does not allow the defence."""
+        """Return the plan, or raise PlanError if the method does not allow the defence."""
         defence = DEFENCES[self.defence]
-        # By default, the server rejects a site that reports nearly all cases; this rejection is off while defences are
-        # measured.
+        # By default, the server rejects a site that reports nearly all cases; this rejection is off during the
+        # measurement of defences.
         agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum, "max_share": 1.0}
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
@@ -145,13 +141,11 @@ def _values(setting: Setting) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Result:
-    """The stored result of a study."""
-
     score: float | None = None  # mean test score of the honest hospitals
-    sites: Mapping[str, float] | None = None  # mean test score of each honest hospital
+    sites: Mapping[str, float] | None = None
     patched: float | None = None
     refused: int = 0
-    reason: str | None = None  # reason why the study ended early or the plan was rejected
+    reason: str | None = None
     no_plan: bool = False
     record: Sequence[Mapping[str, Any]] | None = None  # the record's outliers in each round; only for the plain mean
     rounds: int = 0
@@ -160,7 +154,6 @@ class Result:
 
     @property
     def stood_out(self) -> set[str] | None:
-        """The hospitals that the record marks as outliers; None if no record was stored."""
         return None if self.record is None else set(standing_out([Round(**line) for line in self.record]))
 
 
@@ -195,7 +188,7 @@ TABLE = (
     Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (2,), 2),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, ("fedsm",), COMMON, (PLAIN, "norm bound", "Multi-Krum"), (0, 1), 1),
-    # Two seeds were too few to decide whether the goal is met, so this block has eight.
+    # Two seeds were too few for a decision about the goal, so this block has eight seeds.
     Block(HISTOLOGY, ("fedadam",), ("statistics",), (PLAIN, "norm bound", "Multi-Krum"), (0, 1), 8),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (2,), 1),
     Block(HISTOLOGY, ("fedsm",), COMMON, (PLAIN, "norm bound", "Multi-Krum"), (2,), 1),
@@ -211,8 +204,8 @@ SMALLEST = (
 
 
 def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
-    """Yield every cell once, all cells of the first seed before those of the second, so that unfinished results make a
-    table, too.
+    """Yield every cell once, all cells of the first seed before those of the second seed, so that unfinished results
+    make a table, too.
     """
     seen = set()
     for seed in range(max(block.seeds for block in blocks)):
@@ -233,7 +226,6 @@ def _of(block: Block, seed: int) -> Iterator[Cell]:
 
 
 def result_of(cell: Cell, folder: Path) -> Result:
-    """Return a cell's result, from its file or by running the study."""
     known = kept(cell, folder)
     if known:
         return known
@@ -244,13 +236,11 @@ def result_of(cell: Cell, folder: Path) -> Result:
 
 
 def kept(cell: Cell, folder: Path) -> Result | None:
-    """Return a cell's result from its file, if it is there."""
     file = folder / cell.file()
     return Result(**json.loads(file.read_text("utf-8"))) if file.exists() else None
 
 
 def measured(cell: Cell) -> Result:
-    """Run the study of a cell."""
     package = facts_of(ENGINE)["hash"]
     try:
         plan = cell.plan()
@@ -273,7 +263,6 @@ def measured(cell: Cell) -> Result:
 
 
 def _seen(line: Round) -> dict[str, Any]:
-    """Return the part of a round's record that describes the sites' updates."""
     told = line.as_json()["sites"]
     return {
         "round": line.round,

@@ -1,9 +1,9 @@
 """Measure the cost of each defence at the server, relative to the plain mean in the same run.
 
-Five hospitals send a U-Net's weights; every measurement runs in a separate process. The time is the processor time from
-the first contribution to the result, in the fastest of several rounds. The memory is the increase of the process's peak
-during a round; contributions are created one at a time. The program needs Linux, because it forks and reads the peak
-from /proc.
+Five hospitals send a U-Net's weights; every measurement runs in a separate process. The reported time is the fastest
+processor time of several rounds, from the first contribution to the result. The reported memory is the increase of the
+process's peak during a round; the program creates contributions one at a time. The program needs Linux, because it
+forks and reads the peak memory from /proc.
 """
 
 import json
@@ -41,10 +41,10 @@ class Cost:
 
 
 def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
-    """Return the stored measurements; without stored measurements, measure now in a small process."""
+    """Return the stored measurements, or measure in a small process if no measurements are stored."""
     file = folder / "costs.json"
     if not file.exists():
-        # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
+        # Freed memory returns to the system at once, so that heap fragmentation does not change the peak.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "results.attacks.costs", *(["--tiny"] if tiny else [])]
         done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -53,8 +53,7 @@ def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
 
 
 def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
-    """Measure every defence against the plain mean."""
-    UNet(features=SMALL).build(1, 2)  # import MONAI once, before the processes start
+    UNet(features=SMALL).build(1, 2)  # imports MONAI once, before the processes start
     found = {
         name: (in_a_fork(seconds_of, name, features, repeats), in_a_fork(bytes_of, name, features)) for name in DEFENCES
     }
@@ -66,7 +65,7 @@ def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
     """Return the processor time of a round in seconds, which other processes hardly affect."""
     torch.set_num_threads(1)
     sent = list(models(features))
-    a_round(defence, features, iter(sent))  # warm up
+    a_round(defence, features, iter(sent))  # a warm-up round
     times = []
     for _ in range(repeats):
         began = time.process_time()
@@ -76,16 +75,15 @@ def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
 
 
 def bytes_of(defence: str, features: tuple[int, ...]) -> int:
-    """Return the increase of the process's peak memory during a round."""
     torch.set_num_threads(1)
-    a_round(defence, SMALL, models(SMALL))  # don't count memory that torch takes at its first use
+    # a warm-up round, because memory that torch takes at its first use must not count
+    a_round(defence, SMALL, models(SMALL))
     before = most_held()
     a_round(defence, features, models(features))
     return most_held() - before
 
 
 def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) -> Tensors:
-    """Aggregate the hospitals' contributions."""
     mixer = mixer_of(defence, features)
     mixer.start(SITES)
     for site, tensors in zip(SITES, sent, strict=True):
@@ -106,7 +104,6 @@ def models(features: tuple[int, ...]) -> Iterator[Tensors]:
 
 
 def mixer_of(defence: str, features: tuple[int, ...]) -> Aggregator:
-    """Return the mixer of a plan with this defence."""
     with torch.device("meta"):
         apart = [name for name, _ in UNet(features=features).build(1, 2).named_buffers()]
     mixer = WeightedMean()

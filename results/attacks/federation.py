@@ -35,20 +35,18 @@ CPU = SiteSettings(device="cpu")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The honest hospitals' scores in a study, and how the study ended."""
-
-    score: float | None  # mean test score; None: the study ended before the test
-    sites: dict[str, float]  # test score by honest hospital
+    score: float | None  # mean test score, or None if the study ended before the test
+    sites: dict[str, float]
     # fraction of the honest hospitals' test images of other classes that models assign to the target class because of
     # the patch
     patched: float | None
     refused: int  # rounds in which the server rejected a dishonest hospital's answer
-    reason: str | None  # why the study ended
+    reason: str | None
     rounds: list[Round] = field(repr=False, compare=False)
 
 
 class LoopWithBad(Loop):
-    """Exchanges messages within one process. The dishonest hospitals answer first, so that they can collude."""
+    """Exchange messages within one process, in which dishonest hospitals answer first, so that they can collude."""
 
     def __init__(self, participants: Mapping[str, TrainingSite], attack: Attack, bad: Collection[str]) -> None:
         super().__init__(participants)
@@ -83,7 +81,6 @@ class LoopWithBad(Loop):
 
 
 def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> Outcome:
-    """Run a study in which these hospitals are dishonest."""
     sites = plan.participation.sites
     with TemporaryDirectory(prefix="medsilo-attacks-") as place:
         root = Path(place) / "study"
@@ -107,7 +104,6 @@ def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> 
 
 @cache
 def data_of(task: Task, site: str, sites: tuple[str, ...], seed: int) -> SiteData:
-    """Return a hospital's synthetic data, which are generated once."""
     return task.read(site, list(sites), seed, None)
 
 
@@ -128,7 +124,7 @@ def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | N
     """Return the fraction of the honest hospitals' test images that their models assign to the target class because of
     the patch.
 
-    Test images whose true class is the target class don't count. Returns None if cases have no class.
+    Test images whose true class is the target class don't count. Return None if cases have no class.
     """
     if not plan.task.goal.classifies or len(plan.task.shape or ()) != 3:
         return None
@@ -144,7 +140,6 @@ def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | N
 
 
 def tested_model(plan: Plan, folder: Path) -> nn.Module:
-    """Return the model that a hospital tested, or its super model if the method has super models."""
     if (folder / paths.SUPER_MODEL).is_dir():
         return SuperModel.load(folder / paths.SUPER_MODEL)
     model = plan.algorithm.whole(plan.build_networks())

@@ -16,7 +16,8 @@ from results.result_files import Study, Table
 POINTS = 3.0  # most points of the score that the best defence may lose
 MOST_SEEDS = 9
 PATCHED = 10.0  # most percentage points by which the patch may succeed more often than without an attack
-# Declared exceptions to the goal, with reasons. Any other missed goal makes the command exit with 1.
+# Declared exceptions to the goal, with reasons. A missed goal without a declared exception makes the command exit with
+# 1.
 WAY = (
     "a bound on the length leaves the way as it is, and a median or a mean of the nearest gives a wrong way of usual "
     "length some weight; where a rule with its own cost is best, that cost comes on top"
@@ -49,45 +50,40 @@ def _signed(points: float) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """The results of one attack on one method with one defence in all finished seeds, and of the federations without an
-    attack.
+    """The results of one attack on one method with one defence in all finished seeds, and the results of federations
+    without an attack.
     """
 
-    cells: Sequence[Cell]  # finished cells, one for each seed
+    cells: Sequence[Cell]
     results: Sequence[Result]
     undisturbed: Sequence[Result]  # results with the same seeds, without attack and defence
     unattacked: Sequence[Result]  # results with the same seeds and defence, without attack
-    honest: Sequence[Sequence[str]]  # the hospitals whose scores are compared
+    honest: Sequence[Sequence[str]]  # for each seed, the hospitals whose scores are compared
 
     @property
     def cell(self) -> Cell:
-        """The first cell; all cells differ only in the seed."""
         return self.cells[0]
 
     @property
     def refused(self) -> bool:
-        """True if the plan rejects the defence for this method."""
         return any(result.no_plan for result in self.results)
 
     @property
     def ended(self) -> int:
-        """Return the number of studies that ended before the test."""
         return sum(result.score is None for result in self.results)
 
     @property
     def score(self) -> float | None:
-        """The honest hospitals' mean score over the studies that reached the test."""
+        """Return the honest hospitals' mean score over the studies that reached the test."""
         scores = [result.score for result in self.results if result.score is not None]
         return fmean(scores) if scores else None
 
     @property
     def best_possible(self) -> float:
-        """The mean score of the same hospitals in the federation without an attack."""
         return self._mean_of(self.undisturbed)
 
     @property
     def cost(self) -> float:
-        """Points of the same hospitals' mean score that the defence costs in a federation without an attack."""
         return 100 * (self.best_possible - self._mean_of(self.unattacked))
 
     def _mean_of(self, results: Sequence[Result]) -> float:
@@ -96,7 +92,9 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Points of the mean score below the federation without an attack; 100 if a study ended early."""
+        """Return the points by which the mean score is below the federation without an attack; 100 if a study ended
+        early.
+        """
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property
@@ -106,19 +104,17 @@ class Compared:
 
     @property
     def patched_gain(self) -> float:
-        """Percentage points by which the patch succeeds more often than without an attack."""
+        """Return the percentage points by which the patch succeeds more often than without an attack."""
         before = _mean(result.patched for result in self.undisturbed)
         return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
 
     @property
     def holds(self) -> bool:
-        """True if the goal is met."""
         opened = "backdoor" in self.cell.attack and self.patched_gain > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 
     @property
     def text(self) -> str:
-        """The text of the table's cell."""
         if self.refused:
             return "refused"
         if self.score is None:
@@ -134,8 +130,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 class Done:
-    """The finished cells of some blocks."""
-
     def __init__(self, blocks: Sequence[Block], folder: Path) -> None:
         self.all = list(cells(blocks))
         found = [(cell, kept(cell, folder)) for cell in self.all]
@@ -143,7 +137,6 @@ class Done:
         self.cells = [cell for cell, result in found if result]
 
     def compared(self, cell: Cell) -> Compared | None:
-        """Combine a cell with the same cell of all other seeds; returns None if no seed is finished."""
         own, results, references, unattacked, honest = [], [], [], [], []
         for seed in range(MOST_SEEDS):
             one = replace(cell, seed=seed)
@@ -159,7 +152,6 @@ class Done:
         return Compared(own, results, references, unattacked, honest) if own else None
 
     def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
-        """Return the finished cells that `wanted` accepts, in order; the seeds of a cell are combined."""
         firsts = {_key(replace(cell, seed=0)): replace(cell, seed=0) for cell in self.cells if wanted(cell)}
         return [found for cell in firsts.values() if (found := self.compared(cell))]
 
@@ -178,7 +170,6 @@ def attacks_table() -> Table:
 
 
 def settings_table(done: Done) -> Table:
-    """Return a table of each study's settings, such as the numbers of hospitals and rounds."""
     settings = {cell.setting.title: cell.setting for cell in done.cells}
     rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
     return Table(("study", "task", "network", "training"), rows, "The studies")
@@ -189,9 +180,6 @@ def _numbers(section: Mapping[str, Any]) -> str:
 
 
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> Table:
-    """For one method and number of dishonest hospitals, return a table of scores with a row for each attack and a
-    column for each defence.
-    """
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
     defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
     rows = []
@@ -213,7 +201,6 @@ def score_tables(done: Done) -> list[Table]:
 
 
 def costs_table(done: Done, measured: Sequence[Cost]) -> Table:
-    """Return the cost of each defence without an attacker: points of the score, and the server's time and memory."""
     found = done.where(lambda cell: cell.bad == 0)
     places = list(dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found))
     header = [f"{title.partition(':')[0]}, {METHODS[method].title}" for title, method in places]
@@ -243,7 +230,7 @@ def best_defence(found: Sequence[Compared]) -> str | None:
 
 
 def goal_table(done: Done) -> tuple[Table, list[Compared]]:
-    """Return a table of each method's best defence against one dishonest hospital, and the attacks in which that
+    """Return a table of each method's best defence against one dishonest hospital, and the attacks in which this
     defence misses the goal.
     """
     rows: list[Sequence[str]] = []
@@ -273,7 +260,6 @@ def _why(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- outliers
 def named_table(done: Done) -> Table:
-    """For studies that use the plain mean, return a table of the hospitals that the record marks as outliers."""
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
         pairs = zip(one.cells, one.results, strict=True)
@@ -292,7 +278,6 @@ def named_table(done: Done) -> Table:
 
 # ---------------------------------------------------------------------------------------------------- the file
 def study(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[Study, list[str]]:
-    """Return the file, and the attacks that miss the goal without a declared exception."""
     done = Done(blocks, folder)
     goal, missed = goal_table(done)
     unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})

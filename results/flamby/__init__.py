@@ -1,4 +1,4 @@
-"""Run FLamby's published tables of two sets of patients' data again (du Terrail et al. 2022).
+"""Repeat FLamby's published tables of two sets of patients' data (du Terrail et al. 2022).
 
 The protocol (docs/research/reproduce.md) follows FLamby's code; published.csv holds the published scores of each seed.
 Medsilo deviates from FLamby's code in three ways. Each round starts a new pass over a site's data. SCAFFOLD gives all
@@ -22,21 +22,19 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 
-ERRORS = 2.0  # most standard errors of the difference at which a cell agrees
+ERRORS = 2.0  # a cell agrees if the difference is at most this number of standard errors
 POOLED, PERSONAL = "pooled", "personal"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# Columns of the heart data: those that are read, the disease's level, those that become dummies, and those that are
-# never truly 0.
+# Columns of the heart data: number of columns to read, the disease's level, columns that become dummies, and columns
+# that are never truly 0.
 READ, DISEASE, DUMMIES, NEVER_ZERO = 10, 13, (2, 6), {"hungarian": (3, 4, 7)}
 REGIONS = 6
-Lines = dict[str, list[dict[str, Any]]]  # by hospital: the values of each line, with the line's part
+Lines = dict[str, list[dict[str, Any]]]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of FLamby's data sets: the folder of its files, and the training settings of its models."""
-
     name: str
     folder: str
     files: tuple[str, ...]
@@ -47,28 +45,23 @@ class Benchmark:
     rounds: int
     alone: Mapping[str, Any]  # settings of pooled and single-site training
     rates: Mapping[str, float]  # learning rates at the hospitals, by method
-    numbers: Mapping[str, Mapping[str, Any]]  # further settings, by method
+    numbers: Mapping[str, Mapping[str, Any]]
     personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital
 
     def lacking(self, data: Path) -> list[str]:
-        """Return the missing files and folders."""
         return [name for name in self.files if not (data / self.folder / name).exists()]
 
     def wish(self, data: Path) -> str:
-        """Return a message with the missing files and their folder, if any."""
         lacking = ", ".join(self.lacking(data))
         return f"{self.name}: put {lacking} ({self.origin}) into {data / self.folder}" if lacking else ""
 
     def ready(self, data: Path, place: Path) -> "Work":
-        """Write the set's data into a folder, and return its studies."""
         lines = self.read(data / self.folder)
         return Work(self, write_tables(lines, place), tuple(lines), place)
 
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One cell of the table: the scores of medsilo's seeds and of the published seeds."""
-
     set: str
     method: str
     test: str
@@ -77,7 +70,6 @@ class PublishedCell:
 
     @property
     def error(self) -> float:
-        """Return the standard error of the difference of the two means."""
         return math.sqrt(sum(spread(own) ** 2 / len(own) for own in (self.ours, self.theirs)))
 
     @property
@@ -91,7 +83,6 @@ class PublishedCell:
         return abs(fmean(self.ours) - fmean(self.theirs)) <= ERRORS * self.error
 
     def row(self) -> list[str]:
-        """Return the cell as a printed line."""
         away = fmean(self.ours) - fmean(self.theirs)
         if not self.judged:
             return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), "–", "not judged"]
@@ -109,14 +100,13 @@ def spread(values: Sequence[float]) -> float:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Return the mean, and the standard deviation if it is known."""
     return f"{values[0]:.3f}" if len(values) == 1 else f"{fmean(values):.3f} ± {spread(values):.3f}"
 
 
 # ------------------------------------------------------------------------------------------------------ the data
 def read_heart(folder: Path) -> Lines:
-    """Return UCI's four hospitals; lines with a missing value in the first ten columns are left out, and two of these
-    columns become dummies.
+    """Return UCI's four hospitals, without lines that lack a value in the first ten columns; two of these columns
+    become dummies.
     """
     known = {name: list(_heart_lines(folder / f"processed.{name}.data", name)) for name in HOSPITALS}
     levels = {place: sorted({line[place] for own in known.values() for line in own})[1:] for place in DUMMIES}
@@ -124,7 +114,7 @@ def read_heart(folder: Path) -> Lines:
 
 
 def _heart_lines(path: Path, name: str) -> Iterator[list[float]]:
-    """For each line, yield its first ten values, and True if the patient has the disease."""
+    """For each line, yield the first ten values, and True if the patient has the disease."""
     with path.open(encoding="utf-8", newline="") as file:
         for cells in csv.reader(file):
             if len(cells) <= DISEASE or "?" in cells[:READ]:
@@ -158,7 +148,6 @@ def _split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_brca(folder: Path) -> Lines:
-    """Return the six regions of TCGA-BRCA's clinical table."""
     with (folder / "train_test_split.csv").open(encoding="utf-8", newline="") as file:
         places = {row["pid"]: row["fold2"].split("_") for row in csv.DictReader(file)}
     found: Lines = {f"region-{number}": [] for number in range(REGIONS)}
@@ -170,10 +159,10 @@ def read_brca(folder: Path) -> Lines:
 
 
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
-    """Write a table for each hospital and a table of all hospitals; returns the input columns of a network.
+    """Write a table for each hospital and a table of all hospitals, and return a network's input columns.
 
-    The published protocol has no validation cases. Without validation cases, training cases are listed again as
-    validation cases, and no choice depends on them.
+    The published protocol has no validation cases, so training cases are listed again as validation cases, and no
+    choice depends on them.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
     validated = any(line["part"] == "validation" for line in together[POOLED])
@@ -245,7 +234,6 @@ TABLES = (HEART, BRCA)
 
 
 def published() -> dict[tuple[str, str], list[float]]:
-    """Return FLamby's scores by set and method, in the order of the seeds."""
     text = Path(__file__).with_name("published.csv").read_text("utf-8")
     found: dict[tuple[str, str], list[float]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
@@ -256,7 +244,6 @@ def published() -> dict[tuple[str, str], list[float]]:
 def compare(
     data: Path, seeds: Sequence[int], say: Say, benchmarks: Sequence[Benchmark] | None = None
 ) -> Iterator[PublishedCell]:
-    """Yield every cell of the sets whose files exist; raises a MedsiloError if no files exist."""
     every = TABLES if benchmarks is None else benchmarks
     there = [one for one in every if not one.lacking(data)]
     for one in every:
@@ -283,8 +270,6 @@ def compare(
 
 @dataclass(frozen=True)
 class Work:
-    """The studies of one data set."""
-
     benchmark: Benchmark
     columns: tuple[str, ...]
     sites: tuple[str, ...]
@@ -292,12 +277,10 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site, with data that are public."""
         own = {"device": "cpu", "threads": 1}
         return make_settings({"data": str(self.folder), "public_data": True, **own}, "the benchmark")
 
     def plan(self, method: str, sites: Sequence[str], rounds: int, training: Mapping[str, Any], seed: int) -> Plan:
-        """Return the plan of one study."""
         own = self.benchmark
         return parse_plan(
             {
@@ -312,7 +295,7 @@ class Work:
         )
 
     def on_all(self, method: str, seed: int) -> float:
-        """Return the score of one model on the test cases of all hospitals, scaled by their training cases."""
+        """Return the score of one model on the test cases of all hospitals, scaled by the hospitals' training cases."""
         if method == POOLED:
             return self.alone(POOLED, seed)
         plan = self.federated(method, self.benchmark.rates[method], seed)
@@ -325,18 +308,15 @@ class Work:
         return fmean(self.score(plan, models[site], site) for site in self.sites)
 
     def federated(self, method: str, rate: float, seed: int) -> Plan:
-        """Return the plan of a study of all hospitals."""
         own = self.benchmark
         return self.plan(method, self.sites, own.rounds, {**own.training, "learning_rate": rate}, seed)
 
     def alone(self, site: str, seed: int) -> float:
-        """Return the score of a site's single-site model, or of the pooled model, on the site's test cases."""
         plan = self.plan("local", [site], 1, self.benchmark.alone, seed)
         return self.score(plan, inprocess.run(plan, settings=self.settings).models[site], site)
 
     @torch.no_grad()
     def score(self, plan: Plan, model: nn.Module, site: str) -> float:
-        """Return a model's score on a site's test cases."""
         cases: Any = plan.task.site_data(site, [site], plan.seed, self.settings.data).test
         found: Tensor = plan.task.goal.case_scores(model.eval()(cases.inputs), cases.targets)
         return float(found.double().mean())

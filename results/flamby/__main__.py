@@ -20,7 +20,6 @@ from tests.patients import write_hearts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tables and print each cell."""
     parser = argparse.ArgumentParser(prog="python -m results.flamby", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", default="42,43,44,45,46", help="seeds (default: the published seeds)")

@@ -1,4 +1,4 @@
-"""Run FLamby's heart study under differential privacy again, and compare better settings.
+"""Repeat FLamby's heart study under differential privacy, and compare better settings.
 
     python -m results.heart_dp [--write] [--minutes N] [--data DIR] [--published FILE] [--cells DIR]
 
@@ -30,7 +30,6 @@ FILE = result_files.FOLDER / "heart-dp.csv"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the file."""
     parser = argparse.ArgumentParser(
         prog="python -m results.heart_dp", description="Run the heart study under differential privacy."
     )

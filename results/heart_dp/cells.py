@@ -17,14 +17,12 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = PrivacyGuarantee(None, None)
 PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
-DRAWS = 5  # draws of validation cases and of noise, with which candidates are compared
+DRAWS = 5  # number of draws of validation cases and of noise, with which candidates are compared
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One study, which is scored on the test cases or on validation cases that its seed draws."""
-
     setup: Setup
     promise: PrivacyGuarantee
     seed: int
@@ -32,12 +30,10 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """Return the name of the file with the cell's result."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16] + ".json"
 
 
 def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outcome:
-    """Return a cell's result, from its file if the cell is finished."""
     path = folder / cell.file
     if path.exists():
         return Outcome(**json.loads(path.read_text("utf-8"))["outcome"])
@@ -49,12 +45,10 @@ def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outco
 
 
 def kept(cell: Cell, folder: Path) -> bool:
-    """Return True if a cell is finished."""
     return (folder / cell.file).exists()
 
 
 def published(promise: PrivacyGuarantee) -> list[Cell]:
-    """Return the published study's runs with this privacy guarantee, one for each seed."""
     return [Cell(Setup(), promise, seed) for seed in SEEDS]
 
 
@@ -71,7 +65,6 @@ def candidates() -> list[Setup]:
 
 
 def chosen(promise: PrivacyGuarantee, hospitals: dict[str, Hospital], folder: Path) -> tuple[Setup, float]:
-    """Return the candidate with the best mean accuracy on validation cases, and that accuracy."""
     means = {
         setup: fmean(result_of(Cell(setup, promise, seed, True), hospitals, folder).mean for seed in range(DRAWS))
         for setup in candidates()

@@ -1,4 +1,4 @@
-"""Fed-Heart-Disease: four hospitals of the UCI Heart Disease data, split and scaled as FLamby does."""
+"""Read Fed-Heart-Disease: four hospitals of the UCI Heart Disease data, split and scaled as FLamby does."""
 
 import csv
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-USED, LABEL, DUMMIES = 10, 13, (2, 6)  # columns that are read, the disease's level, and those that become dummies
+USED, LABEL, DUMMIES = 10, 13, (2, 6)  # number of columns to read, the disease's level, and columns that become dummies
 TRAIN, SPLIT = 0.66, 43
-PRESSURE, CHOLESTEROL, HEART_RATE = 3, 4, 7  # columns; a cholesterol of 0 is true at UCI's last two hospitals
+# numbers of columns; a cholesterol of 0 is a true value at UCI's last two hospitals
+PRESSURE, CHOLESTEROL, HEART_RATE = 3, 4, 7
 NEVER = dict.fromkeys(HOSPITALS, (PRESSURE, HEART_RATE)) | {"hungarian": (PRESSURE, CHOLESTEROL, HEART_RATE)}
 
 
@@ -27,18 +28,16 @@ class Hospital:
 
 
 def read(folder: Path) -> dict[str, Hospital]:
-    """Return the four hospitals of a folder with the `processed.*.data` files."""
     rows = {name: _rows(folder / f"processed.{name}.data", NEVER[name]) for name in HOSPITALS}
     numbers = np.concatenate(list(rows.values()))
-    levels = {column: np.unique(numbers[:, column])[1:] for column in DUMMIES}  # the first level is left out
+    levels = {column: np.unique(numbers[:, column])[1:] for column in DUMMIES}
     return {name: _hospital(own, levels) for name, own in rows.items()}
 
 
 def _rows(path: Path, never: Sequence[int]) -> np.ndarray:
-    """Return the first ten columns and the label of disease for all lines without missing values in these columns.
+    """Return the first ten columns and the label of disease, for all lines without missing values in these columns.
 
     Args:
-        path: The file of a hospital.
         never: Columns whose true values are never 0; some copies of the file have 0 instead of UCI's question marks.
     """
     with path.open(encoding="utf-8", newline="") as file:
@@ -59,7 +58,7 @@ def _hospital(rows: np.ndarray, levels: dict[int, np.ndarray]) -> Hospital:
 
 
 def divided(labels: np.ndarray, share: float, seed: int) -> Sequence[np.ndarray]:
-    """Divide the cases' indices at random into two sets, the first with the fraction `share` of all cases."""
+    """Divide the cases' indices at random into two sets, the first of which has the fraction `share` of all cases."""
     counts = [int((labels == level).sum()) for level in np.unique(labels)]
     strata = labels if len(counts) > 1 and min(counts) > 2 else None
     return train_test_split(

@@ -27,23 +27,23 @@ COMPUTE = Compute()
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a study's training. The defaults are FLamby's."""
+    """The settings of a study's training, which are FLamby's by default."""
 
     method: Literal["fedavg", "mr-mtl"] = "fedavg"
     rounds: int = 15
     steps: int = 100  # steps of each hospital in a round
-    batch: int | None = 4  # None: all cases in every step
+    batch: int | None = 4  # None means all cases in every step
     rate: float = 0.001
     momentum: float = 0.0
     clip: float = 1.1
-    pull: float = 0.0  # strength of the pull in MR-MTL
+    pull: float = 0.0  # strength of MR-MTL's pull towards the common weights
     weighting: Literal["samples", "uniform"] = "samples"
     start: Literal["drawn", "zero"] = "drawn"
 
 
 @dataclass(frozen=True)
 class PrivacyGuarantee:
-    """ε and δ of a study at each hospital; with ε None, there is no privacy."""
+    """A study's ε and δ at each hospital; ε None means no privacy."""
 
     epsilon: float | None
     delta: float | None
@@ -51,26 +51,22 @@ class PrivacyGuarantee:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a study: the accuracy of each hospital on its test cases, and the largest ε of a hospital."""
-
     accuracies: dict[str, float]
     epsilon: float
 
     @property
     def mean(self) -> float:
-        """Return the plain mean of the hospitals' accuracies."""
         return fmean(self.accuracies.values())
 
 
 @cache
 def noise_of(promise: PrivacyGuarantee, rate: float, steps: int) -> float:
-    """Return the noise multiplier with which this number of steps keeps a privacy guarantee."""
+    """Return the noise multiplier with which `steps` steps keep a privacy guarantee."""
     assert promise.epsilon and promise.delta
     return noise_for(promise.epsilon, promise.delta, rate, steps)
 
 
 def run(hospitals: dict[str, Hospital], setup: Setup, promise: PrivacyGuarantee, seed: int) -> Outcome:
-    """Train with all hospitals, and test each model on its own hospital's test cases."""
     model = _start(setup, seed)
     own = {name: _copy(model) for name in hospitals}
     optimizers = {name: SGD(net.parameters(), lr=setup.rate, momentum=setup.momentum) for name, net in own.items()}
@@ -96,8 +92,6 @@ def run(hospitals: dict[str, Hospital], setup: Setup, promise: PrivacyGuarantee,
 
 
 class _Site:
-    """A hospital's training."""
-
     def __init__(self, name: str, hospital: Hospital, setup: Setup, promise: PrivacyGuarantee, seed: int) -> None:
         self.name, self.data, self.setup, self.promise, self.seed = name, hospital.train, setup, promise, seed
         self.cases = len(hospital.train)
@@ -108,7 +102,6 @@ class _Site:
         return noise_of(self.promise, self.batch / self.cases, self.setup.rounds * self.setup.steps)
 
     def epsilon(self) -> float:
-        """Return the privacy cost ε of the study."""
         if self.promise.epsilon is None or self.promise.delta is None:
             return math.inf
         steps = SampledGaussian(

@@ -26,13 +26,12 @@ from results.heart_dp.data import Hospital
 from results.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from results.result_files import Study, Table
 
-ERRORS = 2.0  # most standard errors of the difference at which a cell agrees
+ERRORS = 2.0  # a cell agrees if the difference is at most this number of standard errors
 GOALS = {1.0: 0.722, 0.1: 0.679}
-Told = dict[tuple[float | None, float | None], list[float]]  # ε and δ → the published accuracy of each seed
+Told = dict[tuple[float | None, float | None], list[float]]  # maps ε and δ to the published accuracy of each seed
 
 
 def read_published(path: Path) -> Told:
-    """Return the published figures, in the order of the seeds."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: int(row["seed"]))
     told: Told = {}
@@ -44,8 +43,6 @@ def read_published(path: Path) -> Told:
 
 @dataclass(frozen=True)
 class Compared:
-    """Medsilo's accuracies and the published accuracies for one privacy guarantee."""
-
     promise: PrivacyGuarantee
     ours: Sequence[float]
     theirs: Sequence[float]
@@ -68,14 +65,12 @@ class Compared:
 def compared(
     setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
 ) -> Compared:
-    """Return the test results for one privacy guarantee."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
     return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
 
 
 def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
-    """Return the file's content, and True if the goals are met."""
     done = [promise for promise in PUBLISHED if all(kept(cell, folder) for cell in published(promise))]
     again = [compared(Setup(), promise, hospitals, told, folder) for promise in done]
     rows = [
@@ -118,7 +113,6 @@ def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Stu
 
 
 def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
-    """Return ε and δ as text, or the text for no privacy."""
     return (
         f"ε {promise.epsilon:g}" if promise.epsilon else "no privacy",
         f"δ {promise.delta:g}" if promise.delta else "",
@@ -126,7 +120,6 @@ def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
 
 
 def _costs(again: Sequence[Compared]) -> list[str]:
-    """Return the cost of bounding each case's gradient, and the effect of the noise."""
     found = {(one.promise.epsilon, one.promise.delta): one for one in again}
     cells = [found.get(key) for key in ((None, None), (50.0, 1e-3), (0.1, 1e-3))]
     (ours, theirs) = ([fmean(getattr(one, own)) for one in cells if one] for own in ("ours", "theirs"))

@@ -1,8 +1,8 @@
 """Define the IMPACT studies: 15 studies of mortality within six months after brain injury, each left out once and
 predicted.
 
-A study that is left out is an evaluation site of the federation. If a method has personal models and no shared model,
-all 14 personal models predict as an ensemble with averaged probabilities.
+If a method has personal models and no shared model, all 14 personal models predict as an ensemble with averaged
+probabilities.
 """
 
 import csv
@@ -29,7 +29,7 @@ from results.flamby import Lines, write_tables
 from tests import inprocess
 
 LEVELS = {"motor_score": ("1/2", "3", "4", "5/6"), "pupil": ("Both", "One", "None")}
-# the core model's columns; age is scaled by round public numbers, since privacy forbids a site's statistics
+# the core model's columns; round public numbers scale the age, since privacy forbids a site's statistics
 COLUMNS = (
     {"name": "age", "mean": 35, "deviation": 15},
     *({"name": name, "levels": list(levels)} for name, levels in LEVELS.items()),
@@ -43,7 +43,7 @@ Found = dict[str, Any]  # "scores": each patient's log odds of death; with a sup
 
 @dataclass(frozen=True)
 class Configuration:
-    """A federated method with its network. `against` is the configuration with which this configuration is compared."""
+    """A federated method with its network; `against` is the configuration with which this configuration is compared."""
 
     name: str
     algorithm: Mapping[str, Any]
@@ -53,7 +53,6 @@ class Configuration:
     ensemble: bool = False
 
 
-# network with batch norm
 FEDAVG, BASE, HIDDEN = {"name": "fedavg"}, "FedAvg, hidden layer", {"name": "mlp", "hidden": [16]}
 METHODS = (
     Configuration("FedAvg", FEDAVG, POOLED),
@@ -76,7 +75,7 @@ def begin() -> None:
 
 
 def read(path: Path) -> Lines:
-    """Return the patients of each study in the file's order; every fifth patient is a validation case."""
+    """Return each study's patients in the file's order; every fifth patient is a validation case."""
     if not path.is_file():
         told = "impact.csv is not there; put it (from data/impact.rda of R's package metamisc) there, or give --data"
         raise MedsiloError(told, private=str(path))
@@ -90,13 +89,11 @@ def read(path: Path) -> Lines:
 
 
 def deaths(lines: list[dict[str, Any]]) -> np.ndarray:
-    """Return 1 for each patient who died within six months, otherwise 0."""
+    """Return 1 for each patient who died within six months, and 0 for all other patients."""
     return np.array([line["outcome"] for line in lines])
 
 
 class Work:
-    """All studies as tables for sites, and the predictions for a left-out study."""
-
     def __init__(self, studies: Lines, tables: Path, training: Mapping[str, Any] = TRAINING) -> None:
         self.studies, self.tables, self.training = studies, tables, training
         # every training site needs test cases, so its validation patients serve again, but nobody reads their scores
@@ -109,12 +106,10 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site, with data that are public."""
         own = {"device": "cpu", "threads": 1, "share_personal_model": True}
         return make_settings({"data": str(self.tables), "public_data": True, **own}, "the benchmark")
 
     def plan(self, configuration: Configuration, left_out: str) -> Plan:
-        """Return the plan in which all other studies train."""
         others = [study for study in self.studies if study != left_out]
         tested = [] if configuration.ensemble else [left_out + WHOLE]
         privacy = {"privacy": {"epsilon": configuration.epsilon, **PROMISE}} if configuration.epsilon else {}
@@ -131,9 +126,6 @@ class Work:
         )
 
     def predicted(self, configuration: Configuration, left_out: str, cells: Path) -> Found:
-        """Return the predictions of a federation of all other studies; if this federation ran before, the predictions
-        come from a file.
-        """
         plan = self.plan(configuration, left_out)
         path = cells / f"{left_out}-{plan.hash[:16]}.json"
         if not path.exists():
@@ -160,7 +152,6 @@ class Work:
         """Return the predictions of scikit-learn's logistic regression, which is trained on the other studies.
 
         Args:
-            left_out: The study whose patients are predicted.
             everybody: True also trains on patients that are validation cases in the federations.
         """
         others = [one for study, lines in self.studies.items() if study != left_out for one in lines]
@@ -169,7 +160,6 @@ class Work:
         return {"scores": model.decision_function(_terms(self.studies[left_out])).tolist()}
 
     def all_of(self, left_out: str, cells: Path) -> dict[str, Found]:
-        """Return all predictions for a left-out study, by the names of the models."""
         pooled = {POOLED_ALL: self.pooled(left_out, everybody=True), POOLED: self.pooled(left_out, everybody=False)}
         return pooled | {one.name: self.predicted(one, left_out, cells) for one in (*METHODS, *PRIVATE)}
 
@@ -184,9 +174,6 @@ def _terms(lines: list[dict[str, Any]]) -> np.ndarray:
 
 @torch.no_grad()
 def _by_super_model(done: inprocess.StudyResult, inputs: Tensor) -> Found:
-    """Return FedSM's scores, the number of patients whom a personal model predicts, and the validation patients whom
-    the selector assigns to their study.
-    """
     said = done.summary.details.super_model
     assert said
     output, chosen, _ = SuperModel.load(done.root / paths.SUPER_MODEL, done.plan).eval().answer(inputs)
@@ -197,5 +184,4 @@ def _by_super_model(done: inprocess.StudyResult, inputs: Tensor) -> Found:
 
 @torch.no_grad()
 def log_odds(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a network's log odds of death."""
     return model.eval()(inputs)[:, 0].double()

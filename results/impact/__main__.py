@@ -28,7 +28,6 @@ FILE = result_files.FOLDER / "impact.csv"
 
 
 def drawn(studies: int, patients: int) -> Lines:
-    """Return synthetic patients."""
     draw = random.Random(0)
 
     def patient(place: int) -> dict[str, object]:
@@ -40,7 +39,6 @@ def drawn(studies: int, patients: int) -> Lines:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the file."""
     parser = argparse.ArgumentParser(
         prog="python -m results.impact", description="Compare methods on IMPACT, with each study left out once."
     )

@@ -1,4 +1,4 @@
-"""Create the result file: a table of each quantity, and the answers to the declared questions."""
+"""Create the result file: a table of each estimated quantity, and the answers to the declared questions."""
 
 import re
 import time
@@ -24,16 +24,14 @@ JUDGED = [one.name for one in METHODS if one.against not in ("", POOLED)]
 DISCRIMINATION, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"
 BEST = {LARGE: 0.0, SLOPE: 1.0}  # ideal value of a calibration, from which distances are compared
 MEASURES = {DISCRIMINATION: auc, LARGE: calibration_in_the_large, SLOPE: calibration_slope}
-Predictions = Mapping[str, Mapping[str, Found]]  # by study and configuration
+Predictions = Mapping[str, Mapping[str, Found]]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """The estimates of one quantity for all configurations and studies."""
-
     part: str
     studies: Lines
-    found: Mapping[str, list[Estimate]]  # by configuration, in the order of the studies
+    found: Mapping[str, list[Estimate]]
 
     def compared(self, name: str) -> np.ndarray:
         """Return the compared values of each study: an AUC, or a calibration's distance from its ideal value."""
@@ -42,16 +40,13 @@ class Quantity:
 
     @cached_property
     def differences(self) -> dict[str, Estimate]:
-        """Return the mean difference of each configuration from the configuration that it is compared with."""
         return {one.name: mean_of(self.compared(one.name) - self.compared(one.against)) for one in ALL if one.against}
 
     @cached_property
     def p(self) -> dict[str, float]:
-        """Return p-values that are corrected for all judged methods."""
         return holm({name: self.differences[name].p for name in JUDGED})
 
     def cells(self, name: str) -> list[str]:
-        """Return a configuration's row."""
         scale, digits = (1.0, 2) if self.part in BEST else (100.0, 1)
         mean = f"{fmean(one.value for one in self.found[name]) * scale:.{digits}f}"
         row = [name, *(one.text(scale, digits) for one in self.found[name]), mean]
@@ -62,9 +57,6 @@ class Quantity:
         return [*row, f"{mark}{told}{mark}", "–" if p is None else f"{p:.3f}"]
 
     def tables(self) -> list[Table]:
-        """Return a table for each configuration that others are compared with; the first table has the configurations
-        without such a comparison.
-        """
         sizes = {study: len(lines) for study, lines in self.studies.items()}
         kinds = {name: next((one.against for one in ALL if one.name == name), "") for name in self.found}
         made = []
@@ -76,7 +68,6 @@ class Quantity:
         return made
 
     def judged(self) -> str:
-        """Return the names of the methods that are better or worse."""
         told = []
         for name in JUDGED:
             better = (self.differences[name].value > 0) != (self.part in BEST)
@@ -86,7 +77,6 @@ class Quantity:
 
 
 def answers(quantities: Mapping[str, Quantity], predictions: Predictions) -> list[str]:
-    """Return the answers in the order of the questions."""
     aucs = quantities[DISCRIMINATION]
     low, high = (own(one.value for one in aucs.found[POOLED_ALL]) for own in (min, max))
     again = max(abs(low - PUBLISHED[0]), abs(high - PUBLISHED[1])) <= AGAIN
@@ -117,7 +107,6 @@ def _chosen(predictions: Predictions, name: str) -> str:
 
 
 def study(studies: Lines, predictions: Predictions) -> Study:
-    """Return the file."""
     quantities = {}
     for part, measure in MEASURES.items():
         found: dict[str, list[Estimate]] = {}

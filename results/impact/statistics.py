@@ -25,7 +25,7 @@ class Estimate:
     p: float = 1.0
 
     def text(self, scale: float, digits: int, sign: str = "") -> str:
-        """Return the estimate as text: "0.81 (0.76 to 0.86)"."""
+        """Return the estimate as text, for example "0.81 (0.76 to 0.86)"."""
         value, low, high = (f"{number * scale:{sign}.{digits}f}" for number in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
@@ -49,7 +49,6 @@ def calibration_slope(scores: np.ndarray, died: np.ndarray) -> Estimate:
 
 
 def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return the first coefficient of a logistic regression, with Wald's interval."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PerfectSeparationWarning)

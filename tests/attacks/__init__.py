@@ -1,3 +1,1 @@
-"""Attack the documented promises through the same code that a hospital and a server run. Each attack succeeded against
-an earlier version.
-"""
+"""Attacks on the documented promises, each of which succeeded against an earlier version of medsilo."""

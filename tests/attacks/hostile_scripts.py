@@ -1,7 +1,8 @@
-"""The hostile scripts in the folder `hostile`: the goal of each, and its expected end at a hospital.
+"""List the goal of each hostile script in the folder `hostile`, and the expected result of running the script at a
+hospital.
 
-`python -m tests.attacks.hostile_scripts` writes the table of the scripts into docs/trust/airlock.md. The tests in
-test_hostile_scripts.py run each script at a hospital, and compare its end and the table with the list in this file.
+`python -m tests.attacks.hostile_scripts` writes the table of hostile scripts into docs/trust/airlock.md. The tests in
+test_hostile_scripts.py run each hostile script at a hospital, and compare the result with this list.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,11 @@ from typing import Any, Literal
 HERE = Path(__file__).parent / "hostile"
 PAGE = Path(__file__).parents[2] / "docs/trust/airlock.md"
 BEGIN, END = "<!-- hostile: written by 'python -m tests.attacks.hostile_scripts' -->", "<!-- end of hostile -->"
-BESIDE = {"lead"}  # files that the hostile scripts import
+BESIDE = {"lead"}
 
-# Expected ends. walls: each attempt fails, and the script sends no answer. refused: the hospital gives its reason.
-# nothing: the answer contains no result of the attack. counted: bits leave, and left.jsonl has their number.
+# Expected results of hostile scripts. "walls": each attempt fails, and the script sends no answer. "refused": the
+# hospital rejects the script's answer and gives a reason. "nothing": the answer contains no result of the attack.
+# "counted": bits of data leave, and left.jsonl records the number of these bits.
 Verdict = Literal["walls", "refused", "nothing", "counted"]
 ENDED = "the training script ended before its answer"
 SENT = "its tensors are not those that the plan sends"
@@ -27,12 +29,10 @@ HOURS = "hours for an answer (room.hours)"
 
 @dataclass(frozen=True)
 class Case:
-    """The expected end of a hostile script."""
-
     verdict: Verdict
-    reason: str = ""  # part of the hospital's message if it rejects the script
-    as_user: str = ""  # the hospital's reason if an ordinary account runs the kit
-    leaves: str = ""  # description of the data that leave the hospital
+    reason: str = ""  # words in the hospital's reason for rejecting the script
+    as_user: str = ""  # the hospital's reason for rejecting the script if an ordinary account runs the kit
+    leaves: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 1
     sites: tuple[str, ...] = ("a",)
@@ -117,7 +117,6 @@ WORDS: dict[Verdict, str] = {
 
 
 def goal_of(name: str) -> str:
-    """Return the goal of a script, from its first line."""
     first = (HERE / f"{name}.py").read_text("utf-8").splitlines()[0]
     return first.removeprefix("# Tries ").rstrip(".")
 
@@ -135,7 +134,6 @@ def table() -> str:
 
 
 def document() -> str:
-    """Return the documentation page with the current table of hostile scripts."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -4,8 +4,8 @@
     result.printed   # what the script printed, which stays at the hospital
     result.reasons   # why the hospital's answer is missing, as it leaves
 
-A script that begins with the text LEARNS takes part in training. `learning("...")` returns a script that runs the given
-code in each round before the script sends its answer.
+Scripts that contain the text LEARNS take part in training. `learning("...")` returns a script that runs the given code
+in each round before sending the script's answer.
 """
 
 import json
@@ -62,17 +62,14 @@ ROOM = dict[str, Any](device="cpu", memory_limit=2048, public_data=True, room={"
 
 
 def learning(does: str) -> str:
-    """Return a script that runs this code in each round, after training and before sending."""
     return f"{BEGINS}{indent(dedent(does), '    ')}\n{SENDS}"
 
 
 @dataclass(frozen=True)
 class Ran:
-    """The result of a study that ran a script in isolated processes."""
-
-    folder: Path  # the folder of the first hospital
+    folder: Path
     record: Record
-    error: str  # the reason why the study did not finish
+    error: str
 
     @property
     def printed(self) -> str:
@@ -81,7 +78,6 @@ class Ran:
 
     @property
     def left(self) -> list[dict[str, Any]]:
-        """Return, for each answer, the number of bits that left the first hospital."""
         file = self.folder / LEFT
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -102,11 +98,10 @@ def in_room(
     command: tuple[str, ...] = ("python3", "-u"),
     **plan: Any,
 ) -> Ran:
-    """Run a script at hospitals whose settings are those of ROOM, changed by `settings`.
+    """Run a script at hospitals with the settings ROOM, changed by `settings`.
 
     Args:
-        files: Further modules in the script's folder.
-        command: The command that starts the script.
+        files: Additional modules for the script's folder.
         ends: The round after which all processes of the script are killed.
     """
     torch.manual_seed(1)

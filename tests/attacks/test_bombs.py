@@ -1,6 +1,4 @@
-"""A small file or message that would expand without limit is rejected with a message of one line, and costs little
-memory.
-"""
+"""A small file or message that would expand without limit is rejected with an error message of one line."""
 
 import gzip
 import json
@@ -31,13 +29,12 @@ from tests.histories import DATA
 from tests.unit.medsilo_lab.test_provision import kits_of
 from tests.unit.site.test_ledger import filled
 
-DEEP = 200_000  # depth of nested lists
-MEMORY = 32 << 20  # the most bytes that Python may use for any of these inputs
+DEEP = 200_000
+MEMORY = 32 << 20
 
 
 @contextmanager
 def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[None]:
-    """Expect that the block raises an error of one line with these words and needs little memory."""
     tracemalloc.start()
     try:
         with pytest.raises(kind, match=words) as caught:
@@ -56,7 +53,6 @@ def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[No
 def test_a_damaged_file_of_a_backup_is_one_line(
     name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the backed-up kit, medsilo.yaml puts the server's studies into another folder."""
     kits_of(tmp_path)
     [kit] = [path.parents[1] for path in (tmp_path / "kits").glob("*/startup/fed_server.json")]
     (kit / "local/medsilo.yaml").write_text(f"output: {tmp_path / 'studies'}\n")
@@ -73,7 +69,7 @@ def test_a_damaged_file_of_a_backup_is_one_line(
 
 
 def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
-    """The facts in the backup would take 40 MB. Without the limit, a file of 10 MB took 10 GB of memory."""
+    """Without the limit, a backup of 10 MB took 10 GB of memory."""
     with ZipFile(tmp_path / "server.zip", "w", ZIP_DEFLATED) as archive:
         archive.writestr("kit/startup/fed_server.json", "{}")
         with archive.open("backup.json", "w") as facts:
@@ -86,7 +82,7 @@ def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
-    """The decoded pixels of the image would take 64 MB. Without the check, a file of 4.3 MB took 4.4 GB of memory."""
+    """Without the check, a DICOM file of 4.3 MB took 4.4 GB of memory."""
     pytest.importorskip("pydicom")
     from pydicom.dataset import Dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED
@@ -115,7 +111,7 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_an_element_of_a_kind_that_no_library_knows(tmp_path: Path) -> None:
-    """pydicom raises NotImplementedError only when the DICOM element of an unknown type is read."""
+    """pydicom raises NotImplementedError only when a program reads the DICOM element of the unknown type."""
     pytest.importorskip("pydicom")
     from medsilo_dicom.header import read_headers
     from tests.dicoms import write_series
@@ -160,7 +156,7 @@ def test_a_picture_of_thirty_thousand_squared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), ",  # raises TokenError
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), ",
         b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 4000,
         b"{'descr': '''",
         b"\0" * 60,

@@ -1,7 +1,7 @@
 """An attacker crafts a starting model whose disclosed score answers a question about one patient.
 
 Rounding scores makes the attack more expensive, but does not prevent it. The tests measure the number of studies that
-the attack needs, which docs/trust/privacy.md states.
+the attack needs; docs/trust/privacy.md states this number.
 """
 
 import re
@@ -25,7 +25,7 @@ from tests.sites import site_of
 from tests.unit.federation.test_protection import STUDY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/trust/privacy.md"
-HALF = 60  # patients of each class, sorted by age
+HALF = 60
 CREATININE, HIGHEST, DIGIT = 134.0, 200.0, 0.1
 TASK = {"name": "table", "labels": ["0", "1"], "standardise": "none", "columns": ["age", "creatinine"]}
 PLAN = parse_plan({**STUDY, "task": TASK, "network": {"name": "mlp", "hidden": [4, 6], "norm": "none"}})
@@ -33,7 +33,7 @@ STEEP, FAR = 100.0, 1e5
 
 
 def registry(folder: Path, known: int) -> None:
-    """Write a table in which each patient has a unique age. The attacker knows all ages and outcomes."""
+    """Write a table in which each patient has a unique age; the attacker knows all ages and outcomes."""
     drawn = np.random.default_rng(5).normal(90, 20, 2 * HALF).round(1)
     drawn[known] = CREATININE
     rows = [
@@ -44,7 +44,7 @@ def registry(folder: Path, known: int) -> None:
 
 
 def craft(parameters: list[Any], below: float, known: int, above: float) -> None:
-    """Change a network so that it is wrong for patients younger than `below`, and for the known patient if her
+    """Make a network wrong for patients younger than `below`, and also for the known patient if this patient's
     creatinine is greater than `above`.
     """
     one, one_bias, two, two_bias, last, last_bias = parameters
@@ -52,9 +52,9 @@ def craft(parameters: list[Any], below: float, known: int, above: float) -> None
         for own in parameters:
             own.zero_()
         one.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
-        # Both units of the layer measure the distance from the known patient's age.
+        # The first two units of the layer measure the distance from the known patient's age.
         one_bias.copy_(torch.tensor([-float(known), float(known), 0.0, 0.0]))
-        for place, edge in ((0, below), (2, HALF - 0.5)):  # the network's output changes at these ages
+        for place, edge in ((0, below), (2, HALF - 0.5)):
             two[place : place + 2, 3] = STEEP
             two_bias[place : place + 2] = torch.tensor([-STEEP * edge, -STEEP * edge - 1])
         two[4:6] = torch.tensor([-FAR, -FAR, STEEP, 0.0])
@@ -66,7 +66,7 @@ def craft(parameters: list[Any], below: float, known: int, above: float) -> None
 
 @dataclass
 class Attacker:
-    """An attacker who starts a study for each question, at an honest server and with default settings."""
+    """An attacker who starts one study for each question, at an honest server with default settings."""
 
     folder: Path
     settings: SiteSettings
@@ -74,7 +74,6 @@ class Attacker:
     studies: int = 0
 
     def loss(self, below: float, above: float) -> float:
-        """Return the disclosed loss of a crafted model over a hospital's validation cases."""
         self.studies += 1
         site = site_of(PLAN, "a", ["a"], self.settings, self.folder / f"{self.studies}/sites/a")
         craft([*site.participant.state.model.parameters()], below, self.known, above)
@@ -85,9 +84,6 @@ class Attacker:
         return float(told)
 
     def edge(self) -> int:
-        """Return the number of wrongly predicted young patients with which one more wrong prediction changes the
-        rounded loss.
-        """
         low, high = 0, HALF
         at_low = self.loss(low - 0.5, HIGHEST)
         while high - low > 1:
@@ -96,10 +92,9 @@ class Attacker:
         return low
 
     def read(self) -> float | None:
-        """Return the known patient's creatinine, or None if she is not in the validation data."""
         below = self.edge() - 0.5
         base, low, high = self.loss(below, HIGHEST), 0.0, HIGHEST
-        if self.loss(below, -1.0) == base:  # the known patient is predicted wrongly and the loss is unchanged
+        if self.loss(below, -1.0) == base:
             return None
         while high - low > DIGIT:
             middle = (low + high) / 2
@@ -109,9 +104,6 @@ class Attacker:
 
 @pytest.fixture(scope="module")
 def priced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, int]]:
-    """Attack one patient after the other until one is in the validation data; returns the cost for each attacked
-    patient.
-    """
     folder, found = tmp_path_factory.mktemp("crafted"), dict[str, int]()
 
     def price() -> dict[str, int]:
@@ -137,8 +129,8 @@ def priced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, i
 
 
 def test_a_crafted_model_reads_a_known_patients_value_for_a_price(priced: Callable[[], dict[str, int]]) -> None:
-    """medsilo does not promise to prevent this attack. A hospital decides about its settings with the figures that this
-    test measures.
+    """medsilo does not promise to prevent attacks by crafted models. The test measures the cost of the attack, because
+    hospitals choose their settings by this cost.
     """
     found = priced()
     assert abs(found["cents"] / 100 - CREATININE) <= DIGIT
@@ -149,7 +141,7 @@ def test_a_crafted_model_reads_a_known_patients_value_for_a_price(priced: Callab
 
 
 def test_fewer_answers_end_it(tmp_path: Path) -> None:
-    """A hospital that limits its answers to eight scores rejects the attack's seventh question."""
+    """A hospital that limits a study to eight scores rejects the attack's seventh question."""
     known = HALF + 3
     registry(tmp_path / "data", known)
     data = {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}

@@ -1,4 +1,6 @@
-"""The server drops an update that is much larger than the honest updates, in any order of arrival."""
+"""The server drops an update that is much larger than the honest updates, whatever the order in which updates
+arrive.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -46,21 +48,23 @@ def test_in_the_first_round_no_weight_goes_beyond_all(evil: float) -> None:
 
 
 def test_later_rounds_are_held_to_the_last_one() -> None:
-    """An attacker cannot grow step by step, because each round is compared with the previous round's median."""
+    """An attacker cannot increase updates step by step, because the server compares each round with the previous
+    round's median.
+    """
     first = RoundDirections({"model": GIVEN}, {"w"}, 0)
     lengths = {SITES[0]: 1e-4, SITES[1]: 2e-4, SITES[2]: 9e3}
     assert answered(first, lengths) == SITES
     for order in permutations(lengths):
         second = RoundDirections({"model": GIVEN}, {"w"}, 1, first)
         assert answered(second, {site: lengths[site] for site in order}) == SITES[:2]
-        # the update is so far away that no site could train from its model
+        # the update is so large that no site could train from the mixed model
         assert answered(second, {SITES[2]: 0.9}) == [SITES[2]]
         assert not answered(
             second, {SITES[2]: 1.1}
         )  # the update is 11,000 times as long as the median update, and changes each weight by more than 1
     still = RoundDirections({"model": GIVEN}, {"w"}, 0)
     assert answered(still, dict.fromkeys(SITES, 0.0)) == SITES
-    # No weights changed in this round, so there is no median for a comparison.
+    # No weights changed in this round, so the server has no median for a comparison.
     third = RoundDirections({"model": GIVEN}, {"w"}, 1, still)
     assert answered(third, dict.fromkeys(SITES, 1.0)) == SITES
 
@@ -71,9 +75,9 @@ Times = Callable[[str, int], float]
 
 
 def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]:
-    """Let the sites multiply their trained weights by a factor within the accepted range.
+    """Let sites multiply their trained weights by factors within the accepted range.
 
-    A site that refuses the server's request sends this refusal.
+    A site that refuses the server's request sends this refusal unchanged.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -82,7 +86,8 @@ def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[],
         except Refused as error:
             return Missing.refused(error)
         for name, tensor in reply.groups.get(group, {}).items():
-            if tensor.is_floating_point() and "running" not in name:  # batch-norm statistics have a fixed range
+            # the server accepts batch-norm statistics only within a fixed range
+            if tensor.is_floating_point() and "running" not in name:
                 reply.groups[group][name] = tensor * times(site, asked.facts["round"])
         return [(site, reply)]
 
@@ -103,15 +108,16 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
         pytest.param("fedsm", "global", 1, ["algorithm.selector_sync=server-adam"], marks=pytest.mark.slow),
         ("fedsm", "selector", 1, ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
         pytest.param("harmofl", "model", 1, [], marks=pytest.mark.slow),
-        ("adafed", "model", 2, []),  # each hospital has its own mixture, so a false update harms some hospitals first
+        # each hospital has a separate mixture, so a false update harms some hospitals first
+        ("adafed", "model", 2, []),
         pytest.param("d-adafed", "model", 2, [], marks=pytest.mark.slow),
     ],
 )
 def test_a_round_after_which_others_diverge_is_taken_back(
     method: str, group: str, begins: int, changes: list[str], tmp_path: Path
 ) -> None:
-    """Site C multiplies its weights by 1000 in the first round of a group, which has no earlier round for comparison.
-    In a later round, site C multiplies its weights by 1e37.
+    """Site C multiplies its weights by 1000 in the first round of a group, because the server cannot compare this round
+    with an earlier round. Later, site C multiplies its weights by 1e37.
     """
     lies = {begins: 1000.0, begins + 2: 1e37}
     folder = tmp_path / f"{method} {group}"
@@ -123,10 +129,7 @@ def test_a_round_after_which_others_diverge_is_taken_back(
 
 
 def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
-    """The study's result equals that of a study in which site C's answer is lost.
-
-    The server and the other sites keep nothing of the undone round.
-    """
+    """The study's result equals the result of a study that loses site C's answer."""
     taken, _ = led(tmp_path / "taken", "fedavg", "model", lambda site, n: 1000 if (site, n) == (C, 1) else 1)
 
     def lost(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -151,13 +154,13 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 
 
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
-    """Site A sends an update of nearly zero, so that the honest sites' updates seem far away. Then site A reports that
-    it can no longer train.
+    """Site A sends an update of nearly zero, so that the honest sites' updates seem large in comparison. Afterwards,
+    site A reports that it can no longer train.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]
-        if task == "round" and site == C:  # the site's connection is lost
+        if task == "round" and site == C:
             return Missing("lost", "")
         if task == "round" and number == 2 and site == A:
             return Missing(

@@ -1,7 +1,7 @@
 """Run each hostile script in an isolated process at a hospital; the hospital stops the script or counts the bits that
 leave.
 
-A script prints GOT if its attempt succeeded. The script's output stays at the hospital.
+A script prints GOT if its attempt succeeded; the script's output stays at the hospital.
 """
 
 import json
@@ -27,8 +27,6 @@ needs_rooms = pytest.mark.skipif(not ability().works, reason="no bubblewrap, or 
 
 
 class Hospital:
-    """A machine whose files a lead must not reach, and the facts that a lead knows about the machine."""
-
     def __init__(self, folder: Path, opened: ExitStack) -> None:
         self.folder = folder
         for name in (*(f"kit/{name}" for name in KIT), "other/patients.csv"):
@@ -63,12 +61,10 @@ class Hospital:
         self.before = self.files()
 
     def files(self) -> dict[str, bytes]:
-        """Return the hospital's files, except those of the study."""
         found = (path for path in self.folder.rglob("*") if self.folder / "study" not in path.parents)
         return {str(path): path.read_bytes() for path in found if path.is_file()}
 
     def heard(self) -> bool:
-        """True if one of the hospital's sockets received data."""
         for end in self.listening:
             try:
                 end.accept() if end.type == socket.SOCK_STREAM else end.recv(99)
@@ -118,7 +114,7 @@ def test_a_hostile_script_is_stopped_or_counted(name: str, hospital: Hospital) -
         assert ran.left[-1]["bits"] == {"reasons": 5, "times": 64}
     else:
         assert not ran.error and [line["task"] for line in ran.left[1:-2]] == ["round"] * case.rounds
-    if case.verdict == "walls" and name != "command_options":  # the script `command_options` ends before it runs
+    if case.verdict == "walls" and name != "command_options":
         assert sum(text.count("held ") for text in printed) > 2
     if case.verdict == "counted":
         assert LEAVES[name](ran), "it doesn't leave: the table says too little for the room"
@@ -159,7 +155,8 @@ def as_memory(ran: Ran) -> bool:
 
 
 def as_cases(ran: Ran) -> bool:
-    told = {line["sites"]["a"]["samples"] for line in rounds(ran)}  # multiples of min_patients_per_metric
+    # all disclosed counts are multiples of min_patients_per_metric
+    told = {line["sites"]["a"]["samples"] for line in rounds(ran)}
     return (
         len(told) == 1 and 1234 - told.pop() < 20 and counted(ran, "counts", 11) and counted(ran, "counts", 60, "join")
     )

@@ -1,4 +1,4 @@
-"""Submit jobs without code whose NVFlare class changes a hospital's files, over the real server."""
+"""Submit jobs without code to the real server; an NVFlare class in these jobs changes a hospital's files."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.secure.test_strict_hospital import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs-without-code")]
 SITE = SITES[0]
-# an NVFlare class that writes and deletes a file whose name is in the job
+# an NVFlare class that writes and deletes a file; the job chooses the file's name
 RELAY = "nvflare.app_common.widgets.metric_relay.MetricRelay"
 SETTINGS = "device: cpu\napproval: required\n"
 LAXER = "device: cpu\n"
@@ -22,8 +22,8 @@ LAXER = "device: cpu\n"
 
 @pytest.fixture(scope="module")
 def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start a hospital with the teaching example's list of classes. This hospital accepts no code and approves every
-    plan.
+    """Start a hospital with the class list of NVFlare's teaching example. The hospital accepts no code, and approves
+    every plan.
     """
     wary = Consortium(tmp_path_factory.mktemp("wary"), {SITE: "teaching-hospital"})
     local = wary.kit(SITE) / "local"
@@ -38,7 +38,6 @@ def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="module")
 def attacked(wary: Consortium, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Run a job that attacks the hospital's settings and a job that nobody approved; return their final statuses."""
     folder = tmp_path_factory.mktemp("attack")
     return [wary.run(each) for each in (deleting(folder, "attack", "local/medsilo.yaml"), job(folder, "refused"))]
 
@@ -52,7 +51,6 @@ def job(folder: Path, name: str, *components: dict) -> Path:
 
 
 def deleting(folder: Path, name: str, *files: str) -> Path:
-    """Write a job that deletes files of a hospital's kit when it ends."""
     return job(
         folder,
         name,
@@ -86,7 +84,7 @@ def test_a_hospital_whose_settings_vanish_or_change_runs_nothing(wary: Consortiu
         assert not (local / "medsilo.yaml").exists()
         assert wary.run(job(tmp_path, "without")) != "FINISHED:COMPLETED"
         assert "medsilo.yaml (missing)" in why(wary, "without")
-        (local / "medsilo.yaml").write_text(LAXER)  # the test writes the text that another NVFlare class could write
+        (local / "medsilo.yaml").write_text(LAXER)
         assert wary.run(job(tmp_path, "laxer")) != "FINISHED:COMPLETED"
         assert "changed" in why(wary, "laxer")
     finally:

@@ -1,4 +1,4 @@
-"""The server, its lead, relays, or a site with false signatures act as hospitals in a key agreement."""
+"""The server, the server's lead, relays, or a site with false signatures act as hospitals in a key agreement."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,9 @@ SIX = list("abcdef")
 
 
 def test_a_site_agrees_with_no_other_hospitals_and_no_fewer_than_the_plan_says() -> None:
-    """The threshold of secure aggregation counts all hospitals in the plan."""
+    """The threshold of secure aggregation counts all hospitals in the plan, so a site agrees on keys with exactly these
+    hospitals.
+    """
     plan = make_plan(
         "fedavg", *RULES, "secure_aggregation.mode=pairwise", *GO_ON[:1], "participation.minimum=5", sites=SIX
     )
@@ -56,8 +58,8 @@ def signer_in(kit: Path, kind: str = "client") -> Certified:
 
 @pytest.mark.slow
 def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) -> None:
-    """The consortium's root signs the certificates of the server, its lead and relays, too, and a plan may name these
-    parties as sites.
+    """The consortium's root also signs the certificates of the server, the lead and the relays, and a plan may name
+    these parties as sites.
     """
     kits_of(tmp_path, put("relays", [NORTH, TOP]))
     kits = tmp_path / "kits"
@@ -103,7 +105,6 @@ def garbage(own: dict[str, Any]) -> None:
 
 
 def foreign(own: dict[str, Any]) -> None:
-    """Return a certificate with the right name and the signature of another root."""
     from tests.unit.medsilo_secagg import test_sealed_identity as identity
 
     key, own_key = identity.fresh(), identity.fresh()
@@ -118,7 +119,7 @@ def foreign(own: dict[str, Any]) -> None:
 def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_else(
     change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
-    """The server checks the hospitals' keys before it sends them to other hospitals. All sites except the sender of the
+    """The server checks hospitals' keys before sending the keys to other hospitals. All sites except the sender of the
     false signature agree on keys.
     """
     folder = tmp_path / change.__name__

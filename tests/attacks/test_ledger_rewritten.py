@@ -59,7 +59,7 @@ def whole_history(folder: Path) -> None:
 
 
 def behind_the_first_line(folder: Path) -> None:
-    """Keep the ledger's first line, which the kit signed, and write further lines with another key."""
+    """Keep the ledger's first line, which is signed with the kit's key, and sign all further lines with another key."""
     ledger = Ledger(folder, DATA, OTHER)
     [first, *_] = ledger.file.read_bytes().splitlines()
     ledger.file.write_bytes(first + b"\n")
@@ -68,7 +68,6 @@ def behind_the_first_line(folder: Path) -> None:
 
 
 def head_alone(folder: Path) -> None:
-    """Shorten the ledger's file, and sign a head for the short ledger."""
     ledger = Ledger(folder, DATA, OTHER)
     ledger.file.write_bytes(b"".join(line + b"\n" for line in ledger.file.read_bytes().splitlines()[:2]))
     lines = ledger.file.read_bytes().splitlines()
@@ -103,12 +102,12 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
     ):
         ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     assert ledgers(tmp_path, kit) == [DATA]
-    ledger.accept()  # the engineer confirms that a disk was restored from a copy
+    ledger.accept()
     assert ledger.standing().epsilon(1e-5) == (0 if gone else cost(1))
 
 
 def test_a_kit_without_the_ledgers_head_is_refused_until_the_engineer_accepts(tmp_path: Path, kit: Path) -> None:
-    """Otherwise, somebody could restore an old ledger and its head together unnoticed."""
+    """Without this check, somebody could restore an old ledger together with the old head, and nobody would notice."""
     ledger = of_kit(tmp_path, kit, rounds=1)
     shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
     of_kit(tmp_path, kit)
@@ -138,12 +137,12 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
     third_key, fourth_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     third = Ledger(tmp_path, DATA, third_key, kit)
     assert third.accept(OTHER) and third.standing().epsilon(1e-5) == cost(4)
-    fourth = Ledger(tmp_path, DATA, fourth_key, kit)  # no study was charged under the third key
+    fourth = Ledger(tmp_path, DATA, fourth_key, kit)
     assert fourth.accept(third_key) and fourth.standing().epsilon(1e-5) == cost(4)
 
 
 def test_the_ledger_of_other_data_is_not_this_one(tmp_path: Path) -> None:
-    """The hospital's own key signed every line and the head of the other ledger."""
+    """The hospital's own key signed every line and the head of a ledger for other data."""
     of_kit(tmp_path, None)
     other = Ledger(tmp_path, "f" * 16, KEY)
     other.plan(CountedStudy(ONE, DEMANDS), ROUND)
@@ -175,9 +174,9 @@ def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     Ledger(tmp_path, DATA, OTHER).accept()
     first = own_key(tmp_path / "ledger" / OWN_KEY, "x")
     (tmp_path / "ledger" / OWN_KEY).unlink()
-    assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)  # a reader without the key accepts this ledger
+    assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
-    for kept, key in ((lines, first), (lines[:-1], KEY)):  # an expired key, and a stranger's key
+    for kept, key in ((lines, first), (lines[:-1], KEY)):
         Ledger(tmp_path, DATA).file.write_bytes(b"".join(kept))
         Ledger(tmp_path, DATA, key).accept()
         with pytest.raises(MedsiloError, match=f"line {len(kept) + 1} is.*not let in"):
@@ -192,8 +191,8 @@ def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteConte
 
 @pytest.mark.slow
 def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path) -> None:
-    """After the ledger and the kit were restored from an old copy, the server sends a later head that the hospital once
-    signed.
+    """After an engineer restored the ledger and the kit from an old copy, the server sends a later ledger head that the
+    hospital had signed.
 
     The hospital then sends no answer.
     """
@@ -212,18 +211,18 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     invented = {**head, "lines": head["lines"] + 5}
     elsewhere = {**head, "began": "5" * 64}
     known = [first.facts["ledger"], invented, elsewhere]
-    two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # the ledger contains all charges up to these heads
+    two.answer(ask(place.plan, weights(two), 1, ledgers=known))
     with pytest.raises(Refused, match="lines, and here are"):
         two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
 
 
 def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After ledger and kit were restored, only the server has the later charges."""
+    """After an engineer restored ledger and kit from an old copy, only the server has the later charges."""
     clock, home = itertools.count(1_000), tmp_path / "home"
     monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
     (home / "kit").mkdir(parents=True)
     of_kit(home, home / "kit", OTHER, rounds=1)
-    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # this key belongs to a later kit
+    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)
     early = of_kit(home, home / "kit", rounds=2).signed_head()
     shutil.copytree(home, tmp_path / "earlier")
     head = of_kit(home, home / "kit").signed_head()
@@ -240,14 +239,14 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
 
 def test_no_head_hides_the_next_one(tmp_path: Path) -> None:
     early = of_kit(tmp_path / "a", None, rounds=0)
-    early.afford(CountedStudy(ONE, DEMANDS), ROUND)  # opens the ledger without writing a charge
+    early.afford(CountedStudy(ONE, DEMANDS), ROUND)
     first = early.signed_head()
     (tmp_path / "empty").mkdir()
-    Ledger(tmp_path / "empty", DATA, KEY).check_heads([first])  # an empty ledger knows no head of another ledger
+    Ledger(tmp_path / "empty", DATA, KEY).check_heads([first])
     shutil.copytree(tmp_path / "a", tmp_path / "earlier")
     late = of_kit(tmp_path / "a", None, rounds=2).signed_head()
     elsewhere = of_kit(tmp_path / "b", None, rounds=4).signed_head()
-    gone_back = Ledger(tmp_path / "earlier", DATA, KEY)  # the ledger is cut to its first line
+    gone_back = Ledger(tmp_path / "earlier", DATA, KEY)
     for others in ([], [first], [{**late, "lines": 9}], [elsewhere], [first, {**late, "lines": 9}, elsewhere]):
         gone_back.check_heads(others)
         Ledger(tmp_path / "a", DATA, KEY).check_heads([*others, late])
@@ -259,8 +258,6 @@ OWN = {"kind": "state lost", "numbers": [1, 0]}
 
 
 class Sends:
-    """Sites whose answers contain one ledger head after another."""
-
     def __init__(self, *heads: dict[str, Any]) -> None:
         self.heads, self.asked = list(heads), []  # type: ignore[var-annotated]
 
@@ -280,12 +277,12 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
     fresh = of_kit(tmp_path / "two", None).signed_head()
     told: list[list[dict[str, Any]]] = []
 
-    def ask(sends: Sends) -> None:  # each request comes from a new process of the server
+    def ask(sends: Sends) -> None:
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(["a"], lambda site: StudyMessage(), lambda site, own: told.append(own.facts["warnings"]), 1)
 
     sends = Sends(*heads, heads[1], fresh)
-    for _ in range(5):  # each request comes from a new process of the server
+    for _ in range(5):
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(
             ["a"],
@@ -305,7 +302,7 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_path: Path) -> None:
-    """Without a kit, nobody at the hospital notices a restored ledger, so the server's record reports the restored
+    """Without a kit, nobody at the hospital can notice a restored ledger, so the server's record reports the restored
     ledger.
     """
     plan, own = parse_plan(PRIVATE, ["training.rounds=1"]), settings_of(photos, epsilon=20.0)
@@ -338,7 +335,9 @@ def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.Captur
 def test_a_hospital_with_a_ledger_whose_accepted_settings_are_gone_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An attacker removes the accepted settings, changes medsilo.yaml, and removes the ledger or the kit's head."""
+    """An attacker removes the accepted settings, changes medsilo.yaml, and removes the ledger or the head in the
+    kit.
+    """
     for gone in ((), (KEPT.format(DATA),), ("medsilo/_hospital/hospital-a/ledger",)):
         home = Home(tmp_path / str(len(str(gone))))
         book = QueryBudget(home.folder / "medsilo/_hospital/hospital-a")
@@ -364,14 +363,13 @@ def test_a_hospital_that_never_promised_anything_goes_on(tmp_path: Path) -> None
     (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
     book = QueryBudget(home.folder / "medsilo/_hospital/hospital-a")
     for _ in range(2):
-        AcceptedSettings(home.kit, book.folder).begin(SiteSettings())  # each study of a kit begins with this call
+        AcceptedSettings(home.kit, book.folder).begin(SiteSettings())
         home.permission(approval="none").check()
         ledger_of(book, DATA, home.kit).charge(CountedStudy(ONE), "round 1", "attempt", ROUND)
 
 
 # ---------------------------------------------------------------------------------------------------- odd heads
 def odd_heads(head: dict[str, Any], drawn: random.Random, count: int) -> list[Any]:
-    """Return ledger heads with a changed, missing or additional part: another type, size, depth or study."""
     found: list[Any] = []
     for _ in range(count):
         own: Any = dict(head)
@@ -414,7 +412,7 @@ def test_odd_heads_in_answers_are_refused_and_change_nothing_of_others(tmp_path:
             assert len(str(error)) < 1000 and "\n" not in str(error)
         assert got[0] == ("a", {"ledger": ours})
         assert sends.asked[0].get("ledgers", [ours]) == [ours]
-    assert 0 < taken < 150  # the remaining heads are well formed
+    assert 0 < taken < 150
 
 
 @pytest.mark.slow
@@ -428,7 +426,8 @@ def test_odd_heads_in_requests_are_refused_or_count_for_nothing(photos: Path, tm
         told = drawn.choice([[own], [head, own], own, [own] * 9])
         try:
             again = site.answer(replace(asked, facts={**asked.facts, "ledgers": told}))
-            assert again.facts == first.facts  # the participant repeats its stored answer, so nothing is charged
+            # the participant repeats the stored answer, so the ledger charges nothing
+            assert again.facts == first.facts
         except Refused as error:
             refused += 1
             assert len(str(error)) < 1000 and "\n" not in str(error)

@@ -17,13 +17,12 @@ DRAWN = 40_000
 
 
 def finer_than(values: np.ndarray, step: float) -> int:
-    """Return the number of values that are not multiples of `step`."""
     return int((np.fmod(np.abs(values), step) != 0).sum())
 
 
 def test_the_digits_of_a_sum_do_not_show() -> None:
-    """If noise in floating point is added to a sum of 1, the results are multiples of 2^-53. If the sum is 0, the
-    results would have finer digits.
+    """If floating-point noise is added to a sum of 1, all results are multiples of 2^-53; if the sum is 0, the results
+    have finer digits.
     """
     told = {}
     for exact in (0.0, 1.0, math.pi, 1e6 / 3):
@@ -53,7 +52,7 @@ def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
 
 
 def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
-    """The random words are just below and just above a probability; floating point can distinguish neither from the
+    """Two random words are just below and just above a probability, and floating point rounds both words to the
     probability.
     """
     bits, source = 20, NoiseSource.from_seed(1, "x")
@@ -72,14 +71,16 @@ def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
 
 
 def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
-    """A difference of half a unit in the last of 192 bits decides."""
+    """A difference of half a unit in the last of 192 bits decides a comparison."""
     source = NoiseSource.from_seed(2, "long")
     drawn = [source.long_uniform(first) for first in (0, 1 << 63, (1 << 64) - 1)]
     assert all(0 < own < 1 and len(own.as_tuple().digits) > 55 for own in drawn) and drawn == sorted(drawn)
 
 
 def test_what_is_decided_exactly_takes_all_words_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three random words of 64 bits select a cell of the distribution, and the test uses the middle of the cell."""
+    """Three random words of 64 bits select a cell of the distribution, and the test uses random words in the middle of
+    a cell.
+    """
     source = NoiseSource.from_seed(2, "long")
     monkeypatch.setattr(source, "words", lambda count: np.array([3, 5, 7], "u8")[:count])
     with localcontext(prec=80):
@@ -101,7 +102,7 @@ def test_counts_have_the_law_of_the_discrete_laplace() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_rounding_of_the_sum_stays_far_below_the_bound(order: int) -> None:
-    """One of 2000 patients changes the sum by exactly that patient's contribution, although sums are rounded to
+    """Removing one of 2000 patients changes the sum by exactly the patient's contribution, although sums are rounded to
     float32.
     """
     random = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A dishonest lead sends plans and jobs to deceive people before their decision, to read files, or to choose the
+"""A dishonest lead sends plans and jobs to deceive the people who approve them, to read files, or to choose the
 training cases.
 """
 
@@ -41,7 +41,6 @@ A = SITES[0]
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the plan of a user's own training script."""
     folder = tmp_path_factory.mktemp("script")
     given = {"rounds": 2, "minimum": 2, "sites": SITES}
     return plan_of_script(nn.Sequential(nn.Linear(3, 2)), folder, {"name": "fedavg"}, **given).resolved()
@@ -49,7 +48,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def at_once() -> Iterator[None]:
-    """Stop a test that reads forever."""
+    """Stop a test that reads without end."""
 
     def late(*_: object) -> None:
         raise AssertionError("it is read without end")
@@ -63,7 +62,7 @@ def at_once() -> Iterator[None]:
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def test_no_text_of_a_plan_makes_a_line_of_its_own(scripted: dict[str, Any]) -> None:
-    """`approve` shows a plan line by line, so an injected line would look like medsilo's own output."""
+    """`approve` shows a plan line by line, so an injected line would look like output of medsilo."""
     layers = [*scripted["network"]["layers"], {"name": FORGED}]
     tuned = {"name": "tuned", "of": {"name": "activity-cnn"}, "train": [FORGED]}
     for values in (
@@ -99,9 +98,8 @@ def test_another_leads_job_forges_no_line_of_the_status() -> None:
 def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reports describe jobs without code.
-
-    The reports must not describe a script's job, or a usual job that contains code besides its plan.
+    """Reports describe jobs without code, so reports must not describe a script's job or a usual job with additional
+    code.
     """
     (tmp_path / "medsilo.yaml").write_text("device: cpu\n")
     told = {}
@@ -118,7 +116,7 @@ def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     assert ["No image" in text for text, _ in told.values()] == [True, False, False]
     assert ["decides what leaves" in text for text, _ in told.values()] == [False, True, True]
     assert [noted for _, noted in told.values()] == [False, True, True]
-    # scores of scripts are not rounded
+    # medsilo does not round scores of scripts
     assert "multiples of" not in told["script"][0] and "fewer than" not in told["script"][0]
 
 
@@ -129,7 +127,7 @@ def no_file(folder: Path) -> list[str]:
 def test_nobody_approves_a_script_by_its_plan_alone(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Approval needs the script's code. `approve` shows all code of a job before it asks for a decision."""
+    """Approval covers a script's code, so `approve` shows all code of a job before asking for a decision."""
     home = Home(tmp_path / "kit")
     kit = ["--kit", str(home.folder), "--yes"]
     write_job(tmp_path / "script", parse_plan(scripted))
@@ -147,16 +145,15 @@ def test_nobody_approves_a_script_by_its_plan_alone(
 
 # ---------------------------------------------------------------------------------------------------------- other files
 def beginning_with(file: str) -> str:
-    """Return the text of a plan whose network starts from a checkpoint file."""
     plan = make_plan().resolved()
     plan["network"] = {"name": "tuned", "of": plan["network"], "from": file}
     return json.dumps(plan)
 
 
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
-    """The plan is parsed before anybody approves it.
+    """The hospital parses a plan before anybody approves the plan.
 
-    The network in the plan could test whether a patient's file exists, or read an endless device.
+    A plan's network could test whether a patient's file exists, or read an endless device.
     """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")
@@ -176,7 +173,6 @@ def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once
 
 
 def settings_without(context: Any, folder: Path) -> SiteSettings:
-    """Return the settings that a kit without medsilo.yaml gives after the plan was read."""
     (folder / "kit/local/medsilo.yaml").unlink(missing_ok=True)
     startup = folder / "kit/startup"
     for name in ("client.crt", "client.key", "rootCA.pem"):
@@ -209,7 +205,6 @@ LAYERS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_scripts_layers_are_possible_and_no_larger_than_their_file(kind: str, scripted: dict[str, Any]) -> None:
-    """The layers determine the sizes of messages."""
     with pytest.raises(PlanError, match=r"^network\.layers: "):
         parse_plan({**scripted, "network": {**scripted["network"], "layers": LAYERS[kind]}})
 
@@ -221,10 +216,7 @@ PARTS_OF = [*["train"] * 4, *["validation"] * 5, *["test"] * 5]
 
 
 def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> None:
-    """The plan demands that all sites train on equally many cases, and the server sends this number.
-
-    The five cases that a site then trains on might all belong to one patient.
-    """
+    """A server that chooses a small number of training cases could make all these cases belong to one patient."""
     owners = [*(("p0", "train"),) * 60, *((f"p{number}", part) for number, part in enumerate(PARTS_OF, 1))]
     rows = [
         {"patient": patient, "part": part, "age": 40 + number, "outcome": number % 2}
@@ -241,7 +233,7 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
     with pytest.raises(DataError, match="too few for it") as caught:
         answer(1)
     assert "5 cases, of fewer patients than this hospital trains with" in caught.value.private
-    facts = answer(64).facts  # these are all cases up to the server's number: six patients, one of whom has 60 cases
+    facts = answer(64).facts  # the training data have 64 cases, 60 of which belong to one patient
     assert (facts["samples"], facts["patients"]["train"]) == (5 * 60, 5)
 
 
@@ -252,12 +244,11 @@ def first_round(plan: Plan, site: Any, cases: int) -> StudyMessage:
 
 
 # ----------------------------------------------------------------------------------------------------------- who counts
-KNOWN = 57  # the age of the patient whose values the attacker reads
+KNOWN = 57  # the age of the patient whose values the attacker wants
 COLUMN = ("age", "creatinine")
 
 
 def registry(folder: Path, **known: Any) -> None:
-    """Write a hospital's table of sixty patients. `known` replaces values of the known patient."""
     drawn = np.random.default_rng(3).normal(90, 20, 60).round(1).tolist()
     rows: list[dict[str, Any]] = [
         {"patient": f"p{age}", "age": age, "creatinine": value, "hiv": "no", "outcome": age % 2}
@@ -268,8 +259,8 @@ def registry(folder: Path, **known: Any) -> None:
 
 
 def question(drawn: np.random.Generator) -> dict[str, Any]:
-    """Draw a plan of an attacker who finds values by bisection, with random bounds, levels, columns, class names,
-    shares and folds.
+    """Draw a plan of an attacker who searches for a patient's values by bisection, with random bounds, levels, columns,
+    class names, split fractions and folds.
     """
     numbers = [
         {"name": name, "low": low, "high": low + float(drawn.uniform(0.01, 80))}
@@ -286,7 +277,6 @@ def question(drawn: np.random.Generator) -> dict[str, Any]:
 
 
 def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> dict[str, Any]:
-    """Return a hospital's first answer in a study, except times and facts about the machine."""
     described = {"folder": str(data), "outcome": ["outcome"]}
     settings = make_settings({"device": "cpu", "data": described, "state_dir": str(state or folder / "state")}, "x")
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
@@ -296,10 +286,10 @@ def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> 
 
 @pytest.mark.parametrize("questions", slow_but([40], [40, 1000], [1000]))
 def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
-    """Before, a lead read a known patient's creatinine to two digits in 323 questions with all defaults, because bounds
+    """In an earlier version, a lead read a patient's creatinine to two digits in 323 questions, because a plan's bounds
     chose the counted lines.
 
-    Now, a hospital's answer to a plan does not depend on the known patient's values.
+    A hospital's answer to a plan no longer depends on the known patient's values.
     """
     others: list[dict[str, Any]] = [{}, {"creatinine": 41.0}, {"creatinine": ""}, {"hiv": "yes"}, {"age": 57.4}]
     for number, known in enumerate(others):
@@ -308,7 +298,7 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     told = []
     for number in range(questions):
         plan, hospital = parse_plan(question(drawn)), number % len(others)
-        # The attacker chooses the study's folder. A hospital draws the parts of all its studies with the same key.
+        # The attacker chooses the study's folder, but a hospital splits the data of all studies with the same key.
         told.append(joining(plan, tmp_path / f"studies/{number}", tmp_path / f"data{hospital}"))
     assert all(facts == told[0] for facts in told), "a question has an answer of its own"
     assert told[0]["patients"] == {"train": 35, "validation": 10, "test": 10}
@@ -320,7 +310,8 @@ def test_a_patient_who_comes_changes_no_number_that_was_told(tmp_path: Path) -> 
         rows = [{"patient": f"p{one}", "age": 30 + one, "outcome": one % 2} for one in range(number)]
         write_table(data / "cases.csv", rows)
         told.append(joining(plan, tmp_path / f"studies/{number}", data, tmp_path / "state"))
-    for facts in told:  # a note about suppressed scores shows that few patients changed class, but not how many
+    # a note about suppressed scores reveals that few patients changed class, but not the number of these patients
+    for facts in told:
         facts |= {"suppressed": [], "steps": {}}
     assert told[0] == told[1] == told[2]
     assert sum(told[3]["patients"].values()) > sum(told[0]["patients"].values())
@@ -332,7 +323,7 @@ def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x")
     with pytest.raises(Refused, match=r"learning rate . steps is less") as caught:
         site_of(little, "a", ["a"], settings, tmp_path / "little")
-    assert "e-1" not in str(caught.value)  # the message must not have a product that reveals the number of cases
+    assert "e-1" not in str(caught.value)  # the message must not contain a product that reveals the number of cases
 
 
 NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 + ["train"] * 16 + ["test"] * 12)]
@@ -340,10 +331,10 @@ NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 +
 
 @pytest.mark.parametrize("parts", ["the hospital's", "drawn"])
 def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
-    """A table row without a patient's name is identified by its own values.
+    """A table row without a patient's name is identified by the values in the row.
 
-    When only the plan's columns identified a row, another order of columns moved patients between parts, and bounds
-    removed a patient.
+    In an earlier version, only the plan's columns identified a row, so another column order moved patients between
+    training and test data.
     """
     rows = [{"age": age, "dose": dose, "outcome": age % 2, "part": part} for part, age, dose in NAMELESS]
     rows = (
@@ -358,15 +349,15 @@ def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tm
 
     one = disclosed("one", {"name": "age"}, {"name": "dose"})
     other = disclosed("other", {"name": "dose"}, {"name": "age"})
-    # the disclosed counts do not depend on the first column
+    # the disclosed counts do not depend on the plan's first column
     fewer = disclosed("fewer", {"name": "dose"}, {"name": "age", "low": 30.5})
     assert one.patients == other.patients == fewer.patients
     assert not one.too_near | other.too_near | fewer.too_near
 
 
 def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: Path) -> None:
-    """A crafted model returned NaN for patients above an age, and the rejection revealed whether there was such a
-    patient.
+    """In an earlier version, a crafted model returned NaN for patients above an age, and the rejection revealed whether
+    a patient was older.
     """
     rows = [{"patient": f"p{age}", "part": part, "age": age, "outcome": age % 2} for part, age, _ in NAMELESS]
     write_table(tmp_path / "data/cases.csv", rows)
@@ -376,10 +367,10 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
         make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x"),
         [],
     )
-    for older in (40.5, 41.5, 68.5, 69.5):  # in turn: one patient in validation, none, one in the test, none
+    for older in (40.5, 41.5, 68.5, 69.5):
         site = site_of(plan, "a", ["a"], settings, tmp_path / f"{older}/sites/a")
         below, bias, above, _, last, _ = site.participant.state.model.parameters()
-        with torch.no_grad():  # on every processor, the output is NaN (infinity minus infinity) for older patients
+        with torch.no_grad():  # the output is NaN (infinity minus infinity) for older patients on every processor
             below.fill_(1e36), bias.fill_(-1e36 * older), above.fill_(1e4), last.copy_(torch.tensor([[1.0, -1.0]]))
         model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
         for task in ("deliver", "test"):
@@ -393,13 +384,15 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise comes in thousandths of a rounding step. Even and odd multiples of a step must be equally likely."""
+    """Noise comes in thousandths of a rounding step, and must make even and odd multiples of a rounding step equally
+    likely.
+    """
     offer = {"epsilon": 20.0, "delta": 1e-3, "scores": {"epsilon": 8.0}}
     plan = parse_plan({**TABLE, "privacy": offer}, ["task.standardise=none"])
     units = {part: [f"p{number}" for number in range(10)] for part in PARTS}
     promise = PrivacyGuarantee(epsilon=20.0, delta=1e-3)
     own, drawn = PrivateNumbers(plan, "a", None, promise, True, tmp_path, units, 5), iter(range(-1500, 1500))
     monkeypatch.setattr("medsilo.privacy.noise.NoiseSource.geometric", lambda self, scale: next(drawn))
-    own.__dict__["scoring"] = Geometric(scale=1.0)  # avoids a computation of some seconds
+    own.__dict__["scoring"] = Geometric(scale=1.0)  # skips a computation of some seconds
     told = [own.score("validation", 1, torch.full((10,), 0.5), 0.0, 1.0, 0.05) for _ in range(3000)]
     assert Counter(told) == {0.45: 1000, 0.5: 1000, 0.55: 1000}

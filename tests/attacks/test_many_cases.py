@@ -1,5 +1,5 @@
-"""The folders of two hospitals are equal except for one patient, who has 40 images. Every disclosed count of the two
-hospitals differs by at most one rounding step.
+"""Two hospitals have the same images, except that one hospital has 40 images of an additional patient. Every disclosed
+count of the two hospitals differs by at most one rounding step.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,8 @@ from tests.hospital import photograph, write_pixels, write_table
 from tests.unit.exchange.test_leaks import Listening
 from tests.unit.federation.test_protection import STUDY
 
-PATIENTS, IMAGES = 44, 40  # the number of patients in each part, and the number of images of the additional patient
-LEAST = STEP = 5  # the value of min_patients_per_metric
-# each image's patient
+PATIENTS, IMAGES = 44, 40
+LEAST = STEP = 5
 ORDINARY = {f"{n}-{image}.png": n for n in range(3 * PATIENTS) for image in range(1 + n // 3 % 3)}
 ODD = [f"odd-{image}.png" for image in range(100)]
 Attack = Callable[..., list[StudyMessage]]
@@ -29,7 +28,6 @@ Attack = Callable[..., list[StudyMessage]]
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write one to three images of each patient and 40 images of the additional patient."""
     folder = tmp_path_factory.mktemp("many")
     for seed, name in enumerate([*ORDINARY, *ODD]):
         write_pixels(folder / "images" / name, photograph(seed)[0])
@@ -38,10 +36,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_key: None) -> Attack:
-    """Return a function that runs a study with a given number of the additional patient's images and returns the
-    answers.
-    """
-
     def study(odd: str, number: int, *changes: str) -> list[StudyMessage]:
         rows = [(name, f"p{n}", PARTS[n % 3], n // 3 % 2) for name, n in ORDINARY.items()]
         rows += [(name, "odd", odd, 1) for name in ODD[:number]]
@@ -90,14 +84,15 @@ def test_one_patient_with_many_images_moves_each_count_by_its_step(told: Attack,
     found = moved(without, having)
     assert max(of_patients(found).values()) <= STEP, found
     assert max(by for name, by in found.items() if name not in of_patients(found)) <= LEAST * IMAGES
-    by_labels = [name for name in one if name.endswith("classes")]  # these counts come from labels, without a network
+    # hospitals count classes from labels, without a network
+    by_labels = [name for name in one if name.endswith("classes")]
     assert {name: one[name] for name in by_labels} == {name: having[name] for name in by_labels}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm", "adafed"])
 def test_nor_does_it_in_what_a_method_tells(told: Attack, method: str) -> None:
-    """For a super model, hospitals send counts of the chosen models and of the cases in their statistics."""
+    """For a super model, hospitals send how many cases chose each model, and how many cases their statistics cover."""
     changes = (f"algorithm.name={method}", "training.rounds=2")
     without, having = (told("train", number, *changes) for number in (0, IMAGES))
     assert max(of_patients(moved(counts(without), counts(having))).values()) <= STEP
@@ -113,6 +108,6 @@ def of_patients(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def test_a_part_that_is_mostly_one_patients_tells_no_score(told: Attack) -> None:
-    """The rounding step would be wider than the range of scores, so that each score would become 0."""
+    """A rounding step wider than the range of scores would round each score to 0."""
     scores = [[facts.facts.get("validation") for facts in told("validation", number)] for number in (IMAGES, 100)]
     assert [any(score is not None for score in each) for each in scores] == [True, False]

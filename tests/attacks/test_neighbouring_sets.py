@@ -1,6 +1,6 @@
 """Compare the answers to an attacker's random plans on two data sets that differ in one patient.
 
-Messages and rejections are byte-identical, except for rounding steps in the counts of the data set.
+The messages and rejections are byte-identical, except that counts of patients may differ by rounding steps.
 """
 
 import json
@@ -21,14 +21,13 @@ from tests.sites import site_of
 from tests.unit.federation.test_protection import STUDY
 
 STRICT = 32
-KNOWN = 27  # the patient whom the attacker looks for
-OF_MACHINE = ("seconds", "memory")  # keys whose values depend on the clock or the machine
-UNLIMITED = 10_000_000  # a number of allowed answers that these attacks never reach
+KNOWN = 27
+OF_MACHINE = ("seconds", "memory")
+UNLIMITED = 10_000_000
 Row = dict[str, Any]
 
 
 def answer(plan: Plan, settings: SiteSettings, folder: Path) -> str:
-    """Return a hospital's first answer in a study, in the bytes that travel, or the reason for its rejection."""
     try:
         site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
         facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
@@ -43,10 +42,6 @@ def settings_of(folder: Path, data: Any, **more: Any) -> SiteSettings:
 
 # ---------------------------------------------------------------------------------------------------- tables
 def registry(folder: Path, known: Row | None) -> dict[str, Any]:
-    """Write a table of 120 patients, and return the `data` settings that describe the table.
-
-    `known` replaces one patient's row; None removes it.
-    """
     drawn = np.random.default_rng(3)
     rows: list[Row] = [
         {"patient": f"p{number}", "age": 30 + number % 60, "creatinine": round(drawn.normal(90, 20), 1), "hiv": "no"}
@@ -59,10 +54,7 @@ def registry(folder: Path, known: Row | None) -> dict[str, Any]:
 
 
 def drawn_plan(drawn: np.random.Generator) -> Plan | None:
-    """Draw a plan of an attacker who looks for a patient: bounds, levels, columns, classes, shares, folds, networks.
-
-    Returns None if the plan is invalid.
-    """
+    """Draw a random plan of an attacker who looks for a patient; return None if the plan is invalid."""
 
     def some(*values: Any) -> Any:
         return values[int(drawn.integers(len(values)))]
@@ -124,10 +116,9 @@ def test_drawn_plans_see_no_difference_of_two_tables(
 
 # ---------------------------------------------------------------------------------------------------- the attacks
 def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
-    """Return the values of a column at which answers change, found by bisection between two different answers."""
     known: dict[float, str] = {}
     edges, places = set(), [(0.0, 200.0)]
-    for step in range(0, 200, 2):  # start with a grid, because bisection needs two different answers
+    for step in range(0, 200, 2):  # bisection needs two different answers, which a grid finds first
         places.append((float(step), float(step + 2)))
 
     def at(high: float) -> str:
@@ -162,10 +153,10 @@ HOSPITALS: dict[str, Row] = {
     slow_but([(own, 100) for own in HOSPITALS], [(own, number) for number in (100, 1000) for own in HOSPITALS], []),
 )
 def test_who_bisects_a_column_finds_nobody(hospital: str, questions: int, tmp_path: Path) -> None:
-    """When the plan's bounds chose the counted rows, 323 questions read the known patient's value, 134.0, to two
-    decimals.
+    """In an earlier version, a plan's bounds chose the counted rows, so 323 questions read the known patient's value,
+    134.0, to two decimals.
 
-    Now the counts are those of the whole data set.
+    The hospital now counts the rows of the whole data set.
     """
     private = hospital == "epsilon of 1"
     settings = settings_of(tmp_path, registry(tmp_path / "data", {}), answers=UNLIMITED, **HOSPITALS[hospital])
@@ -213,8 +204,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plans_see_no_class_structure_or_visit_of_one_patient(
     odd: str, images: Path, tmp_path: Path, known_key: None
 ) -> None:
-    """Before, a class with one patient disclosed her: the hospital rejected the study with her, and joined it without
-    her.
+    """In an earlier version, a class with one patient disclosed the patient: with the patient, the hospital rejected
+    the study.
     """
     told: list[list[str]] = []
     kind = "segmentation" if odd == "structure" else "classification"
@@ -235,7 +226,7 @@ def test_plans_see_no_class_structure_or_visit_of_one_patient(
             rows.append({"image": "images/odd.png", "patient": "odd", "label": "2"})
         if odd == "structure" and having:
             write_pixels(data / "labels/p3.png", photograph(3)[1] // 255 * 2)
-        if odd == "visit" and having:  # both data sets also have one image of another patient
+        if odd == "visit" and having:
             write_pixels(data / "images/more.png", photograph(98)[0])
             rows.append({"image": "images/more.png", "patient": "p3", "label": "1"})
         write_table(data / "cases.csv", rows)
@@ -248,7 +239,7 @@ def test_plans_see_no_class_structure_or_visit_of_one_patient(
             plan = parse_plan({**STUDY, "task": task, "network": network})
             own.append(answer(plan, settings, tmp_path / f"of{having}/{number}"))
         told.append(own)
-    if odd == "visit":  # the data set's rounding step depends on its largest patient
+    if odd == "visit":  # the rounding step depends on the patient with the most images
         told = [[without_cases(one) for one in own] for own in told]
     assert told[0] == told[1]
     assert sum(not one.startswith("refused") for one in told[0]) >= 2

@@ -1,11 +1,9 @@
-"""Two hospitals' folders are equal except for one patient. Calculated from the files, the clipped sums of both
-hospitals differ by at most one clipping bound.
+"""Two hospitals' folders are equal except for one patient with extreme values. The clipped sums that the test
+calculates from the two hospitals' files differ by at most one clipping bound.
 
-The test removes the noise and gives both hospitals the same earlier messages.
+The test removes the noise, and gives both hospitals the same earlier messages.
 
-The additional patient has extreme values.
-
-SETTINGS has every setting that a private plan accepts. The last tests fail if SETTINGS lacks such a setting.
+SETTINGS contains every setting that a private plan accepts, and the last tests fail if SETTINGS lacks such a setting.
 """
 
 import csv
@@ -40,16 +38,16 @@ from tests.dicoms import write_segmentation, write_series
 from tests.hospital import Volume, affine_of, split_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
-ODD = "a-odd"  # first by name, so that removing this patient shifts the order of all others
+ODD = "a-odd"  # the first name in the alphabet, so that removing this patient moves all other patients
 PEOPLE = [ODD, *(f"p{number}" for number in range(5))]
-RECORDS = 2  # records of each patient at the first hospital
-# The second hospital lacks these records, so that its sums depend on the first hospital's messages alone.
+RECORDS = 2
+# The second hospital lacks these records, so that the sums depend on the first hospital's messages alone.
 OTHERS = {(person, 1) for person in PEOPLE}
 SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}
 ROUNDING = 1e-4
 Unit = Literal["patient", "record"]
-Leaves = set[tuple[str, int]]  # the records that one of the two hospitals lacks
+Leaves = set[tuple[str, int]]
 Choices = dict[str, Any]
 
 
@@ -59,7 +57,6 @@ def number_of(person: str) -> int:
 
 # ---------------------------------------------------------------------------------------------------------- the folders
 def records(left: Leaves) -> Iterator[tuple[str, int, bool]]:
-    """For each record that is not left out, yield its patient, its number, and True if it is extreme."""
     for person in PEOPLE:
         for number in range(RECORDS):
             if (person, number) not in left:
@@ -139,7 +136,6 @@ def scans(folder: Path, left: Leaves) -> None:
 
 
 def volume(number: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a volume [D, H, W] with a box, and the mask of the box."""
     mask = np.zeros((6, 18, 20), np.uint8)
     mask[1:4, 3 + number % 4 : 12, 4:14] = 1
     return scale * (np.random.default_rng(number).normal(0, 1, mask.shape) + 2 * mask), mask
@@ -153,7 +149,7 @@ def series(folder: Path, left: Leaves) -> None:
 
 @cache
 def all_series() -> TemporaryDirectory[str]:
-    """Return a folder with the DICOM series of all records, cached because writing them takes a second."""
+    """Return a folder with the DICOM series of all records; the folder is cached, because writing takes a second."""
     folder = TemporaryDirectory()
     for person, number, odd in records(set()):
         n = number_of(person) + 10 * number
@@ -275,24 +271,22 @@ OF_METHODS: dict[str, tuple[Choices, Choices]] = {
 
 # --------------------------------- Records the exact sums of a study. A second study replays the first study's answers.
 class Sums:
-    """Record the exact sum in place of the function that adds noise."""
-
     def __init__(self, first: "Sums | None" = None) -> None:
         self.first, self.exact = first, list[Tensor]()
 
     def told(self, source: NoiseSource, exact: Tensor, deviation: float) -> Tensor:
-        """Record the exact sum in place of the function that adds noise."""
         self.exact.append(exact.detach().double().clone())
         return exact if self.first is None else self.first.exact[len(self.exact) - 1].to(exact.dtype)
 
     def moved(self) -> list[float]:
-        """Return the difference between each sum and the first study's sum."""
         assert self.first and len(self.exact) == len(self.first.exact)
         return [float((own - other).norm()) for own, other in zip(self.exact, self.first.exact, strict=True)]
 
 
 def key_with(part: str) -> str:
-    """Return a hospital's key that draws the extreme patient into `part` and leaves no part empty."""
+    """Return a hospital's key that assigns the extreme patient to `part`, and the other patients to all three parts of
+    the split.
+    """
     for key in (f"{number:064x}" for number in range(1000)):
         own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
         others = {own[person] for person in PEOPLE if person != ODD}
@@ -302,15 +296,12 @@ def key_with(part: str) -> str:
 
 
 def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sums: Sums) -> Sums:
-    """Run a study of two hospitals, and return its sums without noise.
-
-    The first hospital lacks the records in `left`.
-    """
     data = root / "data"
     for site, lacking in zip(SITES, (left, OTHERS), strict=True):
         setting.write(data / site, lacking)
         (root / "records" / site).mkdir(parents=True)
-        (root / "records" / site / "key").write_text(key_with(part))  # both hospitals draw parts with the same key
+        # both hospitals split their data with the same key
+        (root / "records" / site / "key").write_text(key_with(part))
         place = site_folder(root / "study", site)
         place.mkdir(parents=True)
         (place / NOISY_COUNTS).write_text(json.dumps({"draw": "x", "counts": COUNTS}))
@@ -329,9 +320,6 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
 
 
 def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[float]:
-    """Return the change of each sum when the extreme patient or one of that patient's records is removed, as a multiple
-    of the clipping bound.
-    """
     leaves = {(ODD, number) for number in range(RECORDS if unit == "patient" else 1)}
     with_all = study(folder / "with", setting, unit, set(), part, Sums())
     without = study(folder / "without", setting, unit, leaves, part, Sums(with_all))
@@ -363,7 +351,7 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------------- nothing is missed
-# These keys have a size or a name as their value, and do not change behaviour.
+# Keys whose values are sizes or names, which do not change behaviour.
 SIZES = {
     *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event"),
     *(
@@ -380,7 +368,6 @@ SIZES = {
 
 
 def values_of(annotation: Any) -> list[Any]:
-    """Return the allowed values of a key, or nothing for a key whose value is a number or a name."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return list(inner)
@@ -404,17 +391,12 @@ def accepts(setting: Setting, **changes: Any) -> bool:
 
 
 def private_tasks() -> dict[str, Setting]:
-    """Return a setting for each task that a private plan accepts.
-
-    A task that SETTINGS lacks has its default settings.
-    """
     known = {setting.task["name"]: setting for setting in reversed(SETTINGS.values())}
     tried = {name: known.get(name) or _with_its_network(name) for name in TASKS}
     return {name: setting for name, setting in tried.items() if accepts(setting)}
 
 
 def _with_its_network(name: str) -> Setting:
-    """Return a task's default setting and network, with a normalisation layer that a private plan accepts."""
     setting = Setting(table, {"name": name})
     with suppress(MedsiloError, NotImplementedError, ValueError):
         own = TASKS[name]().default_network()
@@ -433,7 +415,7 @@ def test_every_task_that_is_private_is_compared() -> None:
 def test_every_setting_that_is_private_is_compared() -> None:
     """The test tries all values of each key in each setting.
 
-    An accepted value must be in SETTINGS, for this task or for a task that inherits the key from the same class.
+    SETTINGS must contain each accepted value, for the task or for a task that inherits the key from the same class.
     """
     compared = [setting.plan().task for setting in SETTINGS.values()]
     missing = []
@@ -449,12 +431,10 @@ def test_every_setting_that_is_private_is_compared() -> None:
 
 
 def _declares(task: type[Any], key: str) -> type[Any]:
-    """Return the class that declares a task's key."""
     return next(kind for kind in reversed(task.__mro__) if key in get_annotations(kind))
 
 
 def _has(own: Any, value: Any) -> bool:
-    """True if a setting is this value, or a list that contains it."""
     if isinstance(value, dict):
         return own.kind == value["kind"]
     return set(value) <= set(own) if isinstance(value, list) else own == value
@@ -490,7 +470,7 @@ def test_what_is_computed_across_patients_is_refused(name: str, changes: Choices
 
 def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
     class Other(TASKS["image-folder"]):  # type: ignore[misc]
-        """A task with a method that could do anything."""
+        """An unknown task, of which a private plan must assume the worst."""
 
     assert "computes across patients" in Other().not_private
 

@@ -22,9 +22,10 @@ def test_a_hospitals_files_tell_less_than_is_claimed_and_too_little_noise_is_fou
 
 
 def test_the_bound_of_right_guesses() -> None:
-    """If all of r guesses are right, each guess has a chance of at least 0.05^(1/r) with 95 % confidence at δ = 0.
+    """If all of r guesses are right, the attacker's chance of a right guess is at least 0.05^(1/r), with 95 %
+    confidence at δ = 0.
 
-    If half of them are right, the bound is zero.
+    If half of the guesses are right, the lower bound of ε is zero.
     """
     each = 0.05 ** (1 / 80)
     assert lower_bound(160, 80, 80, 0.0) == pytest.approx(math.log(each / (1 - each)), abs=2e-3)

@@ -1,6 +1,6 @@
 """Hostile training scripts in an isolated process fail to reach their goals.
 
-Each script prints GOT if its attempt succeeds. The scripts' output stays at the hospital.
+Each script prints GOT if its attempt succeeds; the script's output stays at the hospital.
 """
 
 import socket
@@ -22,7 +22,6 @@ def tries(what, does):
         print("held", what, type(error).__name__)
 """
 
-# The code of each hostile script by its goal.
 WALLS = {
     "to connect by TCP, UDP, DNS": """
 import socket
@@ -67,8 +66,8 @@ def test_a_room_has_walls(wants: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "ended before its answer" in ran.error and "secret" not in ran.error
 
 
-# Each script writes directly to the exit of its room, without medsilo's code for the protocol. `end` is the socket, and
-# `head` an honest answer to change.
+# Each script writes directly to the socket that leaves the room, without medsilo's protocol code. In each script, `end`
+# is the socket and `head` is an honest answer that the script changes.
 SPEAKS = """
 from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.client.api_spec import CLIENT_API_KEY
@@ -92,10 +91,11 @@ BORDER = {
     "NaN": ('groups["model"]["0.bias"][0] = torch.nan', "what no training gives"),
     "a variance below zero": ('groups["model"]["1.running_var"][0] = -1', "what no training gives"),
     "a far update": ('groups["model"]["0.bias"][0] = 1e6', "larger than border.norm, 50"),
-    "another study": ('head["facts"]["study"] = "other"', ""),  # the hospital's process sets the study
+    # the hospital's process, and not the script, sets the study
+    "another study": ('head["facts"]["study"] = "other"', ""),
     "words in a name": ('head["facts"]["name of a patient"] = 1', "its numbers are not those of this task"),
     "words in a score": ('head["facts"]["validation"] = "Miller"', "its numbers are not those of this task"),
-    # the hospital's process sets the number of cases
+    # the hospital's process, and not the script, sets the number of cases
     "more cases than it joined with": ('head["facts"]["samples"] = 10**6', ""),
     "a request of its own": ('honest("ask")', "it is no message of medsilo"),
     "a file of the hospital's": ('honest("keep", name="../../x", size=0)', "it is no message of medsilo"),
@@ -109,7 +109,7 @@ BORDER = {
 @pytest.mark.slow
 @pytest.mark.parametrize("wants", BORDER)
 def test_a_border_holds_back(wants: str, tmp_path: Path) -> None:
-    """Values that the plan does not describe do not leave the hospital, and the stated reason contains no word of the
+    """A hospital discards values that the plan does not describe, and gives a reason that contains no word of the
     script.
     """
     lie, held = BORDER[wants]

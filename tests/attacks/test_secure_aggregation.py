@@ -1,11 +1,11 @@
 """Secure aggregation does not protect hospitals from a dishonest server. The test carries out the attack that
 docs/trust/secure-aggregation.md describes.
 
-The server repeats round 1 without one hospital. Training is deterministic, so the two sums differ by that hospital's
-model alone.
+The server repeats round 1 without one hospital, and subtracts the two sums. Training is deterministic, so the
+difference of the sums is the missing hospital's model.
 
-No check at the hospitals prevents this attack. The test measures the attack's precision, and shows that noise limits
-it.
+No check at a hospital prevents a repeated round. The test measures the attack's precision, and shows that noise limits
+this precision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,20 +34,20 @@ STUDY = [
     "training.batch_size=64",
     "training.momentum=0",
     "network.norm=group",
-]  # the order of the cases has no effect
+]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=3"]
 NOISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
 Model = dict[str, Tensor]
 
 
 class LyingServer(Scripted):
-    """A dishonest server: round 2 starts from round 1's weights and leaves out hospital d."""
+    """A dishonest server that starts round 2 from round 1's weights and leaves out hospital d."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         settings = SiteSettings(device="cpu", public_data=True)
         super().__init__(sites_of(plan, folder, HOSPITALS, settings=settings), self.lie)
         self.first: dict[str, Model] = {}
-        self.trained: Model = {}  # the model of hospital d in round 1, which the server must not learn
+        self.trained: Model = {}  # the true model of hospital d in round 1, which the server must not learn
 
     def lie(self, site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]
@@ -67,10 +67,6 @@ class LyingServer(Scripted):
 
 
 def difference(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    """Let the server lead two rounds and subtract its sums.
-
-    Returns hospital d's update in round 1 as the server computed it, and the true update.
-    """
     sums: list[tuple[tuple[str, ...], Model, int]] = []
     take = SealedServer._hand_over
 

@@ -1,7 +1,7 @@
-"""Only those words of a hospital's data that a person accepted leave the hospital.
+"""Only words that a person at the hospital accepted leave the hospital.
 
-A lead cannot read other words by naming them in plans or by provoking errors. The names of a hospital's own columns
-stay at the hospital.
+A lead cannot read other words of a hospital's data by naming the words in plans or by provoking errors. The names of a
+hospital's own columns stay at the hospital.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.hospital import write_table
 from tests.sites import site_of
 
 PATIENTS = 60
-# every word of the data that was not accepted, and every name of a patient, file or folder, contains this text
+# all words that nobody accepted, and all names of patients, files and folders, contain this text
 SECRET = "geheim"
 STUDY: dict[str, Any] = {
     "algorithm": {"name": "fedavg"},
@@ -41,10 +41,7 @@ TABLE: dict[str, Any] = {"name": "table", "columns": COLUMNS, "target": "course"
 
 
 def registry(folder: Path, out: Path, **changes: Any) -> SiteSettings:
-    """Write and accept a data set whose columns, levels and classes have other names than the plan's.
-
-    `changes` contains changes that a person makes in data.yaml.
-    """
+    """Write and accept a data set whose columns, levels and classes have other names than in the plan."""
     drawn = np.random.default_rng(0)
     rows = [
         {
@@ -83,7 +80,6 @@ def plan_of(**task: Any) -> Plan:
 
 
 def answered(plan: Plan, settings: SiteSettings, folder: Path) -> str:
-    """Return a hospital's first answer in a study, or the reason for its rejection."""
     try:
         site = site_of(plan, "a", ["a"], settings, folder / "study/sites/a")
         reply = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
@@ -98,7 +94,9 @@ def hospital(tmp_path: Path) -> SiteSettings:
 
 
 def test_a_plan_has_its_own_words_for_a_hospitals_columns(hospital: SiteSettings, tmp_path: Path) -> None:
-    """Two hospitals with different languages train one model, even if a plan reads only some of their columns."""
+    """Two hospitals whose tables are in different languages train one model, even if a plan reads only some of the
+    columns.
+    """
     for number, columns in enumerate((COLUMNS, COLUMNS[:1], COLUMNS[1:])):
         done = inprocess.run(plan_of(columns=columns), folder=tmp_path / f"run{number}", settings=hospital)
         assert done.summary.sites["a"].patients["train"] == 35
@@ -118,7 +116,9 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def test_a_word_that_was_not_accepted_is_refused_before_data_are_read(hospital: SiteSettings, tmp_path: Path) -> None:
-    """Before, the answer depended on whether a column exists, so a lead could learn the table's header."""
+    """In an earlier version, a hospital's answer depended on the existence of a column, so a lead could guess the
+    table's header.
+    """
     assert "refused" not in answered(plan_of(), hospital, tmp_path / "fits")
     table = tmp_path / "geheim/geheim.csv"
     told = {what: answered(plan_of(**task), hospital, tmp_path / what) for what, task in ASKED.items()}
@@ -158,7 +158,7 @@ def test_no_own_word_is_in_what_a_hospital_says(stumble: str, tmp_path: Path) ->
 def test_no_own_word_is_said_of_a_data_set_that_does_not_hold(
     damage: str, hospital: SiteSettings, tmp_path: Path
 ) -> None:
-    """Before, the lead received the name of the person who had accepted the data set."""
+    """In an earlier version, the lead received the name of the person who had accepted the data set."""
     out, table = tmp_path / "set-geheim", tmp_path / "geheim/geheim.csv"
     text = (out / DataSet.FILE).read_text()
     {
@@ -176,7 +176,9 @@ def test_no_own_word_is_said_of_a_data_set_that_does_not_hold(
 def test_no_own_word_is_in_any_byte_of_a_study(
     hospital: SiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test searches answers with their tensors, the server's record, and the run's page."""
+    """The test searches the answers with their tensors, the server's record, and the run's page for words of the
+    hospital.
+    """
     sent: list[bytes] = []
     answer = inprocess.Loop.answer
 
@@ -194,7 +196,6 @@ def test_no_own_word_is_in_any_byte_of_a_study(
     page = report_of(run).page
     files = [path for path in run.rglob("*") if path.is_file() and path.relative_to(run).parts[0] != "sites"]
     assert len(sent) > 8 and page in files and (run / paths.SUMMARY) in files
-    # words of the plan
     assert b"female" in page.read_bytes() or b"course" in b"".join(path.read_bytes() for path in files)
     for content in (*sent, *(path.read_bytes() for path in files)):
         assert SECRET.encode() not in content.lower()

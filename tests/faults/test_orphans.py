@@ -1,4 +1,4 @@
-"""Processes end when their parent ends, whatever ends it, so that no process runs without its owner."""
+"""Processes end when their parent process ends for any reason, so that no process is left behind."""
 
 import os
 import signal
@@ -21,7 +21,6 @@ LONG = "training.rounds=2000"
 
 
 def named(folder: Path) -> list[psutil.Process]:
-    """Return the living processes that work in this test's folder or name it in their command line."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -54,7 +53,6 @@ def forks(process: subprocess.Popen) -> list[psutil.Process]:
 
 @contextmanager
 def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
-    """Start a command as a user does, and end its remaining processes at exit."""
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen([sys.executable, "-m", "medsilo", *arguments], stdout=said, stderr=said)
     family: list[psutil.Process] = []
@@ -71,8 +69,8 @@ def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: int = 60) -> str:
-    """Send a signal to a process, and assert that it and all its child processes end within `most` seconds. The
-    function returns the output of the process.
+    """Send a signal to a process, assert that the process and all child processes end within `most` seconds, and return
+    the process's output.
     """
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(family) > 2

@@ -1,6 +1,6 @@
-"""After a power cut at any moment, reported data are on the disk, and no reader accepts a partly written file.
+"""After a power cut at any moment, reported data are on the disk, and readers reject partly written files.
 
-The real readers read the recorded disks of a server and of a hospital, with fsync (`tests/powercut.py`).
+The real readers read recorded disks of a server and of a hospital (`tests/powercut.py`).
 """
 
 import json
@@ -32,12 +32,11 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.federation.test_participant import SMALL, planned
 
-CUTS, MORE, MANY = 40, 200, 1000  # power cuts for each writer: at every change, before a release, at night
+CUTS, MORE, MANY = 40, 200, 1000  # number of power cuts for each writer: at every change, before a release, at night
 KEY_OF = "this hospital's test"
 
 
 def cut_often(count: int, folder: Path, write: Callable[[Disk], None], read: Callable[[Cut], None]) -> None:
-    """Record the work of a writer, and let a reader read the folders of `count` possible power cuts."""
     disk = Disk(folder / "disk")
     with disk.recorded():
         write(disk)
@@ -102,7 +101,6 @@ def line_of(number: int) -> Round:
 
 @often
 def test_checkpoints_outlive_the_power(count: int, tmp_path: Path) -> None:
-    """The coordinator writes a line for each round, its checkpoint, and the best round's checkpoint."""
     best_of = {1: None, 2: 1, 3: 1, 4: 3, 5: 3}
 
     def write(disk: Disk) -> None:
@@ -172,7 +170,7 @@ def test_a_site_s_state_outlives_the_power(count: int, tmp_path: Path, plan: Pla
 
 STUDY = CountedStudy(Spending(study="one", plan="p", method="FedAvg", lead="l"))
 ROUND = [Charge(what="weights", of=Gaussian(noise=10.0))]
-# the long study fills several pages
+# the ledger of a long study fills several pages
 LONG = [Charge(what=f"group {number}", of=Gaussian(noise=900.0)) for number in range(120)]
 
 
@@ -266,7 +264,7 @@ def test_the_query_budget_outlives_the_power(count: int, tmp_path: Path) -> None
         answered = book.counts()[asker].answered["test"]
         assert known.get("answers", 0) <= answered <= begun.get("answers", 0)
         book.note(asker, {"test": 1}, limits)
-        later = book.counts()[asker].answered["test"]  # a partly written line counts as one answer
+        later = book.counts()[asker].answered["test"]  # a partly written line counts as an answer
         assert answered < later <= begun.get("answers", 0) + 1
         assert (cut.folder / "book" / ANSWERS).read_bytes().endswith(b"\n")
 
@@ -276,7 +274,6 @@ def test_the_query_budget_outlives_the_power(count: int, tmp_path: Path) -> None
 # ---------------------------------------------------------------------------------------------------- a whole study
 @pytest.mark.slow
 def test_a_study_goes_on_after_a_power_cut_with_the_same_numbers(tmp_path: Path) -> None:
-    """Server and hospitals share one disk, and the study resumes from its state after the cut."""
     plan = planned("fedbn", [])
     disk = Disk(tmp_path / "disk")
     make_folder(disk.folder / "run")
@@ -288,7 +285,7 @@ def test_a_study_goes_on_after_a_power_cut_with_the_same_numbers(tmp_path: Path)
         if record.finished() or not record.can_go_on():
             continue
         inprocess.run(plan, folder=cut.folder / "run", resume=True)
-        for path in record.checkpoints.iterdir():  # a power cut may undo the removal of an older file
+        for path in record.checkpoints.iterdir():  # a power cut may bring back a removed file
             if not (disk.folder / "run" / paths.CHECKPOINTS / path.name).exists():
                 path.unlink()
         assert_same_run(disk.folder / "run", cut.folder / "run")

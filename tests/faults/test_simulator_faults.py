@@ -1,4 +1,6 @@
-"""Test faults in real NVFlare processes: the user's message, the stored files, and the separation of parties' data."""
+"""Test faults in real NVFlare processes: the user's message, the stored files, and the separation of hospitals'
+data.
+"""
 
 import os
 import signal
@@ -23,9 +25,9 @@ from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.sites import CPU
 
-ONE, TWO = SITES[:1], SITES[:2]  # as many processes as sites
+ONE, TWO = SITES[:1], SITES[:2]
 
-# An executor that fails like a hospital's broken machine. The job's `custom` folder contains this executor.
+# An executor that fails like a hospital's broken machine; the job's `custom` folder contains the executor.
 FAULTY = """
 import time
 import torch
@@ -64,7 +66,7 @@ class Faulty(MedsiloExecutor):
         trainer.Trainer.work = broken
 """
 
-# The code of a program that takes the free port that NVFlare found for a site's process.
+# A program that takes the free port that NVFlare found for a site's process.
 TAKEN = """
 import os, socket, struct, sys, threading, time
 
@@ -94,7 +96,6 @@ if "medsilo_lab.engines.simulator" in sys.orig_argv:
 
 
 def run_with_fault(folder: Path, fault: str, *changes: str, sites: list[str] | None = None) -> Record:
-    """Run a job whose hospital-b fails in round 2, and return the server's record of the study if there is one."""
     plan = make_plan("fedavg", *changes, sites=sites)
     job = folder / "faulty-job"
     write_job(job, plan)
@@ -111,7 +112,6 @@ def run_with_fault(folder: Path, fault: str, *changes: str, sites: list[str] | N
 
 
 def all_texts(folder: Path) -> str:
-    """Return all texts that the server's side of a run wrote."""
     paths = [path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl", ".yaml", ".log", ".txt", ".csv"}]
     return "\n".join(path.read_text(errors="replace") for path in paths if path.name != "errors.log")
 
@@ -156,13 +156,13 @@ def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
-    rounds = 20  # many rounds, so that the run does not end before the kill
+    rounds = 20  # many rounds, so that the kill comes before the end of the run
     plan = make_plan("fedbn", f"training.rounds={rounds}", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
     run = tmp_path / "runs" / "killed"
-    # A round's line is written before its checkpoint. If a run is killed after writing the line and before the
-    # checkpoint, the round is repeated.
+    # The server writes a round's line before the round's checkpoint, so a run that is killed between the two repeats
+    # the round.
     assert 2 <= Record(run).load_checkpoint()[1]["round"] < rounds
     simulator.resume(run, CPU)
     assert [line.round for line in Record(run).rounds()] == [*range(1, rounds + 1)]
@@ -175,7 +175,6 @@ def plan_job(folder: Path, plan: Plan) -> Path:
 
 
 def kill_after_round(job: Path, out: Path, name: str, round_number: int) -> None:
-    """Start `medsilo run` as a user does, and kill all its processes without warning."""
     command = [sys.executable, "-m", "medsilo", "run", str(job), "--out", str(out), "--name", name]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -191,7 +190,6 @@ def kill_after_round(job: Path, out: Path, name: str, round_number: int) -> None
 
 
 def job_with_a_part(folder: Path, side: str, code: str) -> Path:
-    """Write a job whose server or sites have the job's own component Extra."""
     job = plan_job(folder, make_plan(sites=ONE))
     (job / CUSTOM).mkdir()
     (job / CUSTOM / "extra.py").write_text(code)
@@ -208,7 +206,7 @@ def test_a_missing_import_ends_in_seconds_with_the_cause(tmp_path: Path, capsys:
     started = time.monotonic()
     assert main(["run", str(job), "--out", str(tmp_path / "runs")]) == 1
     assert "a_package_nobody_has" in capsys.readouterr().err.splitlines()[-1]
-    assert time.monotonic() - started < 100  # sites would have 120 s to answer
+    assert time.monotonic() - started < 100  # NVFlare gives sites 120 s to answer
 
 
 @pytest.mark.slow
@@ -218,13 +216,13 @@ def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path, capsys: pyte
     assert main(["run", str(job), "--out", str(tmp_path / "runs"), "--data", str(tmp_path / "nowhere")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "data folder" in last and "--data" in last and last.endswith(f"[{tmp_path / 'nowhere'}]")
-    assert time.monotonic() - started < 100  # the job fails before NVFlare starts
+    assert time.monotonic() - started < 100
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
 def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
-    """The test covers failures before NVFlare starts, during its start, and when no site joins. The log of the failed
+    """The run fails before NVFlare starts, during the start of NVFlare, or because no site joins; the log of the failed
     run remains.
     """
     plan, run = make_plan("fedavg", "training.rounds=1", sites=ONE), tmp_path / "runs" / "run"
@@ -245,7 +243,6 @@ def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
 
 
 def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after: float) -> None:
-    """Let another program answer at a number of hospital-b's ports, and close each connection after some seconds."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(TAKEN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
@@ -258,7 +255,9 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare 2.9 would exclude a site whose port is taken, before or after the site's process asks for a fork."""
+    """NVFlare 2.9 would exclude a site whose port another program took, before or after the site's process asks for a
+    fork.
+    """
     plan = make_plan("fedbn", sites=TWO)
     take_ports(tmp_path / "taken", monkeypatch, 1, after)
     simulator.run(plan, tmp_path / "run", CPU)
@@ -274,4 +273,4 @@ def test_a_site_that_never_begins_is_named_at_once(tmp_path: Path, monkeypatch: 
     started = time.monotonic()
     with pytest.raises(MedsiloError, match="1 of 2 sites.*hospital-b lost: its process"):
         simulator.run(make_plan("fedavg", sites=TWO), tmp_path / "run", CPU)
-    assert time.monotonic() - started < 110  # each site would have 120 s to answer
+    assert time.monotonic() - started < 110  # NVFlare gives each site 120 s to answer

@@ -1,9 +1,9 @@
-"""Print for each part of nvflare_reliability whether it works with this process's NVFlare or leaves its work to
+"""Print the parts of nvflare_reliability that work with the installed NVFlare, and the parts that leave their work to
 NVFlare.
 
     python -m tests.federation.parts     # test_patches.py, with NVFlare as it is, and with its patches merged
 
-The program uses each part that finds its NVFlare code, and checks the effect of the part.
+The program uses each part for which NVFlare's code is found, and checks the part's effect.
 """
 
 import gc
@@ -33,7 +33,6 @@ def context(**engine: Any) -> Any:
 
 
 def collects(use: Any) -> bool:
-    """Return True if a call of this function collects Python's garbage."""
     seen = MagicMock(return_value=0)
     with patch.object(gc, "collect", seen):
         use()

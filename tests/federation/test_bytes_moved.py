@@ -1,4 +1,6 @@
-"""Count the bytes that are written and copied on a tensor's way from NVFlare into the mean."""
+"""Count the bytes that are written and copied between a tensor's arrival through NVFlare and the calculation of the
+mean.
+"""
 
 import json
 import subprocess
@@ -46,14 +48,13 @@ os._exit(0)
 @pytest.mark.long
 @pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="counts as Linux does")
 def test_an_answer_is_written_once_and_memory_is_used_again() -> None:
-    """A hospital's answer waits between its arrival and the calculation of the mean. The test's process is both the
-    hospital and the server.
+    """The test's process is both the hospital and the server.
 
-    When the server freed each block after its use, the operating system zeroed ten bytes for each sent byte.
+    When the server freed each memory block after use, the operating system zeroed ten bytes for each sent byte.
     """
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["written"] == 1.0  # the server writes the answer only to the file that receives the answer's tensors
+    assert found["written"] == 1.0  # the server writes the answer's tensors only once, to the file that receives them
     assert found["faulted"] < 3

@@ -1,4 +1,4 @@
-"""Train on hospitals' files of different volumes, and predict masks on the grids of these volumes."""
+"""Train on hospitals' volumes of different shapes and spacings, and predict masks on the grids of these volumes."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
-HOSPITALS = {  # shape, spacing and axes of the volumes
+HOSPITALS = {
     "north": ((12, 24, 20), (1.5, 1.5, 2.5), "RAS"),
     "south": ((10, 30, 26), (1.2, 1.2, 3.0), "LPI"),
     "west": ((16, 20, 22), (2.0, 1.8, 2.0), "PIR"),
@@ -62,7 +62,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
     inprocess.run(plan, folder=run, settings=settings)
     for site, (shape, spacing, stored_as) in HOSPITALS.items():
         (tmp_path / site).mkdir()
-        values, mask = ball(shape, spacing, 999)  # a patient outside of the training data
+        values, mask = ball(shape, spacing, 999)
         write_volume(tmp_path / site / "scan.nii.gz", Volume(values, affine_of(spacing)), stored_as)
         out = tmp_path / "masks" / site
         assert main(["predict", str(run), str(tmp_path / site / "scan.nii.gz"), "-o", str(out)]) == 0
@@ -73,7 +73,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
         for name in ("GetSpacing", "GetOrigin", "GetDirection"):
             np.testing.assert_allclose(getattr(found, name)(), getattr(image, name)(), rtol=0, atol=1e-5)
         one, other = (SimpleITK.GetArrayFromImage(each) > 0 for each in (found, wanted))
-        assert 2 * (one & other).sum() / (one.sum() + other.sum()) > 0.6  # the prediction overlaps the ball
+        assert 2 * (one & other).sum() / (one.sum() + other.sum()) > 0.6
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
 def test_methods_that_look_at_cases_take_pieces_of_volumes(
     method: str, network: dict, data: Path, tmp_path: Path
 ) -> None:
-    """Statistics, amplitudes and selectors need inputs of one size, which whole volumes do not have."""
+    """Statistics, amplitudes and selectors need inputs of one size, but whole volumes have different sizes."""
     plan = plan_of(method, 1, **network).with_changes(["training.local_epochs=1"])
     if method == "adafed":
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])
@@ -95,7 +95,7 @@ def test_methods_that_look_at_cases_take_pieces_of_volumes(
     assert all(0 <= score <= 1 for score in scores)
 
 
-KINDS = {  # the task, the network, the file to predict, and the type of result
+KINDS = {
     "flat, structures": (
         {"name": "image-folder", "labels": ["square"], "size": [32, 32], "augmentation": ["flip-x", "affine"]},
         {"name": "unet", "features": [4, 8]},
@@ -131,7 +131,6 @@ KINDS = {  # the task, the network, the file to predict, and the type of result
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write volumes and photographs of one hospital, and tables with the class of each image."""
     root = tmp_path_factory.mktemp("clinic")
     patients = [f"p{number}" for number in range(20)]
     write_balls(root / "balls", patients)
@@ -146,7 +145,6 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_trained_tested_and_predicted(kind: str, clinic: Path, tmp_path: Path) -> None:
-    """The cases of one folder are divided between two sites."""
     task, network, image, found = KINDS[kind]
     values = {
         "algorithm": {"name": "fedavg"},

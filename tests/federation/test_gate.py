@@ -1,5 +1,5 @@
-"""Test the gate that checks messages on NVFlare's real cells: a server, its job, and a hospital that sends arbitrary
-messages.
+"""Test the gate that checks messages between NVFlare's real cells: a server, a job of the server, and a hospital that
+sends arbitrary messages.
 """
 
 import contextlib
@@ -77,14 +77,13 @@ from tests.unit.medsilo_server.test_coordinator import SMALL as FEW
 from tests.unit.medsilo_server.test_coordinator import Answers, Study
 
 flare_decomposers.register()
-numpy_decomposers.register()  # as in each of NVFlare's processes
+numpy_decomposers.register()
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
 SMALL = StudyMessage({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
 
 
 class Cells:
     def __init__(self, line: Line | None = None) -> None:
-        """`line` is the quality of the connection between the hospital and the server."""
         let_tensors_travel(to_files=True)
         port = free_port()
         url = f"tcp://127.0.0.1:{port}"
@@ -95,7 +94,7 @@ class Cells:
         self.job = Cell(JOB, url, secure=False, credentials={}, parent_url=inner)
         own = url if line is None else f"tcp://127.0.0.1:{self.relay.port}"
         self.site = Cell("hospital-a" if line else SITE, own, secure=False, credentials={})
-        if line:  # without this, NVFlare passes messages inside the process directly
+        if line:  # without a connection, NVFlare passes messages within the process
             CoreCell.ALL_CELLS.clear()
         self.job.core_cell.start()
         self.site.core_cell.start()
@@ -114,7 +113,6 @@ class Cells:
     def send(
         self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 30.0
     ) -> str:
-        """Send a message to the server, and return the return code of the server's reply."""
         reply = self.site.send_request(
             channel=CellChannel.SERVER_COMMAND,
             target=JOB,
@@ -125,11 +123,9 @@ class Cells:
         return reply.get_header(MessageHeaderKey.RETURN_CODE)
 
     def throw(self, message: Message, to: str = JOB) -> None:
-        """Send one arbitrary stream message."""
         self.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, to, message)
 
     def refused(self, payload: Any, **how: Any) -> str:
-        """Send an answer that the job must reject, and return the reason."""
         before = len(self.got)
         self.send(payload, **how)
         wait_until(lambda: len(self.got) > before, 600, "the answer")
@@ -141,7 +137,6 @@ class Cells:
         return str(caught.value)
 
     def takes(self) -> bool:
-        """Return True if a valid answer still arrives completely."""
         before = len(self.got)
         assert self.send(answer_of(SMALL)) == CellCode.OK and len(self.got) == before + 1
         parcel = to_parcel(self.got[-1])
@@ -153,7 +148,7 @@ class Cells:
         for cell in (self.site, self.job, self.server):
             cell.core_cell.stop()
             CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)
-        StatsPoolManager.pools.clear()  # without this, the process could create no second set of cells
+        StatsPoolManager.pools.clear()  # without an empty pool, this process could not create a second set of cells
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +166,6 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answer_of(parcel: StudyMessage) -> Shareable:
-    """Return an answer as NVFlare's client sends it."""
     return with_context(to_shareable(parcel))
 
 
@@ -187,7 +181,7 @@ def packed(answer: Any) -> bytes:
     return lobs.dump_to_bytes(answer)
 
 
-NUMBERS = itertools.count(1_000_000)  # numbers of streams
+NUMBERS = itertools.count(1_000_000)
 FOBS = {StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}
 
 
@@ -208,9 +202,8 @@ def test_no_answer_is_spelt_out_for_a_line_that_nobody_logs(cells: Cells, monkey
 def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare has 64 threads for incoming messages.
-
-    Before, 65 answers at the same time blocked all further messages.
+    """NVFlare has 64 threads for incoming messages; in an earlier version, 65 simultaneous answers blocked all further
+    messages.
     """
     monkeypatch.setattr(blob_streamer, "callback_thread_pool", CheckedExecutor(1, "the only one"))
     assert (
@@ -221,7 +214,7 @@ def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
 def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers are stored on disk, so that many of them do not fill the memory."""
+    """The server stores answers on disk, because many answers would fill the memory."""
     made: list[Spill] = []
     monkeypatch.setattr(ChunkedTensors, "store", lambda: made.append(_ArrivalFile()) or made[-1])
     large = StudyMessage({"model": {"w": torch.randn(700, 1024), "b": torch.ones(3)}}, {"task": "round"})
@@ -265,7 +258,7 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
 def test_arrays_that_a_site_compressed_are_not_unpacked(
     inline: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare's filters can turn tensors into compressed arrays. Without the check, 2 MB became 11 GB at the server."""
+    """NVFlare's filters can turn tensors into compressed arrays; without the check, 2 MB became 11 GB at the server."""
     small, file = np.arange(6, dtype=np.float32), io.BytesIO()
     meta = {META: {"facts": {}, "dtypes": {"model": {"w": "torch.float32"}}}}
     answer = with_context(DXO(DataKind.WEIGHTS, {"model/w": small}, meta).to_shareable())
@@ -292,8 +285,10 @@ def test_arrays_that_a_site_compressed_are_not_unpacked(
 def test_what_can_not_be_read_of_a_scripts_tensors_is_refused_at_once(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare itself fetches a script's tensors. Before, NVFlare repeated the same request to the sender forever."""
-    # NVFlare cannot send tensors in this memory format
+    """NVFlare itself fetches a script's tensors; in an earlier version, NVFlare repeated the same request to the sender
+    forever.
+    """
+    # NVFlare cannot send tensors in the memory format channels_last
     turned = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     large = StudyMessage({"model": {"w": torch.randn(700, 1024), "turned": turned}}, {"task": "round"})
     let_tensors_travel(to_files=True, plainly=True)
@@ -313,10 +308,10 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     forget_most()
     before, started = most_held(), time.monotonic()
     text = cells.refused(answer_of(surplus), timeout=30)
-    assert text.startswith("its message of 8.4 MB or more")  # the message arrives in pieces
+    assert text.startswith("its message of 8.4 MB or more")
     assert cells.gate.taken["hospital-a.job"] <= SLACK
-    assert time.monotonic() - started < 25  # the sender does not repeat the message
-    assert most_held() - before < 250e6  # this process is the sender, too
+    assert time.monotonic() - started < 25
+    assert most_held() - before < 250e6
     assert cells.takes() and no_exit == []
 
 
@@ -324,7 +319,7 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
 def test_a_producer_that_answers_with_errors_is_not_asked_for_good(
     heals: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the sender repeated its error as long as the server waited for it."""
+    """In an earlier version, the sender repeated its error until the server's timeout."""
     asked, before, produce = list[str](), len(cells.got), _Chunks.produce
 
     def fails(self: _Chunks, state: dict, who: str) -> tuple[str, Any, dict]:
@@ -353,7 +348,7 @@ def test_many_tensors_count_together(cells: Cells) -> None:
 
 
 def test_pieces_of_a_process_count_for_the_answer_that_they_belong_to(cells: Cells) -> None:
-    """Before, the gate's limit counted the pieces of all rounds together."""
+    """In an earlier version, the gate's limit counted the pieces of all rounds together."""
     assert "".join(cells.gate._of_job(f"{SITE}.client_api_trainer_1")) == SITE
 
 
@@ -383,7 +378,7 @@ def test_what_else_is_large_is_refused_too(cells: Cells, answer: StudyMessage, w
 
 
 def test_tensors_sent_inline_are_bounded(cells: Cells) -> None:
-    """The tensors arrive in one message body, which no setting of the server prevents."""
+    """Tensors within a message body arrive at once, which no setting of the server prevents."""
     inline = packed(answer_of(StudyMessage({"model": {"w": torch.zeros(5_000_000)}})))
     assert "was not taken: at most 8.4 MB" in cells.refused(inline, headers=FOBS)
     small = packed(answer_of(SMALL))
@@ -442,8 +437,8 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
     ],
 )
 def test_tensors_are_fetched_from_the_sites_own_processes_alone(holder: Any, fits: bool) -> None:
-    """A training script in a separate process keeps its tensors in that process. Before, the server rejected tensors of
-    such a process.
+    """A training script in a separate process keeps its tensors there; in an earlier version, the server rejected
+    tensors from a separate process.
     """
     place = json.dumps({"fqcn": holder, "ref_id": "x"}).encode()
     answer = WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + place, 6)
@@ -456,7 +451,7 @@ def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
 
 
 def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes, **more: Any) -> Message:
-    """Return one message of a stream that claims to be an answer. `more` adds headers."""
+    """Return one message of a stream that claims to be an answer; `more` are additional headers."""
     headers = {
         **FOBS,
         StreamHeaderKey.STREAM_ID: stream,
@@ -531,7 +526,6 @@ def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, mon
 
 
 def finished() -> list[RxTask]:
-    """Return those finished streams of the hospital that the server still stores."""
     return [task for (origin, _), task in [*RxTask.rx_task_map.items()] if origin == SITE and task.completed]
 
 
@@ -550,7 +544,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     wait_until(lambda: len(cells.got) == before + many, 600, "all of them")
     assert cells.takes() and no_exit == []
     assert MOST_KEPT - 10 < len(finished()) < MOST_KEPT + 10
-    assert timers() <= seen + 9  # these timers belong to the hospital's own messages
+    assert timers() <= seen + 9
     assert {task.completed_task_ttl for task in finished()} == {65.0}
     now = time.monotonic()
     monkeypatch.setattr(patches, "monotonic", lambda: now + 2.0)
@@ -576,14 +570,13 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    # On a busy machine, the garbage stays below three times the limit. Without the patch, the garbage reaches ten times
-    # the limit.
-    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's own buffers, in the same process, are larger
-    assert BUFFER in left  # size of a buffer of the server
+    # On a busy machine, the uncollected buffers stay below three times the limit. Without the patch, the uncollected
+    # buffers reach ten times the limit.
+    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's buffers in the same process are larger
+    assert BUFFER in left
 
 
 def unfinished() -> set[int]:
-    """Return the numbers of the unfinished streams."""
     return {task.sid for task in [*RxTask.rx_task_map.values()] if not task.completed and not task.failed}
 
 
@@ -594,13 +587,13 @@ def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> N
         cells.throw(piece(stream, 5, StreamDataType.CHUNK, 8, b"half"))
     wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 600, "the oldest to go")
     assert cells.takes() and no_exit == []
-    for stream in streams:  # the sender does the same when another stream ends
+    for stream in streams:
         cells.throw(piece(stream, 5, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"))
     wait_until(lambda: not unfinished(), 600, "the end of all of them")
 
 
 def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare stores up to 1024 early messages of each stream, of any size."""
+    """NVFlare stores up to 1024 early messages of each stream, whatever their size."""
     monkeypatch.setattr(cells.gate, "most", Bounds(size=200_000))
     most = MOST_OPEN * 200_000
 
@@ -611,7 +604,7 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
     held, take = (
         list[int](),
         StreamLimits.take,
-    )  # limits that the gate checks with each piece
+    )
     monkeypatch.setattr(StreamLimits, "take", lambda *given: (take(*given), held.append(waiting()))[0])
     wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
     for sequence, stream in itertools.product(range(1, 26), streams):
@@ -621,8 +614,8 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
 
 
 def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> None:
-    """The server's main process has no plan that would limit messages. NVFlare itself accepts early pieces of any size
-    and number for an hour.
+    """The server's main process has no plan that would limit the size of messages. NVFlare itself stores early pieces
+    of any size and number for an hour.
     """
     got: list[Message] = []
     cells.server.register_request_cb(channel="notes", topic="leave", cb=got.append)
@@ -662,7 +655,6 @@ def test_all_cells_of_a_hospital_are_one_sender(cells: Cells) -> None:
 
 
 def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit: list[int]) -> None:
-    """This test shows why NVFlare 2.9 needs the gate."""
     found = cells.job.byte_receiver.registry
     ours = found.reg.pop(f"{CellChannel.SERVER_COMMAND}:submit_update")
     with contextlib.suppress(Exception):
@@ -706,7 +698,7 @@ def test_a_site_that_calls_a_message_too_large_ends_nothing(cells: Cells, no_exi
 
 
 def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
-    """The same gate protects a site from its server."""
+    """The gate also protects a site from messages of a dishonest server."""
     gate = Gate(cells.site, Bounds())
     gate.guard_site()
     large = torch.zeros(10_000_000)
@@ -739,7 +731,7 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
 def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
     cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, a server could send messages of any size, and 2 MB of an archive became 11 GB."""
+    """In an earlier version, a server could send a site messages of any size, and an archive of 2 MB became 11 GB."""
     plan = plan_of_script(torch.nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())
     sent: list[StudyMessage] = [SMALL, StudyMessage({"model": {"w": torch.zeros(10_000_000)}})]
@@ -778,8 +770,8 @@ def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
 
 
 def test_tensors_that_a_process_has_no_more_are_asked_for_again(cells: Cells) -> None:
-    """A site's process died while its answer was fetched. The site's new process has the same name as the old process,
-    but not its tensors.
+    """A site's process died while the server fetched its answer, and the new process with the same name lacks the
+    answer's tensors.
     """
     assert cells.takes()
     told, tensors = ChunkedTensors().download(from_fqcn=SITE, ref_id="gone", per_request_timeout=5.0, cell=cells.job)
@@ -810,7 +802,7 @@ def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells)
 @pytest.mark.parametrize("method", ["harmofl", "adafed", "fedsm-extra"])
 def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_path: Path) -> None:
     """The study contains all kinds of phases, deliveries and tests. Half of the allowed message size is reserved for
-    additions by filters.
+    additions by NVFlare's filters.
     """
     plan, seen = make_plan(method, *FEW), [0, 0]
 
@@ -827,7 +819,7 @@ def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_p
 def test_the_pieces_of_a_scripts_large_network_are_no_more_values_than_an_answer_may_have(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, an answer with 2 GB in few tensors was rejected."""
+    """In an earlier version, the server rejected an answer with 2 GB in few tensors."""
     layer = {"name": "", "tensors": [{"name": "w", "shape": [1 << 20, 1 << 10], "dtype": "float32", "learns": True}]}
     network = {"name": "script", "layers": [layer], "sha256": "0" * 64, "bytes": 1 << 33}
     task = {"name": "script", "metric": "accuracy", "input_channels": 1}

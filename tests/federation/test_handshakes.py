@@ -23,7 +23,7 @@ from tests.secure.consortium import free_port, wait_until
 from tests.unit.medsilo_lab.test_consortium import NORTH, put
 from tests.unit.medsilo_lab.test_provision import kits_of
 
-HELD = 3.0  # seconds for which NVFlare's own listener blocks other clients in the test
+HELD = 3.0
 LISTENS = """
 import sys, time
 from nvflare_reliability import kit_patches, patches
@@ -64,9 +64,9 @@ def answers(port: int) -> bool:
 
 @contextmanager
 def listening(kits: Path, scheme: str = "tcp", seconds: str = "") -> Iterator[tuple[psutil.Process, int]]:
-    """Start a cell with the server's certificate.
+    """Start a cell with the server's certificate, and with `seconds` as the time limit of handshakes.
 
-    `seconds` is the most seconds for a handshake; without `seconds`, the cell is NVFlare's own.
+    If `seconds` is "", the cell is NVFlare's unpatched cell.
     """
     port = free_port()
     command = ["-c", LISTENS, str(kits / "localhost"), f"{scheme}://localhost:{port}", seconds]
@@ -77,7 +77,6 @@ def listening(kits: Path, scheme: str = "tcp", seconds: str = "") -> Iterator[tu
 
 
 def shake(kits: Path, port: int, within: float = 30.0) -> float:
-    """Return the duration of a hospital's handshake in seconds."""
     startup, at = kits / "st-anna/startup", time.monotonic()
     context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
     context.check_hostname = False
@@ -88,14 +87,12 @@ def shake(kits: Path, port: int, within: float = 30.0) -> float:
 
 
 def silent(port: int, said: bytes = b"") -> socket.socket:
-    """Connect, and send only these bytes."""
     line = socket.create_connection(("127.0.0.1", port), 10.0)
     line.sendall(said)
     return line
 
 
 def client_hello() -> bytes:
-    """Return the first bytes of a client's TLS handshake."""
     context, said = ssl.create_default_context(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), said, server_hostname="localhost").do_handshake()
@@ -105,7 +102,7 @@ def client_hello() -> bytes:
 def ends_within(line: socket.socket, seconds: float) -> bool:
     line.settimeout(seconds)
     try:
-        while line.recv(1 << 14):  # the client reads the server's reply
+        while line.recv(1 << 14):
             pass
     except TimeoutError:
         return False
@@ -116,7 +113,9 @@ def ends_within(line: socket.socket, seconds: float) -> bool:
 
 @pytest.mark.slow
 def test_nvflare_alone_lets_one_silent_connection_keep_all_out(kits: Path) -> None:
-    """If this test fails, NVFlare performs handshakes in another thread, and `shake_hands_apart` can be removed."""
+    """If this test fails, NVFlare performs handshakes in another thread, and a maintainer can remove
+    `shake_hands_apart`.
+    """
     with listening(kits) as (_, port):
         shake(kits, port)
         with silent(port), pytest.raises(TimeoutError):
@@ -127,13 +126,13 @@ def test_nvflare_alone_lets_one_silent_connection_keep_all_out(kits: Path) -> No
 @pytest.mark.slow
 @over_all("scheme", ["tcp", "grpc", "http"])
 def test_silent_connections_keep_nobody_out_and_end(kits: Path, scheme: str) -> None:
-    """The connections send nothing, half of a hello, a whole hello, or one byte now and then."""
+    """The silent connections send no byte, half of a TLS hello, a whole hello, or one byte now and then."""
     hello = client_hello()
     with listening(kits, scheme, "8") as (process, port), ExitStack() as lines:
         said = [b"", hello[: len(hello) // 2], hello, hello[:1]]
         quiet = [lines.enter_context(silent(port, one)) for one in said]
         shake(kits, port)
-        assert not ends_within(quiet[0], 0.1)  # the client did not wait for the silent connections
+        assert not ends_within(quiet[0], 0.1)
         threading.Thread(target=drip, args=(quiet[-1], hello[1:]), daemon=True).start()
         assert all(ends_within(line, 60.0) for line in quiet)
         wait_until(lambda: not [one for one in process.net_connections("tcp") if one.raddr], 60, "their sockets")
@@ -168,13 +167,13 @@ def test_who_has_too_many_loses_the_oldest_and_nobody_else_does() -> None:
         strangers.come(own[number][1], "south")
     assert [number for number in range(MOST_OF_ONE + 3) if gone(number)] == [1, 2]
     assert ends_within(own[1][0], 1.0) and not ends_within(own[0][0], 0.1)
-    strangers.speaks(own[3][1])  # only the first of the connections has sent data
+    strangers.speaks(own[3][1])
     strangers.come(own[-1][1], "south")
     assert gone(4) and not gone(3) and not gone(len(own) - 1)
     strangers.go(own[-1][1])
     strangers.go(own[3][1])
     for number in range(MOST_OF_ONE + 3, MOST + 39):
-        strangers.come(own[number][1], str(number))  # the connections come from many addresses
+        strangers.come(own[number][1], str(number))
     assert len(strangers.waiting) == MOST and gone(5) and not gone(0)
     for line in list(strangers.waiting):
         strangers.go(line)
@@ -192,7 +191,7 @@ def test_a_relay_lets_nobody_keep_others_out(kits: Path) -> None:
         wait_until(lambda: answers(port), 600, "the relay")
         with silent(port) as line:
             shake(kits, port)
-            assert not ends_within(line, 0.1)  # the client did not wait for the silent connection
+            assert not ends_within(line, 0.1)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Send a large answer over unreliable connections between NVFlare's real cells. The sender does not send received data
-again.
+"""Send a large answer over unreliable connections between NVFlare's real cells; the sender does not repeat received
+data.
 """
 
 import gc
@@ -62,7 +62,7 @@ from tools.tables import LIMITS
 LARGE = StudyMessage({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
 LINE = Line(rate=4e6, delay=0.01, loss=0.005)
 GRANTED = Timeouts(silence=120.0, again=4.0)
-DOWN = 4.0  # seconds of an interruption, in which NVFlare's own download would fail
+DOWN = 4.0  # seconds of an interruption during which NVFlare's own download would fail
 
 
 @pytest.fixture
@@ -74,7 +74,6 @@ def cells() -> Iterator[Cells]:
 
 
 def send_over_a_cut(cells: Cells, down: float = DOWN) -> str:
-    """Send the large answer. The connection breaks after four fifths of the answer, and is restored."""
     codes: list[str] = []
     sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(LARGE), timeout=120)))
     sending.start()
@@ -87,7 +86,7 @@ def send_over_a_cut(cells: Cells, down: float = DOWN) -> str:
 
 
 def open_handles() -> int:
-    """Return the number of this process's open handles, once it has not changed for a second."""
+    """Return this process's number of open file handles after one second without a change."""
     last, since = psutil.Process().num_fds(), time.monotonic()
     while time.monotonic() < since + 1:
         time.sleep(0.05)
@@ -117,7 +116,7 @@ def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) ->
 
 @pytest.mark.slow
 def test_a_round_of_a_part_is_its_bytes_and_one_in_a_hundred_more_at_most() -> None:
-    """The test counts all bytes on a hospital's connection, including headers and acknowledgements."""
+    """The test counts all bytes of a hospital's connection, including headers and acknowledgements."""
     cells = Cells(Line())
     cells.gate.allow(Bounds(size=100_000_000))
     vit = {"name": "vit", "size": 32, "patch": 8, "width": 768, "depth": 1}
@@ -167,7 +166,6 @@ def test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again(ce
         codes.append(cells.send(Shareable(), topic, timeout=timeout))
 
     def lose(timeout: float) -> threading.Thread:
-        """Send a request that the connection loses, break the connection, and restore it."""
         asking, before = threading.Thread(target=ask, args=(timeout,)), cells.relay.up.passed
         cells.relay.hush()
         asking.start()
@@ -191,8 +189,8 @@ def test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again(ce
 
 
 def test_a_request_for_work_is_over_soon_if_another_connection_lost_it(cells: Cells) -> None:
-    """The connection between relay and server breaks; the site notices nothing, because its connection to the relay
-    stays open.
+    """The connection between relay and server breaks; the site does not notice, because the connection between site and
+    relay stays open.
     """
     RetryingRequests(cells.site, Timeouts(silence=120.0, again=1.0), sees_fetching=False)
     cells.relay.hush()
@@ -210,7 +208,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
     assert lines[0.1].late() == SOONEST and 5 < lines[5.0].late() < 5.1
     for seconds in (3.0, 7.0) * 20:
         lines[5.0].took(seconds)
-    assert 10 < lines[5.0].late() < 16  # the limit is four standard deviations above the mean time
+    assert 10 < lines[5.0].late() < 16  # the time limit is four standard deviations above the mean time
     for _ in range(40):
         lines[5.0].took(0.1)
     assert lines[5.0].late() < 2.5
@@ -219,9 +217,9 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
-    """With NVFlare's defaults, the site noticed the break after up to a minute.
+    """With NVFlare's defaults, the site noticed a broken connection after up to a minute.
 
-    A broken connection loses only the pieces in flight.
+    A broken connection loses only pieces in transit.
     """
     patience = timeouts_of(make_plan("fedavg", "participation.timeout=600"))
     for cell in (cells.job, cells.site):
@@ -246,7 +244,7 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
 
 @pytest.mark.long
 def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the test, a piece takes six seconds; NVFlare itself would repeat a reply after five seconds."""
+    """A piece takes six seconds in the test; NVFlare itself would repeat a reply after five seconds."""
     large = StudyMessage({"model": {"w": torch.randn(100_000)}}, {"task": "round"})
     monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 200_000))
     for cell in (cells.job, cells.site):
@@ -261,7 +259,7 @@ def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a delay of 200 ms in each direction, 36 pieces would take 14 s if they were sent one after the other."""
+    """With a delay of 200 ms in each direction, sending 36 pieces one after the other would take 14 s."""
     line, sent = Line(rate=8e6, delay=0.2), {"w": torch.arange(1_800_000.0)}
     for way in (cells.relay.up, cells.relay.down):
         way.line = line
@@ -281,10 +279,10 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
 @pytest.mark.long
 @pytest.mark.parametrize("pieces, ways", [pytest.param(1, 4, marks=pytest.mark.long), (3, 6)])
 def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
-    """The connection has a delay of one second in each direction. Round trips are needed for the answer, the pieces and
-    the receipt.
+    """The connection has a delay of one second in each direction. An answer needs round trips for its request, its
+    pieces and its receipt.
 
-    The receiver requests the end message after it has all pieces.
+    The receiver requests the end message after receiving all pieces.
     """
     produced, asked, dropped = _Chunks.produce, list[float](), list[str | None]()
 
@@ -337,7 +335,9 @@ def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
 
 @pytest.mark.slow
 def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reply costs work at both ends of the connection; before, this work took half the time of a large round."""
+    """Each reply costs processor time at both ends of the connection; in an earlier version, replies took half the time
+    of a large round.
+    """
     given: list[int] = []
     produced = _Chunks.produce
 
@@ -373,7 +373,6 @@ def test_nobody_makes_another_ask_or_send_without_end() -> None:
 
 @pytest.mark.slow
 def test_a_cut_longer_than_the_plan_grants_costs_the_answer(cells: Cells) -> None:
-    """Without the plan's longer timeout, the study loses the answer."""
     for cell in (cells.job, cells.site):
         RetryingRequests(cell, Timeouts(silence=3.0, again=2.0))
     assert send_over_a_cut(cells, down=9.0) != ReturnCode.OK
@@ -405,8 +404,8 @@ def over_the_wire(piece: list[Any]) -> Any:
 
 
 def test_a_large_piece_is_sent_from_where_it_lies() -> None:
-    """Six hospitals get the same tensors. Copying the tensors for each hospital would cost more than the remaining work
-    of the round.
+    """Six hospitals get the same tensors; copying the tensors for each hospital would cost more than all other work of
+    the round.
     """
     tensor = torch.randn(20_000, 2).T
     lying, turned = packed("w", tensor.T), packed("w", tensor)
@@ -454,12 +453,11 @@ def test_what_arrived_in_pieces_is_not_copied() -> None:
     places = {whole[name].untyped_storage().data_ptr() for name in ("one", "two")}
     assert len(places) == 1 and whole["odd"].untyped_storage().data_ptr() not in places
     del arriving
-    whole["one"] += 1  # each received tensor has its own memory
+    whole["one"] += 1
     assert torch.equal(whole["one"], tensors["one"] + 1) and torch.equal(whole["two"], tensors["two"])
 
 
 def arrived(pieces: dict, to_files: bool = True) -> dict:
-    """Return the tensors that result from these pieces."""
     arriving = ArrivingTensors(_ArrivalFile if to_files else None)
     for key, piece in pieces.items():
         arriving.take({key: piece})

@@ -1,4 +1,4 @@
-"""tests/nvflare_names.py lists all NVFlare names that medsilo uses, and NVFlare has all of them."""
+"""tests/nvflare_names.py lists all NVFlare names that medsilo uses, and the installed NVFlare has all these names."""
 
 import json
 import os
@@ -27,12 +27,12 @@ from tests.nvflare_names import (
 )
 from tests.nvflare_uses import Uses, uses_of
 
-# Attributes of NVFlare's internal objects. Names with a leading underscore count as internal, too.
+# Attributes of NVFlare's internal objects; names with a leading underscore count as internal, too.
 INNER = {"RxTask", "blob_cb", "byte_receiver", "byte_streamer", "client_tasks", "command_agent", "communicator"}
 INNER |= {"core_cell", "job_runner", "max_blob_size", "requests_dict"}
 SET = {f"apis.controller_spec.ClientTask.{of}" for of in ("result", "task.data", "task.name")}
 USES = json.loads(RECORDED.read_text("utf-8"))
-OURS = {"id", "name", "app"}  # keys of a job's files whose values are medsilo's own
+OURS = {"id", "name", "app"}
 
 
 @pytest.mark.parametrize("module", sorted({use.rpartition(".")[0] for use in USES}))
@@ -62,7 +62,9 @@ def is_inner(use: str) -> bool:
 
 
 def test_inner_parts_are_touched_in_one_file() -> None:
-    """Each internal attribute that medsilo uses belongs to a patch with an issue for NVFlare's maintainers."""
+    """Each internal NVFlare attribute that medsilo uses belongs to a patch, for which an issue asks NVFlare's
+    maintainers.
+    """
     files = [path for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py")]
     inner = {path.name for path in files if any(map(is_inner, uses_of(path)))}
     assert inner == {"kit_patches.py", "patches.py"}
@@ -113,7 +115,6 @@ def keys_of(value: object) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- a seeded break
 @pytest.mark.long
 def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> None:
-    """The test makes a copy of NVFlare in which a function and a method have new names."""
     broken = {
         "add_job_audit_event": "apis.utils.fl_context_utils.add_job_audit_event",
         "get_startup_kit_dir": "apis.workspace.Workspace.get_startup_kit_dir",

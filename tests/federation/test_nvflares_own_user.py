@@ -24,12 +24,11 @@ from tests.secure.consortium import Consortium
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 NVFLARE = Path(sys.executable).with_name("nvflare")
-ENDED = 1800.0  # seconds until a job must have ended
+ENDED = 1800.0
 THREE = ["site-1", "site-2", "site-3"]
 
 
 def short(method: str, folder: Path, rounds: int = 1) -> Path:
-    """Return a copy of the job with fewer rounds."""
     job = folder / method
     shutil.copytree(JOBS / method, job, ignore=shutil.ignore_patterns("plans"))
     plan = (job / PLAN).read_text()
@@ -38,7 +37,7 @@ def short(method: str, folder: Path, rounds: int = 1) -> Path:
 
 
 def nvflare(folder: Path, *words: str | Path, code: int = 0, **environment: str) -> str:
-    """Run an NVFlare command that must end with this exit code; return its output."""
+    """Run an NVFlare command, assert this exit code, and return the command's output."""
     folder.mkdir(exist_ok=True)
     home = {**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([NVFLARE, *words], cwd=folder, env=home, capture_output=True, text=True, timeout=ENDED)
@@ -48,12 +47,11 @@ def nvflare(folder: Path, *words: str | Path, code: int = 0, **environment: str)
 
 
 def simulated(job: Path, folder: Path, *options: str) -> Path:
-    """Run NVFlare's simulator; return the study's folder with the sites' folders."""
     said = nvflare(folder, "simulator", job, "-w", folder / "workspace", *options)
     studies = [*folder.glob("workspace/server/medsilo/*/summary.json")]
     assert len(studies) == 1, said
     (study,) = (path.parent for path in studies)
-    # the list makes Python find all folders of sites before the first copy
+    # the list makes Python find all folders of sites before copying the first folder
     for own in [*folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*")]:
         shutil.copytree(own, study / paths.SITES / own.name)
     return study
@@ -68,7 +66,7 @@ def alone(job: Path, folder: Path, sites: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("method", "options", "sites"),
     [
-        # FedSM's plan must name the sites; the plan of the job in jobs/ names none
+        # FedSM's plan must name the sites, but the plan of FedSM's job in jobs/ names none
         pytest.param("fedsm", ["-n", "3", "-t", "3"], THREE, marks=pytest.mark.slow),
         pytest.param("fedbn", ["-c", ",".join(SITES), "-t", "3"], SITES, marks=pytest.mark.long),
         pytest.param("scaffold", ["-n", "4", "-t", "2"], [*THREE, "site-4"], marks=pytest.mark.long),
@@ -84,10 +82,7 @@ def test_the_simulator_runs_a_job_as_it_is(method: str, options: list[str], site
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_the_simulator_runs_every_job_with_one_thread(method: str, tmp_path: Path) -> None:
-    """Each answer comes from a new process, so a site's state between rounds is on disk.
-
-    The test of all methods takes about an hour.
-    """
+    """Each answer comes from a new process, so the site must read its state from disk."""
     job = short(method, tmp_path, rounds=2)
     study = simulated(job, tmp_path / "simulator", "-n", "3", "-t", "1")
     summary = read_summary(study)
@@ -103,7 +98,7 @@ def test_too_few_sites_are_told(tmp_path: Path) -> None:
 
 
 def started_from(workspace: Path) -> list[psutil.Process]:
-    """Return the kit processes of this workspace. Processes of POC mode have no parent."""
+    """Return the processes of this workspace's kits; processes of POC mode have no parent process."""
     found = psutil.process_iter(["cmdline"])
     return [process for process in found if any(str(workspace) in word for word in process.info["cmdline"] or ())]
 
@@ -133,9 +128,8 @@ while flare.is_running():
 
 
 def script_with_a_large_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a recipe's job with a large tensor.
-
-    POC mode uses the http driver, which closes a connection at a message of 4 MiB; one tensor of the job has this size.
+    """Return a recipe's job with a tensor of 4 MiB, because the http driver of POC mode closes a connection at a
+    message of 4 MiB.
     """
     folder.mkdir()
     (folder / "wide.py").write_text(WIDE)

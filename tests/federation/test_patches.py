@@ -1,6 +1,6 @@
 """Show NVFlare's behaviour without each patch of nvflare_reliability/patches.py.
 
-A failing test shows that NVFlare no longer needs the patch, so that it can be removed.
+A failing test shows that a newer NVFlare makes the patch unnecessary.
 """
 
 import inspect
@@ -65,7 +65,7 @@ from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
 from tests.secure.consortium import free_port, wait_until
 
-# Patches whose purpose other tests show. For a patch of NVFlare's source, a patched copy of NVFlare shows the purpose.
+# Patches whose purpose other tests show.
 ELSEWHERE = {
     "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
@@ -102,7 +102,6 @@ def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
 
 
 def applied(patch: str, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
-    """Apply a patch of NVFlare's source to a copy of NVFlare."""
     command = ["patch", "-p1", "-d", str(folder), "-i", str(UPSTREAM / f"{patch}.patch"), *how]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -116,13 +115,13 @@ def test_each_patch_file_applies_to_nvflare_s_own_source(patch: str) -> None:
 
 
 MAILS = sorted(path.stem for path in UPSTREAM.glob("*.mbox"))
-LINE = re.compile(r"^[+-](?!\+\+ |-- ).*", re.MULTILINE)  # a line that a patch adds or removes
+LINE = re.compile(r"^[+-](?!\+\+ |-- ).*", re.MULTILINE)
 
 
 @against
 @over_all("mail", MAILS)
 def test_each_mail_makes_its_patch_of_nvflare_and_brings_a_test(mail: str) -> None:
-    """`git am` accepts a patch's mail whatever the name of its sender is."""
+    """`git am` accepts a patch's mail whatever the sender's name is."""
     text = (UPSTREAM / f"{mail}.mbox").read_text("utf-8")
     head, *files = text.split("diff --git a/")
     assert re.search(r'^From: "A. Person" <person@example.org>$', head, re.MULTILINE) and "\nSubject: [PATCH] " in head
@@ -145,7 +144,6 @@ def test_each_mail_makes_its_patch_of_nvflare_and_brings_a_test(mail: str) -> No
 def test_a_part_says_once_that_nvflare_is_another(
     cell: Cell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tested NVFlare versions cause no log message."""
     known = json.loads(compatibility.KNOWN.read_text("utf-8"))
     places = {place for own in compatibility.PLACES.values() for place in own}
     assert known.keys() == places and all(own[version("nvflare")] for own in known.values())
@@ -193,7 +191,7 @@ def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
-    """With the patch, a full disk only loses log lines."""
+    """With the patch, a full disk loses log lines only."""
     AuditService.initialize(str(tiny_disk / "audit.log"))
     try:
         with (tiny_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
@@ -214,9 +212,6 @@ def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
 
 
 def parts_in_use(*first: Path) -> dict[str, bool]:
-    """Find out in another process which parts work. The process imports NVFlare from the first given folder, if there
-    is a folder.
-    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*first, ROOT / "custom", ROOT]))}
     done = subprocess.run(
         [sys.executable, "-m", "tests.federation.parts"], env=environment, cwd=ROOT, capture_output=True, text=True
@@ -232,7 +227,7 @@ def parts_in_use(*first: Path) -> dict[str, bool]:
 @against
 def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
     """The test applies the patches to NVFlare's source, as NVFlare's maintainers would. With today's NVFlare, every
-    part works.
+    part of nvflare_reliability works.
     """
 
     def merged(*names: str) -> dict[str, bool]:
@@ -248,7 +243,7 @@ def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stdout
         return parts_in_use(place)
 
-    alone = "RollingFile"  # this patch changes the same lines as audit_without_fail
+    alone = "RollingFile"  # RollingFile changes the same lines of NVFlare as audit_without_fail
     works, others = parts_in_use(), [name for name in PATCHED if name != alone]
     assert works.keys() == compatibility.TRIED.keys() and all(works.values()), works
     assert merged(alone) == {name: name != alone for name in works}
@@ -319,10 +314,8 @@ def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, NVFlare's http driver closes a connection at a frame of 4 MiB. Before, each tensor of 4 MiB or
-    more closed the connection.
-    """
-    # without this, NVFlare passes messages inside the process directly
+    """Without the patch, NVFlare's http driver closes a connection at a frame of 4 MiB."""
+    # with other cells in ALL_CELLS, NVFlare passes messages within the process
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     url = f"http://127.0.0.1:{free_port()}"
     ends = [Cell(name, url, secure=False, credentials={}) for name in ("server", "site-1")]
@@ -343,7 +336,9 @@ def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyP
 
 
 def test_need_of_StreamLimits(cell: Cell) -> None:
-    """Without the patch, the sender decides how long a finished stream keeps a thread, and early pieces are stored."""
+    """Without the patch, the sender decides how long a finished stream keeps a thread, and the receiver stores early
+    pieces.
+    """
     keys, place = StreamHeaderKey, {MessageHeaderKey.ORIGIN: "hospital-a.patches"}
     wishes = {keys.RELIABLE: True, keys.RETRY_TIMEOUT: 3500.0, keys.RETRY_WAIT: 5.0}
     wide = {keys.CHUNK_SIZE: 1, keys.WINDOW_SIZE: 10**6}
@@ -420,8 +415,8 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_need_of_reply_once(cell: Cell) -> None:
-    """Without the patch, NVFlare requests an acknowledgement of every reply, and repeats an unacknowledged reply
-    after five seconds.
+    """Without the patch, NVFlare requests an acknowledgement of every reply, and repeats unacknowledged replies after
+    five seconds.
     """
     assert "reliable=True" in inspect.getsource(Adapter._send_response) and STREAM_RETRY_WAIT == 5.0
     sent: list[dict] = []
@@ -434,7 +429,7 @@ def test_need_of_reply_once(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_need_of_end_reply(cells: Cells) -> None:  # noqa: F811
-    """Without the patch, the received part of a reply stays in memory after a timeout."""
+    """Without the patch, a reply that was partly received before a timeout stays in memory."""
     request = Message({}, b"")
     sent = cells.site.core_cell.fire_and_forget
 
@@ -485,7 +480,7 @@ def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, a tensor that is sent too early empties all tensors that this process sends later."""
+    """Without the patch, a tensor that a process sends too early empties all tensors that the process sends later."""
     known = {name: own for name, own in fobs.fobs._decomposers.items() if name != "torch.Tensor"}
     monkeypatch.setattr(fobs.fobs, "_decomposers", known)
     monkeypatch.setattr(fobs.fobs, "_dot_handlers", {})
@@ -499,7 +494,9 @@ def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_need_of_sign_when_ready() -> None:
-    """Without the patch, NVFlare keeps a signature that it made without a key, and every answer with it is dropped."""
+    """Without the patch, NVFlare keeps a signature made without a key, and the receiver drops every answer with this
+    signature.
+    """
 
     def new_server() -> FederatedServer:
         new = FederatedServer.__new__(FederatedServer)
@@ -516,7 +513,7 @@ def test_need_of_sign_when_ready() -> None:
     for own in (early, late):
         kit_patches.sign_when_ready(SimpleNamespace(get_engine=lambda own=own: SimpleNamespace(server=own)))
     assert signs(early) == signs(late) == kit_patches.UNSIGNED
-    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # after a signature attempt, too
+    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED
     key, stock = SimpleNamespace(sign=lambda text, return_str: f"{text} signed"), new_server()
     stock.my_own_token_signature = kit_patches.UNSIGNED
     assert signs(early) == signs(late) == "servertoken signed" != signs(stock)
@@ -524,16 +521,14 @@ def test_need_of_sign_when_ready() -> None:
 
 def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     def errors() -> int:
-        """Count the errors of a command to a job whose process has not connected yet."""
         caplog.clear()
         where = {"channel": CellChannel.SERVER_COMMAND, "topic": "app_command", "target": "server.to-come"}
         reply = cells.server.send_request(**where, request=Message({}, {}), timeout=2.0)
         assert reply.get_header(MessageHeaderKey.RETURN_CODE) != ReturnCode.OK
         told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-        return len([words for words in told if "to-come" in words])  # counts only the streams of this test
+        return len([words for words in told if "to-come" in words])
 
     def errors_over_the_gone() -> int:
-        """Count the errors of requests to an absent hospital, as `medsilo status` makes them."""
         caplog.clear()
         gone = TargetMessage("to-come", CellChannel.CLIENT_MAIN, "admin", new_cell_message({}, "status"))
         replies = cells.server.broadcast_multi_requests({"to-come": gone}, 2.0, optional=False)
@@ -554,8 +549,8 @@ def test_need_of_start_again() -> None:
 
 
 def test_need_of_wait_no_more(tmp_path: Path) -> None:
-    """Without the patch, NVFlare waits for a client until it reports, or is removed after minutes without a
-    heartbeat.
+    """Without the patch, NVFlare waits for a client until the client reports, or until minutes without a heartbeat have
+    passed.
     """
     runner = job_runner.JobRunner(str(tmp_path))
     runner._pending_client_outcomes["job"] = {"hospital-a"}
@@ -568,14 +563,13 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
 
 
 def test_need_of_patient_simulator() -> None:
-    """tests/faults/test_simulator_faults.py lets another program take the port."""
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
     assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
 
 
 def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a closed connection, Python would wait at exit for a thread that reads from it."""
+    """With an open connection, Python would wait at exit for the thread that reads from the connection."""
     (tmp_path / "startup").mkdir()
     closed = list[Session]()
     monkeypatch.setattr(Session, "__init__", lambda own, **_: setattr(own, "api", SimpleNamespace(scheme="tcp")))
@@ -587,9 +581,7 @@ def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkey
 
 
 def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
-    """NVFlare reads a key in two functions. The test also reads another key, and reads the first key again after the
-    connection.
-    """
+    """NVFlare reads a key file in two functions."""
     keys = []
     for name in ("a", "b"):
         pem = rsa.generate_private_key(65537, 2048).private_bytes(
@@ -608,12 +600,12 @@ def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
 
 
 def test_need_of_sites_started_by(tmp_path: Path) -> None:
-    """Without the patch, the simulator itself starts a site's process. The patch does not change how other programs
-    start.
+    """Without the patch, NVFlare's simulator itself starts a site's process. The patch does not affect how other
+    programs start processes.
     """
 
     class Asked(Exception):
-        """Raised when the simulator starts a site's process."""
+        pass
 
     assert "start" not in str(inspect.signature(simulator_runner.SimulatorRunner))
     given = SimpleNamespace(workspace=str(tmp_path), log_config="log_config.json", set="")

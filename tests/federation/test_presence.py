@@ -1,4 +1,6 @@
-"""Find a job's absent hospitals from reports of the server's main process and from hospitals' silence."""
+"""Find the hospitals that are absent from a job, by reports of the server's main process and by the hospitals'
+silence.
+"""
 
 from typing import Any
 
@@ -31,7 +33,6 @@ class Told:
         self.synced += 1
 
     def after(self, seconds: float, heard: bool = False, **told: Any) -> dict[str, str]:
-        """Advance the clock, with or without a message from the hospital. Returns the absent hospitals."""
         self.now += seconds
         self.hospital |= told
         if heard:
@@ -46,11 +47,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def test_a_closed_connection_is_borne_for_seconds(told: Told) -> None:
-    assert not told.after(600, closed=True)  # the hospital is starting, and has sent nothing yet
+    assert not told.after(600, closed=True)
     assert not told.after(1, heard=True, closed=False)
     assert not told.after(1, closed=True) and not told.after(GRACE) and told.after(1)
     assert not told.presence.hopeless()
-    assert told.after(60, closed=False)  # the hospital is connected, but its process for the job is not
+    assert told.after(60, closed=False)
     assert not told.after(1, heard=True)
 
 
@@ -60,7 +61,7 @@ def test_a_hospital_may_be_silent_for_twice_as_long_as_it_was(told: Told) -> Non
     assert not told.after(100, heard=True)
     assert not told.after(2 * (SILENCE + 100)) and told.after(10)
     assert not told.after(3600, heard=True)
-    assert not told.after(419) and told.after(2)  # the plan's own limit of silence
+    assert not told.after(419) and told.after(2)
     told.after(1, heard=True)
 
 
@@ -95,7 +96,7 @@ def test_who_never_comes_is_waited_for_as_long_as_the_plan_says(told: Told) -> N
 
 
 def test_a_round_waits_while_fewer_are_there_than_it_needs(told: Told) -> None:
-    """The study continues if all connections are lost for a moment, including the server's own."""
+    """The study continues after a moment without any connection, including the server's own."""
     told.presence.patience = 100.0
     told.after(1, heard=True)
     told.after(1, closed=True)
@@ -119,7 +120,7 @@ def test_a_round_does_not_wait_for_a_hospital_that_is_away(server: Server) -> No
     missing, got = ask(server, behave, timeout=60.0)
     assert missing == {B: Missing("lost", "its connection was closed")} and got.keys() == {*SITES} - {B}
     missing, got = ask(server, lambda: [server.submit(s, *_echoed(server.fetch(s))) for s in SITES if s != B], 60.0)
-    assert missing.keys() == {B} and got.keys() == {*SITES} - {B}  # the server did not ask the absent hospital
+    assert missing.keys() == {B} and got.keys() == {*SITES} - {B}
 
 
 def _echoed(work: tuple[str, Any]) -> tuple[str, Any]:

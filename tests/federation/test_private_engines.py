@@ -1,6 +1,6 @@
 """A private study gives the same tensors in one process, in an isolated trainer and in NVFlare's simulator.
 
-The hospitals are synthetic, so the seed determines noise and samples.
+The hospitals are synthetic, so a public seed determines noise and samples.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.conftest import SITES
 from tests.federation.test_simulator import CPU, assert_same_outcome
 from tests.unit.privacy.test_private_training import promised, same, tensors_of
 
-SAMPLED = ["training.rounds=2"]  # Poisson samples of eight cases
+SAMPLED = ["training.rounds=2"]
 TWO = SITES[:2]  # only two sites, because each site is a process
 BY_TWO = f"participation.sites=[{','.join(TWO)}]"
 
@@ -51,7 +51,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
-    """The ledgers of hospitals that demand privacy have the same entries in the same order, with the same ε."""
+    """Hospitals that demand privacy write the same ledger entries in the same order, with the same ε."""
     plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
     own = SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=4.0, delta=1e-3))
     inprocess.run(plan, folder=tmp_path / "one/study", settings=own)

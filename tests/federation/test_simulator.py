@@ -13,16 +13,14 @@ from medsilo_lab.engines import inprocess, simulator
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.sites import CPU
 
-# The test runs with one method at every change, and with all methods before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
-# files that may differ, because masks and names of attempts are random
+# files that may differ between two runs, because masks and names of attempts are random
 OWN_FILES = (paths.STATE_FILES, paths.SEALED, paths.ANSWER_FILES)
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:
-    """Assert that two runs have the same scores and the same model files, tensor for tensor."""
     own = {path for kind in OWN_FILES for path in one.glob(f"sites/*/{kind}")}
     names = sorted(path.relative_to(one) for path in one.glob("sites/*/*.safetensors") if path not in own)
     names += sorted(path.relative_to(one) for path in one.glob("global/*.safetensors"))
@@ -55,7 +53,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("method", BY_KIND)
 def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("medsilo", "random"):  # files of the user that must not replace modules in NVFlare's processes
+    for name in ("medsilo", "random"):  # a user's files must not replace modules in NVFlare's processes
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')")
     monkeypatch.chdir(tmp_path)
     sites = SITES[:2] if method in FIRST else SITES  # only two sites, because each site is a process
@@ -69,7 +67,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pyt
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
     cautions = record.summary().details.warnings
     told = [line for line in cautions if f"algorithm.pull 0.2 is below 1/{len(sites)}" in line]
-    assert len(told) == (method in FEDSM)  # includes a warning about FedSM's selector
+    assert len(told) == (method in FEDSM)
 
 
 @pytest.mark.slow
@@ -91,10 +89,7 @@ def test_rooms_in_the_simulator_equal_the_loop(tmp_path: Path) -> None:
     sorted({*FIRST, *KINDS, *PLAIN}),
 )
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
-    """NVFlare starts a new process for every task, so a site's state must come from disk.
-
-    The study's method has much local state.
-    """
+    """NVFlare starts a new process for every task, so a site must read its state from disk."""
     plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")
     simulator.run(plan, tmp_path / "simulator", CPU, threads=1)

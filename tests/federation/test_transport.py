@@ -27,8 +27,6 @@ from tests.secure.consortium import wait_until
 
 
 class BareController(Controller):
-    """A controller without a workflow, whose methods the test calls."""
-
     def start_controller(self, fl_ctx: FLContext) -> None: ...
 
     def stop_controller(self, fl_ctx: FLContext) -> None: ...
@@ -40,7 +38,7 @@ class BareController(Controller):
 
 
 class Server:
-    """NVFlare's task server with its monitor thread. The test sends the sites' requests."""
+    """NVFlare's task server with its monitor thread; the test sends the sites' requests."""
 
     def __init__(self) -> None:
         self.clients = {site: Client(site, f"token-{site}") for site in SITES}
@@ -62,7 +60,6 @@ class Server:
         yield FLContext()
 
     def fetch(self, site: str) -> tuple[str, Shareable]:
-        """Request a task for a site until there is one."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             name, task_id, data = self.communicator.process_task_request(self.clients[site], FLContext())
@@ -86,7 +83,6 @@ def server() -> Iterator[Server]:
 
 
 def parcel_for(site: str) -> StudyMessage:
-    """Return a message for one site; a tensor in the message identifies the site."""
     return StudyMessage({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
 
 
@@ -95,7 +91,6 @@ def echo(data: Shareable) -> Shareable:
 
 
 def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, StudyMessage]]:
-    """Send a request to all sites; meanwhile, a thread runs `behave`, which acts for the sites."""
     got: dict[str, StudyMessage] = {}
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()
@@ -106,7 +101,7 @@ def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missin
 
 def test_every_site_receives_its_own_parcel_and_no_other(server: Server) -> None:
     def behave() -> None:
-        work = {site: server.fetch(site) for site in reversed(SITES)}  # all tasks exist at the same time
+        work = {site: server.fetch(site) for site in reversed(SITES)}
         for site, (task_id, data) in work.items():
             server.submit(site, task_id, echo(data))
 
@@ -118,8 +113,8 @@ def test_every_site_receives_its_own_parcel_and_no_other(server: Server) -> None
 
 
 def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(server: Server) -> None:
-    """A site that has lost a reply sends its request again. Before, a repeated request ended NVFlare 2.9's monitor
-    thread.
+    """A site that has lost a reply repeats its request; in an earlier version, a repeated request ended NVFlare 2.9's
+    monitor thread.
     """
 
     def behave() -> None:
@@ -134,7 +129,7 @@ def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(serv
     assert not missing and got.keys() == set(SITES)
     wait_until(lambda: server.controller.get_num_standing_tasks() == 0, 60, "the end of the tasks")
     assert server.monitor.is_alive()
-    missing, got = ask(server, behave)  # the next round works
+    missing, got = ask(server, behave)
     assert not missing and got.keys() == set(SITES)
 
 
@@ -185,11 +180,11 @@ def test_an_answer_that_cannot_be_read_is_refused_at_once_and_not_asked_for_agai
     def behave() -> None:
         work = {site: server.fetch(site) for site in SITES}
         server.transport.refuse("hospital-b", unread, FLContext())
-        server.submit("hospital-b", work["hospital-b"][0], echo(work["hospital-b"][1]))  # this answer is late
+        server.submit("hospital-b", work["hospital-b"][0], echo(work["hospital-b"][1]))
         server.transport.refuse("hospital-z", unread, FLContext())
         for site in ("hospital-a", "hospital-c"):
             server.submit(site, work[site][0], echo(work[site][1]))
-        server.transport.refuse("hospital-a", unread, FLContext())  # this site has answered
+        server.transport.refuse("hospital-a", unread, FLContext())
         name, _, _ = server.communicator.process_task_request(server.clients["hospital-b"], FLContext())
         tried.append(name)
 
@@ -255,7 +250,7 @@ def test_an_abort_ends_the_wait_within_a_second(server: Server) -> None:
     started = time.monotonic()
     with pytest.raises(Aborted):
         server.transport.ask(SITES, parcel_for, lambda site, parcel: None, 600)
-    assert time.monotonic() - started < 20  # limit for a loaded machine; on an idle machine, below a second
+    assert time.monotonic() - started < 20  # limit for a loaded machine; below a second on an idle machine
     wait_until(lambda: server.controller.get_num_standing_tasks() == 0, 60, "the end of the tasks")
 
 

@@ -1,4 +1,4 @@
-"""A hospital's installation contains exactly the packages that its processes import."""
+"""A hospital's installation contains exactly the packages that the hospital's processes import."""
 
 import importlib.metadata
 import json
@@ -17,7 +17,7 @@ from tests.federation.test_without_the_lab import HIDDEN
 from tests.hospital import NAMES, write_balls, write_photos, write_table
 from tests.unit.site.test_approvals import Home
 
-# Every new Python process records the third-party modules that medsilo's modules import.
+# Each new Python process records the third-party modules that medsilo's modules import.
 RECORDED = """
 import builtins, os, sys
 imported, own, seen = builtins.__import__, os.environ["SEEN"], set()
@@ -85,16 +85,11 @@ def project(root: Path) -> dict:
 
 
 def modules_of(names: set[str]) -> set[str]:
-    """Return the modules in these distributions."""
     brought = importlib.metadata.packages_distributions()
     return {module for module, own in brought.items() if {canonical(one) for one in own} & names}
 
 
 def typed(folder: Path, command: list[str]) -> set[str]:
-    """Without the packages of the extras, run a command in a terminal and train with all plans.
-
-    Returns the third-party modules that a site's code imports.
-    """
     (folder / "hook").mkdir()
     (folder / "hook/sitecustomize.py").write_text(RECORDED + os.environ["HIDING"])
     pid, terminal = os.forkpty()
@@ -107,7 +102,7 @@ def typed(folder: Path, command: list[str]) -> set[str]:
     while True:
         try:
             read = os.read(terminal, 65536)
-        except OSError:  # the command has closed the terminal
+        except OSError:
             break
         if not read:
             break
@@ -120,9 +115,8 @@ def typed(folder: Path, command: list[str]) -> set[str]:
 def test_a_hospital_installs_what_its_own_processes_import(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plans use volumes, photographs with privacy, a table and an approval.
-
-    Training with these plans imports every required package, and no package of an extra.
+    """Training with plans for volumes, photographs, tables and approvals imports every required package, and no package
+    of an extra.
     """
     needed = {canonical(Requirement(line).name) for line in project(root)["dependencies"]}
     extras = [line for own in project(root)["optional-dependencies"].values() for line in own]
@@ -150,15 +144,15 @@ def test_a_hospital_installs_what_its_own_processes_import(
         (tmp_path / f"{name}-local/medsilo.yaml").write_text(yaml.safe_dump(own))
     approve = ["approve", home.plan.hash, "--kit", str(home.folder), "--yes"]
     seen = {name for name in typed(tmp_path, approve) if name not in sys.stdlib_module_names and not is_ours(name)}
-    seen -= {"pydantic_core"}  # pydantic determines its version
+    seen -= {"pydantic_core"}  # pydantic requires pydantic_core in one exact version
     assert seen == modules_of(needed) & seen, "no dependency of [project] brings these"
     lacking = {name for name in needed if not modules_of({name}) & seen}
     lacking -= {"rich"}  # medsilo.cli uses rich to show slow commands of medsilo-lab
     assert lacking == set(), "no process of a site imports these: make them extras"
 
 
-# Linux has these names, and macOS lacks them. Libraries are imported before the names are removed, because their builds
-# for macOS do not need these names.
+# Remove names that Linux has and macOS lacks. Libraries are imported before the names are removed, because the macOS
+# builds of these libraries do not need the names.
 AS_ON_A_MAC = """
 import os, pathlib, select, signal, socket, sys
 import monai, nibabel, numpy, psutil, pyarrow, scipy, SimpleITK, torch

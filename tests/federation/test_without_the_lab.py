@@ -35,7 +35,6 @@ PathFinder.find_spec, importlib.metadata.entry_points = find_spec, entry_points
 
 
 def alone(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run Python with `medsilo` as the only one of medsilo's packages."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden/sitecustomize.py").write_text(HIDDEN)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'hidden'}{os.pathsep}{PLACE}"}
@@ -83,7 +82,6 @@ def test_a_name_of_the_lab_says_what_to_install(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_hospital_checks_without_the_lab(root: Path, tmp_path: Path) -> None:
-    """The check trains a few batches of each phase."""
     job, small = str(root / "jobs/fedavg"), ("--set", "task.patients=4", "--set", "training.rounds=2")
     checked = alone(tmp_path, "-m", "medsilo", "check", job, *small, "--site", "hospital-a", "--json")
     assert json.loads(checked.stdout)["go"] is True

@@ -1,4 +1,4 @@
-"""Hospitals over mutual TLS promise a GPU in their settings, and jobs request parts of the GPU."""
+"""Hospitals over mutual TLS promise a GPU in their settings, and jobs request fractions of the GPU."""
 
 import json
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none"),
 ]
-CARD = 40  # GiB that each hospital promises on its first GPU
-# The cases train in the job's process, and in a separate process.
+CARD = 40  # GiB of GPU memory that each hospital promises
+# one hospital trains in the job's process, and the other hospital in a separate process
 POLICIES = {SITES[0]: "teaching-hospital", SITES[1]: "strict-hospital"}
 
 

@@ -1,6 +1,4 @@
-"""A site uses the device in its settings, and its results repeat. The same tests run on a CPU; the other tests need
-CUDA.
-"""
+"""A site uses the device in its settings, and training twice gives the same result."""
 
 import gc
 import subprocess
@@ -21,11 +19,11 @@ from tests.inprocess import run
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
-NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # tolerance of a GPU's weights relative to a CPU's, after two rounds
+# tolerance of weights from a GPU relative to weights from a CPU, after two rounds
+NEAR = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 def weights_of(method: str = "fedavg", **settings: str) -> torch.Tensor:
-    """Return all numbers of a site's model after a short study."""
     models = run(make_plan(method), settings=SiteSettings(**settings)).models
     return torch.cat([tensor.float().cpu().ravel() for tensor in models[SITES[0]].state_dict().values()])
 
@@ -48,11 +46,12 @@ def test_a_study_repeats_to_the_bit_and_ends_near_a_cpus(device: str, precision:
 
 @CUDA
 def test_the_networks_of_fedsm_leave_nothing_on_the_card() -> None:
-    def held() -> int:  # memory without cuBLAS's workspace for each of torch's threads, which remains
+    # bytes of GPU memory, without cuBLAS's workspaces, which remain allocated for each of torch's threads
+    def held() -> int:
         torch._C._cuda_clearCublasWorkspaces()
         return torch.cuda.memory_allocated()
 
-    gc.collect()  # frees objects of other tests
+    gc.collect()  # frees objects of earlier tests
     before = held()
     weights_of("fedsm", device="cuda")
     assert held() - before < 1 << 20
@@ -139,7 +138,7 @@ def test_an_epoch_of_nnunet_beside_its_own_trainer_on_the_same_card(
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     from benchmarks import nnunet
 
-    monkeypatch.setenv("nnUNet_compile", "f")  # nnU-Net's compilation would take a minute
+    monkeypatch.setenv("nnUNet_compile", "f")  # compiling nnU-Net's network would take a minute
     size = nnunet.Size(cases=2, width=32.0, batch=2, epochs=3, steps=1, features=4, device="cuda")
     one = nnunet.compared(tmp_path, nnunet.write_data(tmp_path, size), size, 0, asks=False)
     assert all(0 <= dice <= 1 for dice in one.dice) and one.ratio > 0

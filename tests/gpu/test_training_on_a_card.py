@@ -1,5 +1,5 @@
-"""Test training on a GPU: no batch waits for it, results repeat to the bit, memory limits hold, and several sites share
-GPUs.
+"""Test training on a GPU: no batch waits for the GPU, results repeat to the bit, memory limits hold, and several sites
+share GPUs.
 """
 
 import os
@@ -46,12 +46,12 @@ KINDS = {
     "private": [*PICTURES, "privacy.epsilon=50", "privacy.delta=0.001", "network.norm=group"],
 }
 CARD = SiteSettings(device="cuda", public_data=True)
-KINDS_OF_CHANGE = list(get_args(Augmentation))  # noise is the last change
+KINDS_OF_CHANGE = list(get_args(Augmentation))
 METHODS = ["fedavg", "fedprox", "scaffold", "harmofl", "fedsm", "ditto", "moon", "fedrdn", "feddyn", "condistfl"]
 
 
 def watching(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From each pass's second batch on, torch raises an error if code waits for the GPU."""
+    """Let torch raise an error if code waits for the GPU after the first batch of a pass."""
     seen: list[int] = []
     whole, ending = trainer.train_epoch, AmplitudeNorm.end_pass
 
@@ -105,7 +105,7 @@ def test_augmentation_on_a_card_is_a_cpus_but_for_its_noise(shape: tuple[int, ..
 
     ours, theirs = changed("cuda", KINDS_OF_CHANGE[:-1]), changed("cpu", KINDS_OF_CHANGE[:-1])
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)
-    # A pixel in the middle between two others may round either way.
+    # A pixel halfway between two neighbouring pixels may round either way.
     assert (ours[1] != theirs[1]).double().mean() < 1e-3
     noisy, alone = changed("cuda", KINDS_OF_CHANGE), changed("cuda", KINDS_OF_CHANGE, slice(3, 4))
     assert torch.equal(noisy[0][3:4], alone[0]) and not torch.equal(noisy[0], ours[0])
@@ -128,13 +128,11 @@ def test_images_that_are_no_numbers_are_told_at_the_end_of_the_pass() -> None:
 # ---------------------------------------------------------------------------------------------------- repeatable
 @pytest.fixture
 def volumes(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the benchmark of volumes with its folder as the working directory."""
     monkeypatch.syspath_prepend(root / "benchmarks")
     return import_module("volumes")
 
 
 def volumes_study(volumes: ModuleType, folder: Path, patients: int = 5, slices: bool = False) -> Plan:
-    """Write a study of small volumes with every random change."""
     size = volumes.Size(patients=patients, grid=(20, 24, 24), piece=(16, 16, 16))
     for seed, (site, spacing) in enumerate(volumes.SPACINGS.items()):
         volumes.write_hospital(folder / site, seed, spacing, size)
@@ -149,7 +147,6 @@ def volumes_study(volumes: ModuleType, folder: Path, patients: int = 5, slices: 
 
 
 def trained(plan: Plan, folder: Path, data: Path | None = None, **settings: Any) -> Tensor:
-    """Return all numbers of a site's model after one round, and its loss."""
     source = {"data": data / plan.participation.everyone[0], "public_data": True} if data else {}
     own = SiteSettings(**source, **settings)
     site = site_of(plan, plan.participation.everyone[0], plan.participation.everyone, own, folder)
@@ -201,7 +198,7 @@ def test_a_process_of_its_own_with_a_memory_limit_finds_the_card(limit: int | No
 
 
 def test_only_the_own_card_is_touched() -> None:
-    """A study on the processor uses no GPU. A job sees only the GPUs that NVFlare assigns to it."""
+    """A study on the CPU uses no GPU. A job sees only the GPUs that NVFlare assigns to it."""
     code = (
         "import torch\nfrom medsilo.learning.compute import Compute\n"
         "with Compute.choose('cpu').reproducible(0): torch.rand(3)\n"

@@ -2,7 +2,7 @@
 
     python -m tests.oracles.backbones     # needs timm and transformers; writes tests/fixtures/backbones
 
-A test compares medsilo's network with the stored outputs (tests/unit/deploy/test_embedding.py).
+tests/unit/deploy/test_embedding.py compares medsilo's network with the stored outputs.
 """
 
 import sys
@@ -17,7 +17,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "backbones"
 
 
 def drawn(model: nn.Module) -> nn.Module:
-    """Draw all weights, so that no weight keeps its initial 0 or 1."""
+    """Draw all weights at random, so that no weight keeps its initial 0 or 1."""
     with torch.no_grad():
         for own in model.parameters():
             own.copy_(torch.randn_like(own) * 0.2 + (own if own.ndim == 1 else 0))
@@ -25,8 +25,7 @@ def drawn(model: nn.Module) -> nn.Module:
 
 
 def keep(folder: Path, name: str, model: nn.Module, images: Tensor, features: Tensor) -> None:
-    """Write a model's file as its library does, together with images and their features."""
-    if hasattr(model, "save_pretrained"):  # the names in Hugging Face's files differ from the names in its models
+    if hasattr(model, "save_pretrained"):  # Hugging Face's files use other names than Hugging Face's models
         with TemporaryDirectory() as place:
             model.save_pretrained(place)
             (folder / f"{name}.safetensors").write_bytes((Path(place) / "model.safetensors").read_bytes())

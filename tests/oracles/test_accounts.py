@@ -1,4 +1,6 @@
-"""Compare accounts and noise with dp-accounting's Rényi accountant, and with OpenDP."""
+"""Compare medsilo's privacy accounts with dp-accounting's Rényi accountant, and medsilo's accounts and noise with
+OpenDP.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from medsilo.privacy.noise import CELLS, NoiseSource
 opendp = pytest.importorskip("opendp.prelude", reason="needs opendp, from pyproject.toml's group dev")
 opendp.enable_features("contrib")
 
-LEAST_P = 1e-6  # OpenDP's noise has no seed: correct noise fails once in a million runs
+LEAST_P = 1e-6  # OpenDP's noise has no seed, and correct noise fails this test once in a million runs
 DRAWS = 20_000
 
 
@@ -66,8 +68,8 @@ def whole_numbers() -> tuple[object, object]:
 
 @pytest.mark.parametrize(("scale", "sensitivity"), [(0.5, 1), (3.0, 2), (40.0, 20)])
 def test_a_geometric_release_costs_what_opendp_says(scale: float, sensitivity: int) -> None:
-    """OpenDP's noise has an absolute scale, and medsilo's noise a scale relative to the sensitivity. OpenDP's ε is for
-    δ = 0.
+    """OpenDP's noise has an absolute scale, but medsilo's noise has a scale relative to the sensitivity. OpenDP's ε is
+    for δ = 0.
     """
     theirs = opendp.m.make_laplace(*whole_numbers(), scale=scale * sensitivity).map(sensitivity)
     found = ours(1e-9, Geometric(scale=scale, sensitivity=sensitivity))
@@ -84,7 +86,7 @@ def test_geometric_releases_together_cost_at_most_opendps_sum() -> None:
 
 @pytest.mark.parametrize(("noise", "count", "delta"), [(1.0, 1, 1e-5), (4.0, 3, 1e-3), (30.0, 200, 1e-6)])
 def test_gaussian_releases_cost_at_most_what_opendp_says(noise: float, count: int, delta: float) -> None:
-    """OpenDP uses concentrated privacy, which gives a close bound."""
+    """OpenDP uses concentrated differential privacy, which gives a bound close to the exact ε."""
     numbers = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.l2_distance(T=float)
     release = opendp.m.make_gaussian(*numbers, scale=noise)
     together = opendp.c.make_zCDP_to_approxDP(opendp.c.make_composition([release] * count))
@@ -95,7 +97,7 @@ def test_gaussian_releases_cost_at_most_what_opendp_says(noise: float, count: in
 
 # ---------------------------------------------------------------------------------------------------- OpenDP's noise
 def alike(mine: Sequence[int], theirs: Sequence[int]) -> float:
-    """Return the p-value of equal distributions, by a χ² test over values that are not rare."""
+    """Return the p-value of a χ² test that two samples have equal distributions; the test ignores rare values."""
     counts = Counter(mine), Counter(theirs)
     both = counts[0] + counts[1]
     usual = [value for value in both if both[value] >= 40]

@@ -1,4 +1,6 @@
-"""Compare private steps with Opacus: the clipped sum, its noise, training with it, and its privacy cost."""
+"""Compare private training steps with Opacus: the clipped sum, the noise of the sum, the trained weights, and the
+privacy cost.
+"""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +33,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class SharedNoise:
-    """Noise as Opacus draws it: torch's normal numbers from a seed, for one weight after the other."""
+    """Draw noise as Opacus does: torch's normal numbers from a seed, for one weight after the other."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.sizes = [weight.numel() for weight in model.parameters()]
@@ -64,7 +66,7 @@ def not_in_place(model: nn.Module) -> nn.Module:
 def trained(
     name: str, bound: float, noise: float, steps: int = 1, expected: float = CASES
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Train a network with medsilo's and with Opacus' steps, on the same batches with the same noise; returns the
+    """Train a network with medsilo's and with Opacus' steps, on the same batches with the same noise; return the
     weights of both.
     """
     ours, inputs, targets = network(name)
@@ -100,27 +102,26 @@ def test_the_clipped_sum_is_opacus(name: str, bound: float) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_noise_has_opacus_scale_and_comes_at_the_same_place(name: str) -> None:
-    """The test uses Opacus' random numbers, and a batch that is larger than expected."""
+    """The test uses Opacus' random numbers, and a batch that is larger than the expected batch."""
     for ours, theirs in zip(*trained(name, bound=0.3, noise=1.3, expected=4), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_training_goes_to_opacus_weights() -> None:
-    """The test makes five steps with momentum, on batches of different sizes."""
     before = [weight.clone() for weight in network("small-cnn")[0].parameters()]
     for start, ours, theirs in zip(before, *trained("small-cnn", 0.3, 0.8, steps=5), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
         assert not torch.allclose(start, ours, atol=1e-2)
 
 
-# The columns are noise, rate, steps and delta, for little and much noise, and a small and a large share of the data.
+# noise, sampling rate, steps and δ, for little and much noise, and for small and large fractions of the data
 STEPS = [(0.7, 0.01, 500, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.05, 1000, 1e-5)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), STEPS)
 def test_steps_cost_what_opacus_two_accountants_say(noise: float, rate: float, steps: int, delta: float) -> None:
-    """The ε of the PRV accountant is exact to 0.01. The ε of the Rényi accountant is an upper bound."""
+    """The ε of the PRV accountant is exact to 0.01; the ε of the Rényi accountant is an upper bound."""
     ours = epsilon([Charge(what="x", of=SampledGaussian(noise=noise, rate=rate, steps=steps))], delta)
     prv, rdp = accountants.PRVAccountant(), accountants.RDPAccountant()
     prv.history = rdp.history = [(noise, rate, steps)]

@@ -1,4 +1,4 @@
-"""Compare the statistics of pages with statsmodels and scikit-survival: intervals, tests, power, survival,
+"""Compare the statistics on medsilo's pages with statsmodels and scikit-survival: intervals, tests, power, survival,
 concordance.
 """
 
@@ -40,7 +40,6 @@ def test_a_cards_interval_is_statsmodels_wilson(right: int, cases: int) -> None:
 
 @pytest.mark.parametrize("patients", [10, 30, 200])
 def test_a_shares_interval_is_between_jeffreys_and_clopper_and_pearsons(patients: int) -> None:
-    """The random draws move a limit of the interval by at most 0.01."""
     for right in range(0, patients + 1, patients // 10):
         values = np.array([1.0] * right + [0.0] * (patients - right))
         low, high = interval(scores(values)) or (np.nan, np.nan)
@@ -61,7 +60,9 @@ def test_holms_correction_is_statsmodels() -> None:
 
 
 def test_the_variances_of_patients_and_seeds_are_those_of_an_analysis_of_variance() -> None:
-    """Patients and seeds are crossed: the variances follow from the mean squares of patients, seeds and residual."""
+    """In a crossed design of patients and seeds, variances follow from the mean squares of patients, seeds and
+    residual.
+    """
     random, patients, seeds = np.random.default_rng(2), 25, 4
     cells = (
         random.normal(0, 0.1, patients) + random.normal(0, 0.05, (seeds, 1)) + random.normal(0, 0.2, (seeds, patients))
@@ -90,7 +91,7 @@ def test_an_interval_over_patients_is_statsmodels_students_for_many() -> None:
 
 @pytest.mark.parametrize("patients", [60, 200])
 def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> None:
-    """If all variance comes from many patients, the power is that of a paired t-test."""
+    """If all variance comes from many patients, the power is the power of a paired t-test."""
     values = 0.15 * stats.norm.ppf((np.arange(patients) + 0.5) / patients)
     mine, theirs = [{"a": scores(0.5 + values)}] * 5, [{"a": scores(np.full(patients, 0.5))}] * 5
     pilot = Pilot.of(compare(mine, theirs), mine, theirs, ["a"])

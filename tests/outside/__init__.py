@@ -1,4 +1,6 @@
-"""Features that a developer outside of medsilo writes, and a fixture that installs their files as a package."""
+"""Define features that a developer outside of medsilo might write, and a fixture that installs the features' files as a
+package.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,10 +12,6 @@ from medsilo.core import package
 
 
 def installed_as(name: str, entries: str) -> Callable[..., Iterator[None]]:
-    """Return a fixture in which the files of this folder are a package. The argument `entries` contains the package's
-    entry points.
-    """
-
     @pytest.fixture(autouse=True)
     def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         place = tmp_path_factory.mktemp("installed")

@@ -1,7 +1,5 @@
 """A reader from another package for a format that medsilo does not know: breathing curves as text files with a number
 in each line.
-
-The hospital names the files, classes and patients as for images.
 """
 
 from pathlib import Path
@@ -15,7 +13,7 @@ from medsilo.extend import Classification, DataError, OwnFolder
 
 
 class Curves(OwnFolder):
-    """Cut curves into pieces [1, steps]. The rest at a curve's end belongs to no case."""
+    """Cut curves into cases [1, steps]; the last incomplete piece of a curve belongs to no case."""
 
     title: ClassVar[str] = "Curves of breath: even or uneven"
     files: ClassVar[str] = "curves"
@@ -33,7 +31,7 @@ class Curves(OwnFolder):
         return "activity-cnn"
 
     def across_patients(self) -> str:
-        return super().across_patients()  # each curve is read separately
+        return super().across_patients()
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
         try:

@@ -18,7 +18,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Elastic(ServerStep):
-    """Compute w ← w + ζ · mean(w_k - w) with ζ = 1 + τ - Ω / max Ω, so that more sensitive elements move less."""
+    """Compute w ← w + ζ · mean(w_k - w) with ζ = 1 + τ - Ω / max Ω, so that more sensitive weights move less."""
 
     title = "Elastic aggregation"
     paper = "Chen et al. 2023"
@@ -42,7 +42,9 @@ class Elastic(ServerStep):
         return ElasticMean(lambda: self.rates(server), self.weighting == "uniform")
 
     def rates(self, server: ServerSide) -> Mapping[str, Tensor]:
-        """Return ζ for every element, from the mean of the sites' sensitivities, which is aggregated before."""
+        """Return ζ for every weight, from the mean of the sites' sensitivities, which the server aggregates before the
+        weights.
+        """
         omega = server.mixers["sensitivity"].current(server.sites[0])
         largest = max(float(tensor.max()) for tensor in omega.values())
         return {name: 1 + self.tau - tensor.double() / (largest or 1.0) for name, tensor in omega.items()}
@@ -52,7 +54,7 @@ class Elastic(ServerStep):
         return super().train_round(bench)
 
     def measure(self, bench: TrainContext) -> None:
-        """Update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the received model."""
+        """Update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| after each batch, with the received model."""
         model = bench.modules["model"].train()
         weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())
         torch._foreach_zero_(omega)
@@ -65,8 +67,6 @@ class Elastic(ServerStep):
 
 
 class ElasticMean(WeightedMean):
-    """Makes a step of another length for each element. The function `rates` is called at the end of the round."""
-
     _is_mean = False
 
     def __init__(self, rates: Callable[[], Mapping[str, Tensor]], uniform: bool) -> None:
@@ -78,12 +78,10 @@ class ElasticMean(WeightedMean):
 
 
 def sensitivities(modules: Modules) -> Tensors:
-    """Return Ω_k under the names of its weights."""
     return dict(zip(trained_weights(modules), modules["sensitivity"].parameters(), strict=True))
 
 
 def possible(tensors: Tensors) -> None:
-    """Raise Refused if a mean of absolute values is negative."""
     for name, tensor in tensors.items():
         if tensor.numel() and tensor.min() < 0:
             raise Refused(f"sensitivity/{name} is below 0, but a mean of absolute values is not negative")

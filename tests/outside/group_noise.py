@@ -1,4 +1,4 @@
-"""A layer of another package: Gaussian noise on one group of a hospital's tensors, charged to its ledger."""
+"""A layer of another package: Gaussian noise on one group of a hospital's tensors, charged to the hospital's ledger."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from medsilo.extend import Layer, Plan, Site, SiteContext, StudyMessage
 
 
 class GroupNoise(Layer):
-    """Compute y = x · min(1, C / ‖x‖) + N(0, (σC)²) for all numbers of the group together."""
+    """Compute y = x · min(1, C / ‖x‖) + N(0, (σC)²), where x contains all tensors of the group."""
 
     name: Literal["group-noise"] = "group-noise"
     group: str = Field(description="the group of tensors that gets noise")
@@ -27,7 +27,7 @@ class GroupNoise(Layer):
         yield f"{self.group} leaves with Gaussian noise of {self.noise:g} times its bound, {self.bound:g}."
 
     def charges(self, task: str, number: int) -> Mapping[str, float]:
-        # Two results of a group differ by at most 2 C, for any data.
+        # After clipping, two values of a group differ by at most 2 C, whatever the data.
         return {f"noise on {self.group}": self.noise / 2} if task == "round" else {}
 
     def site(self, inner: Site, place: SiteContext) -> Site:

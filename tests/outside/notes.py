@@ -27,10 +27,9 @@ class LetterNet(Network):
 
 
 class Notes(Task):
-    """A task whose cases are sentences, as counts of letters.
+    """A task whose cases are sentences, represented by counts of letters.
 
-    A site's folder has a file for each patient in well/ and in ill/. The site's folder is the data folder, or the
-    subfolder with the site's name.
+    A site's folder has a file for each patient in well/ and in ill/.
     """
 
     title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"
@@ -49,7 +48,7 @@ class Notes(Task):
         return LetterNet()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        assert folder is not None  # the task needs data
+        assert folder is not None
         folder = folder / site if (folder / site).is_dir() else folder
         files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted((folder / name).glob("*.txt"))]
         read = [(sentence, label, who) for who, (path, label) in enumerate(files) for sentence in sentences(path)]
@@ -71,8 +70,6 @@ def letters(sentence: str) -> np.ndarray:
 
 
 class NotePredictor(Predictor):
-    """Writes a line for each sentence of each note."""
-
     cases = "notes"
 
     def predict(self) -> int:
@@ -82,7 +79,6 @@ class NotePredictor(Predictor):
         return sum(row["error"] is not None for row in rows)
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield a line for each sentence of a note, or a line with the error."""
         try:
             said = sentences(path)
         except DataError as error:
@@ -94,7 +90,7 @@ class NotePredictor(Predictor):
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Propose a plan for a folder of notes of one hospital or of several hospitals; returns None for other folders."""
+    """Propose a plan for a folder of notes of one or several hospitals; return None for other folders."""
     names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
     if not names:
         return None

@@ -23,13 +23,13 @@ from medsilo.runs.reading import read_summary
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/study/consortium.md"
 HOSPITALS = ("st-anna", "st-bruno", "st-clara")
-PULLED = 30.0  # seconds without a network cable
+PULLED = 30.0  # seconds for which the network cable is unplugged
 OLD, NEW = "the server", "the new server"
-# The mapping gives the seconds by which each clock is wrong.
+# The seconds by which each machine's clock is wrong.
 CLOCKS = {OLD: 0, NEW: 20, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}
 KIT = "kits/lead@clinic.example"
 BLOCK = re.compile(r"^```(yaml)?\n(.*?)^```$", re.M | re.S)
-INSIDE = (  # each machine has a separate disk; root's home is hidden except for Python
+INSIDE = (  # each machine has a separate disk; root's home is hidden, except for Python
     "mount -t tmpfs -o mode=755 tmpfs /srv && mkdir /srv/medsilo /srv/python && mount --bind {home} /srv/medsilo "
     "&& mount --bind {python} /srv/python && mount -t tmpfs -o mode=755 tmpfs /root && mkdir -p {python} "
     "&& mount --bind /srv/python {python} && cd /srv/medsilo "
@@ -38,7 +38,6 @@ INSIDE = (  # each machine has a separate disk; root's home is hidden except for
 
 
 def needs() -> str:
-    """Return the names of the parts that this machine lacks to simulate six machines."""
     programs = [name for name in ("ip", "bridge", "setpriv", "cc") if not shutil.which(name)]
     if programs:
         return f"needs {', '.join(programs)}"
@@ -48,7 +47,7 @@ def needs() -> str:
 
 
 class Machine:
-    """A network namespace with its address, account, disk and time of day."""
+    """A network namespace that stands for a machine with an address, an account, a disk and a clock."""
 
     def __init__(self, name: str, number: int, line: str, folder: Path) -> None:
         self.name, self.uid, self.home = name, 61000 + number, folder / name.replace(" ", "-")
@@ -64,7 +63,6 @@ class Machine:
         ip("-n", self.namespace, "link", "set", "lo", "up")
 
     def types(self, command: str, timeout: float = 600) -> str:
-        """Run a person's command on this machine, as the machine's account; returns the command's output."""
         own = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": "/srv/medsilo",
@@ -95,14 +93,12 @@ class Machine:
             os.chown(other.home / file, other.uid, other.uid)
 
     def ends(self) -> None:
-        """End all processes of the machine's account."""
         for process in psutil.process_iter(["uids"]):
             if process.info["uids"] and process.info["uids"].real == self.uid:
                 process.send_signal(signal.SIGKILL)
 
 
 def name_leads_to(address: str, hosts: Iterable[Path]) -> None:
-    """Point the server's name to an address, in each machine's hosts file."""
     for path in hosts:
         path.write_text(f"127.0.0.1 localhost\n{address} fl.example.org\n")
 
@@ -146,7 +142,6 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """Yield each person's command. The lead writes the consortium's file."""
     for yaml, text in BLOCK.findall(PAGE.read_text("utf-8")):
         if yaml:
             yield "the lead", f"cat > consortium.yaml <<'END'\n{text}END\n"

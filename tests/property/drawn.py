@@ -14,5 +14,4 @@ FIXED: dict[str, Any] = {
 
 
 def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that runs a test with this number of random examples."""
     return settings(max_examples=count, **FIXED)

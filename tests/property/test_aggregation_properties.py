@@ -26,7 +26,6 @@ counts = st.lists(st.integers(1, 10_000), min_size=2, max_size=len(SITES))
 
 @st.composite
 def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str, int], list[str]]:
-    """Draw the models of a round's sites, their numbers of cases, and the order of arrival."""
     sites = SITES[: draw(st.integers(least, len(SITES)))]
     size = draw(st.integers(1, 4))
     vectors = {site: torch.tensor(draw(st.lists(numbers, min_size=size, max_size=size))) for site in sites}
@@ -37,7 +36,6 @@ def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str,
 def played(
     mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
 ) -> dict[str, Model]:
-    """Play one round after a model of zeros, or without an earlier model; returns each site's result."""
     first = next(iter(models.values()))
     initial = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
     mixer.start(sorted(models), initial if zeros else None)
@@ -105,7 +103,7 @@ def test_the_order_of_arrival_and_of_names_changes_no_bit(kind: str, drawn: tupl
 @given(drawn=rounds(least=5))
 def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple) -> None:
     models, cases, order = drawn
-    if kind != "half a step":  # this aggregator needs an earlier model
+    if kind != "half a step":
         assert same(*(played(EVERY[kind](), models, cases, order, zeros) for zeros in (True, False)))
 
 
@@ -113,7 +111,7 @@ def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple)
 @examples(12)
 @given(drawn=rounds(least=5), turn=st.integers(1, 4))
 def test_a_mean_does_not_know_who_sent_what(kind: str, drawn: tuple, turn: int) -> None:
-    """In the test, sites exchange their models and their numbers of cases."""
+    """Two sites exchange their models and numbers of cases."""
     models, cases, order = drawn
     given_to = dict(zip(models, [*[*models][turn:], *[*models][:turn]], strict=True))
     moved, with_them = ({given_to[site]: own[site] for site in own} for own in (models, cases))
@@ -138,9 +136,7 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """Weights are not negative, and their sum is at most 1. If the weights' sum is below 1, the initial zeros have the
-    missing weight.
-    """
+    """Weights are not negative, and their sum is at most 1; the initial zeros have the remaining weight."""
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
@@ -227,11 +223,11 @@ def test_capped_shares(weights: list[int], cap: float) -> None:
     shares, plain = capped(given_to, cap), given_to / given_to.sum()
     assert shares.sum() == pytest.approx(1) and (shares > 0).all()
     assert (shares <= max(cap, 1 / len(weights)) + 1e-12).all()
-    assert (shares[given_to.argsort()].diff() >= -1e-12).all()  # more cases never count for less
+    assert (shares[given_to.argsort()].diff() >= -1e-12).all()  # a site with more cases never has less weight
     if plain.max() <= cap:
         torch.testing.assert_close(shares, plain)
     below = shares < cap - 1e-12
-    if cap * len(weights) > 1 and below.any():  # sites below the cap keep their proportion
+    if cap * len(weights) > 1 and below.any():  # sites below the cap keep the proportions of their weights
         torch.testing.assert_close(shares[below] / shares[below].sum(), given_to[below] / given_to[below].sum())
 
 
@@ -247,9 +243,7 @@ def test_late_shares(weights: dict[str, float], cap: float) -> None:
 @examples(12)
 @given(drawn=rounds(least=2), there=numbers)
 def test_a_server_that_is_sent_what_it_gave_stays(kind: str, drawn: tuple, there: float) -> None:
-    """If the sites' models equal the server's model, the server makes no step. Scaffold's control variates are a
-    separate group of tensors, which also stays unchanged.
-    """
+    """If the sites' models equal the server's model, the server makes no step."""
     models, cases, order = drawn
     mixer = STEPS[kind]()
     start = {name: torch.full_like(own, there) for name, own in models["a"].items()}

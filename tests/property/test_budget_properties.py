@@ -1,7 +1,7 @@
-"""Test properties of a hospital's two budgets with any studies in any order, and with processes that die.
+"""Test properties of a hospital's two budgets with random studies in random order, and with processes that die.
 
-The budget is never overspent. A study keeps the budget at which the hospital admitted the study. Files are only
-appended to, and a new process finds the earlier counts.
+A hospital never exceeds its budget. A study keeps the budget with which the hospital admitted the study. Budget files
+are only appended to, and a new process reads the earlier counts from the files.
 """
 
 import shutil
@@ -28,15 +28,13 @@ TORN = st.sampled_from([b"x", b'{"certified":""', b"\0" * 40, b"\0" * 40 + b'"}\
 
 
 class Budget(RuleBasedStateMachine):
-    """The features that both budgets share: a folder, running studies, and files that only grow."""
-
     file: str
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="medsilo-budget-"))
         self.running: dict[str, int] = {}  # number of answers that each study may still send
-        self.counted: Counter[str] = Counter()  # number of answers that left the hospital
+        self.counted: Counter[str] = Counter()  # number of answers of each study that left the hospital
         self.before = b""
         self.fresh()
 
@@ -84,7 +82,7 @@ class LedgerBudget(Budget):
 
     @rule(study=studies, rounds=st.integers(1, 6))
     def let_in(self, study: str, rounds: int) -> None:
-        self.running.pop(study, None)  # the study begins again
+        self.running.pop(study, None)
         with suppress(Refused):
             self.ledger.plan(self.of(study), self.charges(study) * rounds)
             self.running[study] = max(0, rounds - self.counted[study])
@@ -110,7 +108,7 @@ class LedgerBudget(Budget):
             file.write(torn)
         self.before = self.content[: len(self.before)]
         self.ledger.expect(self.of("one"), [])
-        with suppress(Refused):  # the ledger writes its next line in the place of the torn line
+        with suppress(Refused):
             self.ledger.plan(self.of("three"), [])
         assert torn not in self.content
 
@@ -127,8 +125,6 @@ class LedgerBudget(Budget):
 
 
 class Answers(QueryBudget):
-    """A budget with running studies that a test chooses."""
-
     def __init__(self, folder: Path, running: dict[str, int]) -> None:
         super().__init__(folder)
         self.running_now = running
@@ -167,7 +163,6 @@ class AnswerBudget(Budget):
 
     @rule(study=studies)
     def answer_to_another_lead(self, study: str) -> None:
-        """Another lead has a separate budget."""
         if not self.torn:
             self.book.note(Requester("other", "data", study), {"train": 1}, self.limits)
 

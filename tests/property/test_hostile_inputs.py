@@ -1,9 +1,8 @@
-"""Fuzz all inputs from other parties: for any such input, a person reads a message of one line.
+"""Fuzz all inputs from other parties: each invalid input results in an error message of one line.
 
-No input causes a raw traceback, a delay or unlimited memory use.
+No input causes a traceback, a delay or unlimited memory use.
 
-The default suite draws about 1,000 inputs, which are the same in each run. The variable HOSTILE_INPUTS=20000 (make
-test-long) sets the number of drawn inputs.
+The default suite draws about 1,000 inputs, which are the same in each run.
 """
 
 import copy
@@ -56,7 +55,6 @@ MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
 
 
 def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that runs a test with its part of all inputs; the inputs are the same in every run."""
     return settings(
         max_examples=max(1, int(share * INPUTS)),
         derandomize=True,
@@ -68,9 +66,7 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """Assert that the block succeeds or raises medsilo's error of one line, and that it keeps the limits of time and
-    memory.
-    """
+    """Assert that the block succeeds or raises a medsilo error of one line, within limits of time and memory."""
     started, held = time.process_time(), most_held()
     try:
         yield
@@ -111,7 +107,6 @@ YAML_TEXTS = [
 
 
 def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
-    """Yield every place in nested lists and mappings."""
     yield here
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
@@ -120,7 +115,7 @@ def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
 
 @st.composite
 def changed(draw: st.DrawFn, whole: Any) -> Any:
-    """Draw a variant of a value with one to three places changed, removed or added."""
+    """Draw a copy of `whole` in which one to three values are changed, removed or added."""
     value = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 3))):
         every = [place for place in places(value) if place]
@@ -142,12 +137,11 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Draw a variant of these bytes that is cut off, changed, or longer by an insertion."""
+    """Draw a copy of `content` that is cut off, changed, or longer by an insertion."""
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if not data:
             break
-        # most inputs change the header
         place = draw(st.integers(0, min(len(data), draw(st.sampled_from([64, 400, len(data)]))) - 1))
         kind = draw(st.sampled_from(["cut", "flip", "flip", "put", "drop", "fill"]))
         if kind == "cut":
@@ -165,7 +159,6 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def yaml_text(draw: st.DrawFn, whole: dict) -> str:
-    """Draw a changed file as YAML, or a file with broken lines."""
     text = yaml.safe_dump(draw(changed(whole)), allow_unicode=draw(st.booleans()))
     lines = text.splitlines()
     if draw(st.booleans()) and lines:
@@ -265,7 +258,7 @@ def test_any_text_as_yaml(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- messages
-Spoken = list[tuple[StudyMessage, StudyMessage]]  # the request, and the honest answer
+Spoken = list[tuple[StudyMessage, StudyMessage]]
 PLAN = make_plan("fedavg", "training.rounds=1")
 
 
@@ -303,7 +296,6 @@ def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def _images(folder: Path) -> dict[str, bytes]:
-    """Return a valid image of every kind."""
     values = np.random.default_rng(0).normal(size=(3, 8, 9)).astype(np.float32)
     for name in ("a.nii", "b.nii.gz"):
         write_volume(folder / name, Volume(values, np.eye(4)))
@@ -327,7 +319,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @given(st.data())
 def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(images)))
-    other = data.draw(st.sampled_from([name, name, name, *images]))  # sometimes the content of another kind
+    other = data.draw(st.sampled_from([name, name, name, *images]))
     path = put(place / f"x{name}", data.draw(damaged(images[other])))
     for read in (Scan.read, Scan.of_mask, read_labels):
         with one_line_at_most():
@@ -338,7 +330,7 @@ def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> N
 # ---------------------------------------------------------------------------------------------------- checkpoints
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return weights in every readable form: safetensors, torch's present and old formats, a bundle."""
+    """Return weights in every readable format: safetensors, torch's present and old formats, a bundle."""
     folder = tmp_path_factory.mktemp("checkpoints")
     weights = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)).state_dict()
     save_tensors(folder / "a.safetensors", weights)
@@ -350,7 +342,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns about its old types
+@pytest.mark.filterwarnings("ignore")  # torch warns about old storage types
 @hostile(0.2)
 @given(st.data())
 def test_checkpoints(place: Path, checkpoints: dict[str, bytes], data: st.DataObject) -> None:
@@ -376,7 +368,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(path: Path, data: st.DataObject) -> None:
-    """Delete or damage a file, or change facts in its own format."""
     content = path.read_bytes()
     kind = data.draw(st.sampled_from(["bytes", "delete", "folder", "facts", "facts", "facts", "facts"]))
     if kind == "facts" and path.suffix == ".json":
@@ -405,7 +396,6 @@ def files_of(folder: Path) -> list[str]:
 
 @contextmanager
 def spoiled(folder: Path, place: Path, data: st.DataObject, only: str = "") -> Iterator[Path]:
-    """Yield a copy of a folder with one spoiled file."""
     copied = place / "copy"
     shutil.copytree(folder, copied)
     try:
@@ -448,7 +438,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @hostile(0.02)
 @given(st.data())
 def test_reports_of_comparisons(place: Path, comparison: Path, data: st.DataObject) -> None:
-    """The damaged files contain the data from which the page and the hospitals' sheets are made."""
     with spoiled(comparison, place, data, ".json") as folder, one_line_at_most():
         told = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
@@ -500,7 +489,6 @@ def test_what_a_run_goes_on_from(place: Path, run: Path, data: st.DataObject) ->
 
 @pytest.mark.long
 def test_twenty_thousand_inputs(root: Path) -> None:
-    """Repeat all tests of this file with twenty thousand inputs."""
     if INPUTS > 1000:
         pytest.skip("this run already has many inputs")
     patch = {"HOSTILE_INPUTS": "20000", "MOST_SECONDS": "3600"}

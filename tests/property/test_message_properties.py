@@ -69,7 +69,6 @@ def assert_same(one: StudyMessage, other: StudyMessage) -> None:
 
 
 def refused_soon(read: Any, *given_to: Any) -> None:
-    """Assert that the block accepts its input, or rejects it with a message of one line, within a short time."""
     started = time.process_time()
     try:
         read(*given_to)
@@ -95,7 +94,7 @@ def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessag
 
 
 def test_large_tensors_of_a_training_script_are_not_copied() -> None:
-    """When messages were cut into pieces, a round with 29 M weights took twice the time of NVFlare's method."""
+    """When messages were cut into pieces, a round with 29 M weights took twice as long as NVFlare's FedAvg."""
     large = StudyMessage({"model": {"w": torch.zeros(3 << 20), "scalar": torch.tensor(1.0)}}, {})
     tensors, meta = flat(large)
     assert list(tensors) == ["model/w", "model/scalar"]
@@ -181,7 +180,7 @@ def test_a_type_that_no_tensor_was_sent_with_is_refused_or_left(tensor: torch.Te
 def test_a_number_that_its_type_can_not_hold_does_not_become_another(
     script: bool, came: torch.Tensor, sent: torch.dtype
 ) -> None:
-    """In earlier versions, a hospital's filter that added noise turned a byte of 255 into 4."""
+    """In an earlier version, a hospital's noise filter turned a byte of 255 into 4."""
     meta = {META: {"facts": {}, "dtypes": {"model": {"w": str(sent)}}}}
     members = {"model/w": came} if script else {"model": DXO(DataKind.WEIGHTS, data={"w": came})}
     parcel = to_parcel(DXO(DataKind.WEIGHTS if script else DataKind.COLLECTION, members, meta).to_shareable())
@@ -192,14 +191,14 @@ def test_a_number_that_its_type_can_not_hold_does_not_become_another(
 @examples(100)
 @given(parcels, st.data())
 def test_damaged_bytes_are_no_answer(parcel: StudyMessage, data: st.DataObject) -> None:
-    """NVFlare may decode damaged bytes to anything. The package receives a message, or rejects the bytes."""
+    """NVFlare may decode damaged bytes to any object, which medsilo rejects unless the object is a message."""
     let_tensors_travel(plainly=True)
     content = bytearray(fobs.dumps(to_shareable(parcel)))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
         content[place] = data.draw(st.integers(0, 255))
     try:
         read = fobs.loads(bytes(content))
-    except Exception:  # NVFlare catches errors of this kind
+    except Exception:
         return
     if isinstance(read, Shareable):
         refused_soon(to_parcel, read)

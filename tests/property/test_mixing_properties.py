@@ -20,8 +20,6 @@ every_mixer = pytest.mark.parametrize("kind", KINDS)
 
 
 class Study:
-    """Sites, their numbers of samples and models, λ and W, all drawn from one seed."""
-
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
@@ -62,7 +60,6 @@ class Study:
         }[kind]()
 
     def matrix(self, kind: str, present: list[str]) -> torch.Tensor:
-        """Return M of θ ← M θ over the sites that answered."""
         count = len(present)
         if kind == "weighted":
             rows = torch.tensor([float(self.counts[site]) for site in present]).double().expand(count, count)
@@ -80,7 +77,6 @@ class Study:
 
 
 def play(mixer, study, models, initial=None):
-    """Run one round in which sites answer in random order; return the results of the sites that answered."""
     order = list(models)
     study.draw.shuffle(order)
     mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
@@ -91,7 +87,7 @@ def play(mixer, study, models, initial=None):
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request, monkeypatch):
-    """Also run a test with tensors that are cut into many blocks, and with waiting tensors that are on the disk."""
+    """Repeat a test with tensors that are cut into many blocks, and with waiting tensors on disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)
@@ -169,7 +165,6 @@ COUNTS = {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
 
 
 def drawn(hard, dtype):
-    """Draw each site's tensors, one of which is longer than a block."""
     generator, models = torch.Generator().manual_seed(5), {}
     for site in COUNTS:
         numbers, sign = (torch.rand(1111, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
@@ -179,7 +174,7 @@ def drawn(hard, dtype):
 
 
 def mean_of(models, counts):
-    """Return the mean that m ← m + a (θ - m) gives for one site after the other, in single precision."""
+    """Return the mean in single precision that m ← m + a (θ - m) gives for one site after the other."""
     (first, *others), (total, *counts) = models, counts
     mean = {name: tensor.float() for name, tensor in first.items()}
     for own, count in zip(others, counts, strict=True):
@@ -204,7 +199,7 @@ def same_bits(one, other):
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
-    """The mean is m ← m + a (θ - m) in sorted order, to the last bit, for any order of arrival."""
+    """For any order of arrival, the mean is bit-identical to m ← m + a (θ - m) in sorted order."""
     models = drawn(hard, dtype)
     begun = {name: torch.full_like(tensor, 0.1) for name, tensor in models["a"].items()}
     for order in ("abcde", "edcba", "cbead", "dc", "eca", "b"):
@@ -215,7 +210,7 @@ def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
 
 
 def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
-    """The reference rounds each step to single precision, in which values are stored."""
+    """The reference rounds each step to single precision, in which tensors are stored."""
     generator = torch.Generator().manual_seed(7)
     sent = [0.05 * torch.randn(20_000, generator=generator) for _ in range(100)]
     true = sum(count * own.double() for count, own in enumerate(sent, 1)) / sum(range(1, 101))

@@ -1,5 +1,5 @@
-"""Any table of scores gives a verdict, or one line with the reason for the missing verdict. Too few patients never give
-a verdict.
+"""Any table of scores gives a verdict, or a line with the reason for the missing verdict. Too few patients never give a
+verdict.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_table_gives_a_verdict_or_a_line(
     random = np.random.default_rng(seed)
     titles = ["local", "fedavg", "fedbn", "ditto"][:rows]
     found = Statistics(cells_of(PLAN, [Row.parse(title) for title in titles], range(seeds), [], Path("none")), None)
-    cases = [int(random.integers(1, 3)) for _ in people]  # number of cases of a patient
+    cases = [int(random.integers(1, 3)) for _ in people]
     for row in found.rows:
         for number in range(seeds):
             table = {}
@@ -66,7 +66,7 @@ def test_a_table_gives_a_verdict_or_a_line(
                     table[f"site-{place}"] = Scores(values, np.arange(size) // cases[place])
             if table:
                 found.scores[row][number] = usable(table)
-    if not changed:  # one row has other cases than all other rows, which a line of the verdict reports
+    if not changed:
         for own in found.scores[found.rows[-1]].values():
             own.update(
                 {site: Scores(np.append(one.values, 0.5), np.append(one.patients, 0)) for site, one in own.items()}

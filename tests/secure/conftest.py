@@ -1,10 +1,11 @@
-"""Federations over mutual TLS for the tests of several files; all tests of a federation run in one process.
+"""Start federations over mutual TLS, each of which several test files share; all tests of a federation run in one
+process.
 
-The first federation has two teaching hospitals and, between them, a strict hospital. The second federation has two
-teaching hospitals. The third federation has three hospitals, two of them behind relays.
+The first federation has three hospitals: two teaching hospitals and one strict hospital. The second federation has two
+teaching hospitals. The third federation has three hospitals, two of which are behind relays.
 
-Teaching hospitals train in their job's own process. The strict hospital trains in another process, which is the
-default.
+Teaching hospitals train in the process of their NVFlare job. A strict hospital trains in a separate process, which is
+the default.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start another federation with a teaching and a strict hospital, for tests that kill its servers and cut its
+    """Start a second federation with a teaching and a strict hospital, for tests that kill servers and cut
     connections.
     """
     yield from running("pair", {site: POLICIES[site] for site in SITES[:2]}, tmp_path_factory)
@@ -62,7 +63,6 @@ def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="session")
 def whole(relayed: Consortium, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a finished study of the three hospitals, with the results of every party."""
     folder = tmp_path_factory.mktemp("whole")
     write_job(folder / "job", make_plan("ditto"), study="whole")
     assert relayed.run(folder / "job") == "FINISHED:COMPLETED"

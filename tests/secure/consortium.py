@@ -18,7 +18,7 @@ from medsilo import cli
 from nvflare_reliability.kit_patches import connect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
-SERVER = "localhost"  # the server listens on the loopback address only
+SERVER = "localhost"
 LEAD, RIVAL, MEMBER = "lead@consortium.org", "rival@consortium.org", "member@consortium.org"
 REGISTERED = "Successfully registered client"
 PORTS = iter(range(12_000, 32_000))
@@ -26,10 +26,10 @@ TAKEN: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Return a port that no other test uses, in any process of this machine, until this process ends.
+    """Return a port that no other test on this machine uses until this process ends.
 
-    The port is below the range from which the system serves other sockets, so no socket takes a server's port while the
-    server restarts. An abstract Unix socket marks each port that a test uses.
+    The port is below the range of ports that the system chooses freely, so that no other socket takes the port while
+    the server restarts. An abstract Unix socket marks each port in use by a test.
     """
     for port in PORTS:
         taken = socket.socket(socket.AF_UNIX)
@@ -45,7 +45,6 @@ def free_port() -> int:
 def write_consortium(
     path: Path, policies: Mapping[str, str], port: int, relays: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Write the consortium's file: one server, the relays, hospitals with their policies, and a lead."""
     hospitals = [
         {
             "name": name,
@@ -71,16 +70,13 @@ def write_consortium(
 
 
 def provision(file: Path, kits: Path) -> None:
-    """Make all kits centrally."""
     assert cli.main(["kits", "make", str(file), "-o", str(kits)]) == 0
 
 
-CODE = "teaching-hospital"  # in tests, these hospitals accept code from leads
+CODE = "teaching-hospital"
 
 
 class Consortium:
-    """The kits of a consortium and the processes that run from them."""
-
     lead = LEAD
 
     def __init__(
@@ -90,7 +86,6 @@ class Consortium:
         make: Callable[[Path, Path], None] = provision,
         relays: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`policies` maps each hospital to its example folder in site_configs; `make` writes the kits."""
         self.policies = policies
         self.root, self.hospitals, self.relays = root, list(policies), list(relays or {})
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
@@ -106,7 +101,7 @@ class Consortium:
         return self.root / "kits" / party
 
     def _settle(self, hospital: str) -> None:
-        """Change the example's settings as a hospital's administrator would: set the folders, and state that this
+        """Change the example's settings as a hospital's administrator would: set the folders, and state that the
         machine has no GPU.
         """
         local = self.kit(hospital) / "local"
@@ -121,7 +116,8 @@ class Consortium:
 
     def start(self, within: float = 600) -> None:
         self.start_party(SERVER)
-        # The server rejects registrations before it has started, and the hospitals do not repeat them in this test.
+        # The server rejects registrations before it has started, and hospitals in this test do not repeat a
+        # registration.
         self.wait_for_log(SERVER, "Server started")
         for party in [*self.relays, *self.hospitals]:
             self.start_party(party)
@@ -135,7 +131,6 @@ class Consortium:
             session.close()
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
-        """Wait until the log after the offset `since` contains these words; return the log after this offset."""
         wait_until(lambda: words in self.log(name)[since:], 600, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
@@ -144,7 +139,6 @@ class Consortium:
 
     @contextmanager
     def changed(self, hospital: str, **environment: object) -> Iterator[None]:
-        """Run a hospital with other environment variables inside the block."""
         for settings in (environment, {}):
             self.end(self.processes[hospital])
             before = len(self.log(hospital))
@@ -154,9 +148,6 @@ class Consortium:
                 yield
 
     def start_party(self, party: str, kit: Path | None = None, **environment: object) -> subprocess.Popen:
-        """Start the server or a hospital from its own kit or from another kit. `environment` adds environment
-        variables.
-        """
         kit = kit or self.kit(party)
         is_server = party == SERVER
         kind = "server" if is_server else "relay" if party in self.relays else "client"
@@ -177,13 +168,10 @@ class Consortium:
         return self.processes[kit.name]
 
     def family(self, party: str, word: str = "") -> list[psutil.Process]:
-        """Return a party's processes, children first; if `word` is given, return only processes with it in their
-        command line.
-        """
         parent = psutil.Process(self.processes[party].pid)
         found = []
         for member in (*parent.children(recursive=True), parent):
-            with suppress(psutil.NoSuchProcess):  # the process has just ended
+            with suppress(psutil.NoSuchProcess):
                 if any(word in part for part in member.cmdline()):
                     found.append(member)
         return found
@@ -202,7 +190,6 @@ class Consortium:
         self.wait_for_log(hospital, REGISTERED, before)
 
     def session(self) -> Session:
-        """Return the lead's session with the server as soon as the server answers."""
         deadline = time.monotonic() + 600
         while True:
             try:
@@ -213,11 +200,9 @@ class Consortium:
                 time.sleep(0.3)
 
     def run(self, job: Path, timeout: float = 600) -> str:
-        """Submit a job and wait; return its final status."""
         return self.run_at_once([job], timeout)[0]
 
     def run_at_once(self, jobs: Sequence[Path], timeout: float = 600) -> list[str]:
-        """Submit jobs one after another and wait for all of them; return their final statuses."""
         session = self.session()
 
         def states() -> list[str]:

@@ -50,11 +50,12 @@ from tests.secure.test_silent_connections import held
 SITES = ["hospital-1", "hospital-2", "hospital-3", "hospital-4"]
 ISOLATED = SITES[1]  # this hospital trains in a separate process
 DISK = "48m"
-ROUNDS, GAP = 56, (2, 4)  # rounds of a study for each of its disturbances, and rounds between two disturbances
+# rounds of a study for each disturbance, and smallest and largest number of rounds between two disturbances
+ROUNDS, GAP = 56, (2, 4)
 STUDIES = ("fedbn", "adafed", "script")
-MOST = 300.0  # most seconds until a study must continue after a disturbance
-APART = 65.0  # seconds between two disturbances, because disturbances within a minute are reported as one incident
-WITHIN = 30.0  # seconds within which each disturbance must be reported
+MOST = 300.0  # seconds within which a study must continue after a disturbance
+APART = 65.0  # seconds between two disturbances, because medsilo reports disturbances within a minute as one incident
+WITHIN = 30.0  # seconds within which medsilo must report each disturbance
 SHIFT = "import time\n_own = time.time\ntime.time = lambda: _own() + {seconds}\n"
 SLOW = Line(delay=0.15)  # with this delay, a round takes about a second on any machine
 SILENT, PARTIES = 200, [SERVER, *SITES]
@@ -62,7 +63,7 @@ SILENT, PARTIES = 200, [SERVER, *SITES]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of disturbance: its length in seconds, and whether the server's watch must report it."""
+    """A kind of disturbance: its duration in seconds, and whether the server's watch must report the disturbance."""
 
     away: float = 0.0
     told: bool = True
@@ -74,7 +75,7 @@ KINDS = {
     "hospital killed": Kind(),
     "hospital rebooted": Kind(20),
     "hospital's job killed": Kind(),
-    # the server reports a dead trainer only if it was training, but always reports a dead script
+    # the server reports a dead trainer only during training, but always reports a dead script
     "trainer killed": Kind(told=False, whom=(ISOLATED,)),
     "server's job killed": Kind(whom=(SERVER,)),
     "server killed": Kind(whom=(SERVER,)),
@@ -98,7 +99,7 @@ KINDS = {
 }
 
 
-PROCESSES = {  # from a kind to a word in the command lines of the processes that it kills
+PROCESSES = {
     "hospital killed": "client_train",
     "hospital's job killed": "client.worker_process",
     "trainer killed": "federation.process.worker",
@@ -108,7 +109,7 @@ PROCESSES = {  # from a kind to a word in the command lines of the processes tha
 
 
 class Webhook:
-    """A web server that records each message with its time and sender. A stopped web server answers 503."""
+    """A web server that records each message with its time and sender; a stopped web server answers 503."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, str, str]] = []
@@ -148,21 +149,19 @@ class Row:
     kind: str
     whom: str
     seconds: float
-    over: float  # time at which the disturbance's cause ended
+    over: float
     lost: int = 0
     recovery: float = 0.0
-    told: list[tuple[float, str]] = field(default_factory=list)  # messages from the server's watch
+    told: list[tuple[float, str]] = field(default_factory=list)
     # messages from hospitals' watches about facts that the server cannot know
     at_home: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def is_told(self) -> bool:
-        """True if the server's watch must report this disturbance."""
         return KINDS[self.kind].told and self.whom != LEAD
 
     @property
     def late(self) -> float:
-        """Return the delay of the first message after the disturbance began."""
         begins = self.over if self.kind == "webhook dead" else self.at
         return self.told[0][0] - begins if self.told else 0.0
 
@@ -185,7 +184,7 @@ HEAD = (
 
 
 class Machines(Consortium):
-    """Keeps each party running, as a service manager would, with its kit and results on one small disk."""
+    """Keep each party running, as a service manager would, with the party's kit and results on one small disk."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.stack = stack
@@ -201,7 +200,6 @@ class Machines(Consortium):
         self.through_relays()
 
     def onto_a_disk(self, party: str) -> None:
-        """Move a kit onto a separate small disk and mount it at the old path."""
         kit = self.root / "kits" / party
         kit.rename(aside := kit.with_name(f".{party}-aside"))
         self.stack.enter_context(mounted(kit, DISK))
@@ -235,8 +233,6 @@ class Machines(Consortium):
 
 
 class Night:
-    """The federation, its watches, and its disturbances."""
-
     def __init__(self, folder: Path, stack: ExitStack, root: Path) -> None:
         self.root, self.stack, self.hook = root, stack, Webhook()
         self.machines = Machines(folder, stack)
@@ -376,7 +372,9 @@ class Night:
         self.hook.dead.clear()
 
     def _restore(self, whom: str, _: float) -> None:
-        """Restore the server on another disk. The backup is current, because the server is suspended meanwhile."""
+        """Restore the server on another disk; the backup is current, because the server is suspended during the
+        backup.
+        """
         kit, file = self.machines.kit(whom), self.machines.root / f"backup-{time.monotonic():.0f}.zip"
         self._signal(self.machines.family(whom), signal.SIGSTOP)
         assert cli.main(["kits", "backup", str(kit), "-o", str(file)]) == 0
@@ -400,7 +398,6 @@ class Night:
 
     @contextmanager
     def _hello(self, half: bool = False) -> Iterator[None]:
-        """Open a connection that sends a TLS hello, or half of a TLS hello, and then nothing."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         with suppress(ssl.SSLWantReadError):
             ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=SERVER).do_handshake()
@@ -417,8 +414,6 @@ class Night:
         dice: random.Random,
         began: float,
     ) -> Iterator[Row]:
-        """Cause these disturbances in a study, and yield each disturbance after it has ended and was reported."""
-
         def goes_on(rounds: int, what: str) -> None:
             wanted = len(record().rounds()) + rounds
             wait_until(lambda: len(record().rounds()) >= wanted, MOST, f"round {wanted}, {what}")
@@ -439,7 +434,6 @@ class Night:
 
 
 def drawn(dice: random.Random) -> list[tuple[str, str]]:
-    """Return the kinds of disturbance in a random order, each with a random party."""
     return [(kind, dice.choice(KINDS[kind].whom)) for kind in dice.sample(sorted(KINDS), len(KINDS))]
 
 
@@ -492,10 +486,9 @@ def _script(
     root: Path,
     rows: list[Row],
 ) -> None:
-    """Run the same script twice with FedBN's recipe, without and with disturbances."""
     ends = []
     for disturbed in (False, True):
-        rounds = ROUNDS * len(kinds) // 2  # each round takes three seconds
+        rounds = ROUNDS * len(kinds) // 2
         job = exported(root, folder / f"script-{disturbed}", "FedBN", rounds, SITES, [ISOLATED])
         server = night.machines.kit(SERVER) / "medsilo"
         before = {path.name for path in server.iterdir()} if server.exists() else set()
@@ -523,7 +516,6 @@ def _script(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a night's table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/night"))

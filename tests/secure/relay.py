@@ -1,6 +1,5 @@
-"""A TCP relay on this machine between a kit and the server.
-
-A test can cut the relay, slow it down and make it lose packets.
+"""A TCP relay on this machine between a kit and the server; tests cut the relay, slow it down and make it lose
+packets.
 """
 
 import contextlib
@@ -18,18 +17,18 @@ from typing import Self
 
 SEGMENT = 1448  # bytes of payload in one packet
 PIECE = 11 * SEGMENT  # bytes that the relay forwards at once
-AHEAD = 64  # most pieces that are sent and have not arrived
+AHEAD = 64  # most pieces of data in transit
 
 
 @dataclass(frozen=True)
 class Line:
     """The quality of a network connection, which is the same in both directions.
 
-    A lost packet costs one more round trip, and all later packets wait for it, as in TCP.
+    A lost packet costs one more round trip, and all later packets wait for the lost packet, as in TCP.
     """
 
-    rate: float = math.inf  # bytes a second
-    delay: float = 0.0  # seconds that a byte takes from one end to the other
+    rate: float = math.inf  # bytes per second
+    delay: float = 0.0  # seconds that a byte takes from one end of the connection to the other
     loss: float = 0.0  # fraction of lost packets
 
 
@@ -37,12 +36,11 @@ class _Direction:
     def __init__(self, line: Line) -> None:
         self.line, self.lock, self.dice = line, threading.Lock(), random.Random(0)
         self.free = 0.0
-        self.passed = 0  # bytes
+        self.passed = 0
         self.passes = threading.Event()
         self.passes.set()
 
     def arrival(self, size: int) -> float:
-        """Return the time at which this number of bytes, sent now, reaches the other end."""
         with self.lock:
             packets = -(-size // SEGMENT)
             lost = sum(self.dice.random() < self.line.loss for _ in range(packets))
@@ -61,7 +59,9 @@ def _pass(source: socket.socket, sink: socket.socket, direction: _Direction) -> 
 
 
 def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direction: _Direction) -> None:
-    """Write data to the other end when they arrive, until the stream ends. Drop the data if the other end is gone."""
+    """Write each piece of data at its time of arrival until the stream ends; drop the data if the receiver has closed
+    the connection.
+    """
     gone = False
     while (piece := on_their_way.get())[1]:
         arrives, data = piece
@@ -78,7 +78,7 @@ def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direc
 
 
 class Relay:
-    """Forwards bytes to `target`. While the relay is cut, it drops every connection and accepts none."""
+    """Forwards bytes to `target`; a cut relay drops every connection and accepts no new connection."""
 
     def __init__(self, target: int, line: Line | None = None) -> None:
         self.target, self.line = target, line or Line()
@@ -95,7 +95,7 @@ class Relay:
         self.cut()
 
     def kit(self, kit: Path, copy: Path) -> Path:
-        """Copy a person's kit and set this relay as its server address, which the kit's signature does not cover."""
+        """Copy a person's kit and set this relay as the server address, which the kit's signature does not cover."""
         shutil.copytree(kit, copy)
         (copy / "startup/signature.json").unlink()
         path = copy / "startup/fed_admin.json"
@@ -105,7 +105,7 @@ class Relay:
         return copy
 
     def take_in(self, startup: Path) -> None:
-        """Set this relay as the server address in a hospital's kit. The changed kit has no valid signature."""
+        """Set this relay as the server address in a hospital's kit, which makes the kit's signature invalid."""
         (startup / "signature.json").unlink(missing_ok=True)
         path = startup / "fed_client.json"
         values = json.loads(path.read_text())
@@ -113,13 +113,11 @@ class Relay:
         path.write_text(json.dumps(values))
 
     def mend(self) -> None:
-        """Listen again on the same port."""
         self.listener = socket.create_server(("127.0.0.1", self.port))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self.listener,), daemon=True).start()
 
     def cut(self) -> None:
-        """Close everything."""
         if self.listener:
             self.listener.shutdown(socket.SHUT_RDWR)
             self.listener.close()

@@ -40,11 +40,11 @@ from tests.secure.relay import Relay
 from tests.secure.test_mutual_tls import gathered
 
 POLICY = "teaching-hospital"
-BETWEEN = (10, 60)  # rounds from one event to the next
+BETWEEN = (10, 60)  # rounds between two events
 CUT = (2, 45)  # seconds for which a connection is cut
 STALLED = 900.0  # seconds without a round after which a job counts as stalled
 EVERY = 60.0  # seconds between two measurements of the processes
-WARM = 5  # measurements of a process before the test checks its growth
+WARM = 5  # measurements of a process before the test checks the process's growth
 LEAST = 12  # fewest later measurements of a process for a verdict
 GROWTH = 50.0  # most MB by which the memory of a process may grow
 LEAK = 3  # most file handles or threads that a process may gain
@@ -55,8 +55,6 @@ ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted",
 
 @dataclass(frozen=True)
 class Event:
-    """A disturbance, and the number of rounds between it and the previous disturbance."""
-
     after: int
     kind: str
     site: str
@@ -66,7 +64,6 @@ class Event:
 def events(
     seed: int, lap: int, sites: Sequence[str], only: str | None = None, between: Sequence[int] = BETWEEN
 ) -> Iterator[Event]:
-    """Yield the random events of a study without end."""
     dice = random.Random(f"{seed}/{lap}")
     kinds = (only,) if only else ROUGH if lap % 2 == 0 else GENTLE
     while True:
@@ -87,14 +84,11 @@ class CaseFacts:
 
 @dataclass
 class Curve:
-    """Records the memory, handles and threads of all parties' processes in a file, once a minute."""
-
     path: Path
     looks: list[CaseFacts] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def look(self, consortium: Consortium, lap: int) -> None:
-        """Record the current values of all processes."""
         minute = round((time.monotonic() - self.started) / 60, 2)
         new = []
         for party in [SERVER, *consortium.hospitals]:
@@ -130,8 +124,6 @@ def kind_of(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth of a process after its warm-up."""
-
     party: str
     kind: str
     pid: int
@@ -142,16 +134,15 @@ class Growth:
 
     @property
     def leaks(self) -> bool:
-        """True if the growth of a process exceeds the limits."""
         return self.rss > GROWTH or self.handles > LEAK or self.threads > LEAK
 
 
 def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
     """For every process with enough measurements, return the growth from the first to the last quarter of the
-    measurements after its warm-up.
+    measurements after the process's warm-up.
 
-    For memory, the median of a quarter counts. For handles and threads, the minimum of a quarter counts, because thread
-    pools vary with the work.
+    For memory, the function compares the medians of the two quarters. For handles and threads, the function compares
+    the minima of the two quarters, because thread pools vary with the work.
     """
     lives: dict[tuple[str, str, int], list[CaseFacts]] = {}
     for look in looks:
@@ -172,8 +163,6 @@ def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
 
 
 class Soak:
-    """A federation, its connections, and its disturbances."""
-
     def __init__(
         self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack, when_missing: str = "wait"
     ) -> None:
@@ -207,7 +196,6 @@ class Soak:
         return self.patiently(lambda: lead.status(self.kit, self.job).jobs[0].status)
 
     def patiently(self, work: Callable[[], str]) -> str:
-        """Repeat a function that needs the server and the hospitals until the function succeeds."""
         deadline = time.monotonic() + STALLED
         while True:
             try:
@@ -219,7 +207,6 @@ class Soak:
                 time.sleep(5)
 
     def go_on(self) -> None:
-        """Resume the study of a job that has ended or is about to end."""
         if not self.status().startswith("FINISHED"):
             self.patiently(lambda: lead.cancel(self.job, self.kit, lambda line: None))
         self.job = self.patiently(lambda: lead.resume(self.job, self.kit, lambda line: None))
@@ -227,7 +214,6 @@ class Soak:
 
     # ------------------------------------------------------------------ events
     def do(self, event: Event) -> None:
-        """Disturb the federation."""
         self.say(f"{event.kind} ({event.site}, {event.seconds:g} s)")
         self.done[event.kind] = self.done.get(event.kind, 0) + 1
         consortium, site = self.consortium, event.site
@@ -263,7 +249,6 @@ class Soak:
             self.go_on()
 
     def kill(self, party: str, word: str) -> None:
-        """Kill the processes of a party whose command line contains a word, if there are any."""
         for process in self.consortium.family(party, word):
             if process.is_running():
                 process.kill()
@@ -277,9 +262,6 @@ class Soak:
 
     # ------------------------------------------------------------------ laps
     def run_lap(self, lap: int, only: str | None, between: Sequence[int]) -> None:
-        """Run one disturbed study to its end. Raises AssertionError if the study's tensors differ from those of the
-        undisturbed run.
-        """
         self.lap = lap
         study = f"lap-{lap}"
         write_job(self.folder / "jobs" / study, self.plan, study=study)
@@ -318,7 +300,6 @@ class Soak:
             self.curve.look(self.consortium, self.lap)
 
     def report(self) -> bool:
-        """Print the disturbances and the growth of processes; return True if no server process grew."""
         print("\nevents:", ", ".join(f"{many} x {kind}" for kind, many in sorted(self.done.items())))
         print(f"\n{'party':12} {'process':8} {'minutes':>7} {'MB':>7} {'handles':>8} {'threads':>8}")
         grown = growths(self.curve.looks)

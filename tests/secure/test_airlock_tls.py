@@ -1,5 +1,5 @@
-"""Over mutual TLS, a lead's script gives the same result in the airlock of hospitals that demand one, and runs nowhere
-else.
+"""Over mutual TLS, a lead's script gives the same result in the airlock of hospitals that demand an airlock, and runs
+in no other process.
 """
 
 import json
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not ability().works, reason="no bubblewrap, or no user namespaces"),
 ]
 HOSPITALS = ["hospital-1", "hospital-2"]
-TRIED = (  # some hostile scripts of each kind
+TRIED = (
     *("tcp", "unix", "proc_of_others", "kit", "environment", "nan", "wrong_names", "names_in_metrics", "pickles"),
     *("nvflare_send", "get_engine", "low_bits"),
 )
@@ -42,7 +42,6 @@ torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 FedAvgRecipe(name="hostile", model=model, min_clients=1, num_rounds=1, train_script="client.py").export("jobs")
 """
-# the code records its process in this file, to which the airlock cannot write
 MARK = "open({mark!r}, 'a').write(open('/proc/self/cmdline').read())"
 
 
@@ -66,9 +65,7 @@ def folder_of(consortium: Consortium, site: str, study: str) -> Path:
 
 
 def test_a_stock_job_runs_in_rooms_and_nothing_of_it_elsewhere(guarded: Consortium, root: Path, tmp_path: Path) -> None:
-    """The job's format is that of any NVFlare recipe. The test adds code to the folder from which NVFlare's own process
-    would run the code.
-    """
+    """The test adds code to the job's folder from which NVFlare's own process would run the code."""
     before = studies(guarded)
     job = exported(root, tmp_path / "work", "FedBN", 2, HOSPITALS)
     mark = tmp_path / "ran"
@@ -81,7 +78,7 @@ def test_a_stock_job_runs_in_rooms_and_nothing_of_it_elsewhere(guarded: Consorti
     assert guarded.run(job) == "FINISHED:COMPLETED"
     (study,) = studies(guarded) - before
     ran = mark.read_text()
-    assert "app.server.runner_process" in ran and "app.client" not in ran, ran  # the server accepts leads' code
+    assert "app.server.runner_process" in ran and "app.client" not in ran, ran
     for site in HOSPITALS:
         folder = folder_of(guarded, site, study)
         assert "round 2 of 2" in (folder / PRINTED).read_text()
@@ -102,7 +99,6 @@ def test_a_study_of_medsilos_own_trains_in_rooms(guarded: Consortium, tmp_path: 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TRIED)
 def test_a_hostile_script_over_tls(name: str, guarded: Consortium, tmp_path: Path) -> None:
-    """The script ends in the same way as in an airlock without NVFlare."""
     before, case, site, kit = studies(guarded), CASES[name], HOSPITALS[0], guarded.kit(HOSPITALS[0])
     shutil.copy(HOSTILE / f"{name}.py", tmp_path / "client.py")
     subprocess.run([sys.executable, "-c", EXPORTS], cwd=tmp_path, check=True, timeout=600)

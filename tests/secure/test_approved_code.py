@@ -19,8 +19,8 @@ ONE = "hospital-1"
 def test_a_script_runs_over_tls_once_its_code_is_approved(
     airlock: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The hospital rejects the submitted script, runs it after `approve`, and rejects it again after a change of one
-    byte. `status` and `canary` report these decisions.
+    """The hospital rejects the submitted script, runs the script after `approve`, and rejects the script again after a
+    change of one byte.
     """
     if airlock == "required" and not ability().works:
         pytest.skip("no bubblewrap, or no user namespaces")
@@ -39,7 +39,9 @@ def test_a_script_runs_over_tls_once_its_code_is_approved(
         return capsys.readouterr().out
 
     def is_refused(words: str) -> bool:
-        """Submit the job. A busy hospital may answer after NVFlare's time limit of a deployment, without a reason."""
+        """Submit the job, and return True if a hospital rejects it; a busy hospital may answer after NVFlare's
+        deployment timeout, without a reason.
+        """
         assert consortium.run(job) != "FINISHED:COMPLETED"
         return words in told_of_last()
 

@@ -45,9 +45,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
 
 @pytest.mark.long
 def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium, tmp_path: Path) -> None:
-    """The hospital does not demand privacy: three patients disclose no score, counts are rounded, and groups are
-    recorded.
-    """
+    """At a hospital that does not demand privacy, three patients disclose no score, and counts are rounded."""
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 16))
@@ -66,5 +64,5 @@ def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium
     assert few.test and few.test["accuracy"] is None and few.test["loss"] is None
     assert all(count % 5 == 0 for count in few.cases.values())
     scores = [score for score in few.validation if score is not None]
-    assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)  # scores of 16 patients
-    assert set(near.validation) == {None}  # the validation data have one patient more than in the previous study
+    assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)
+    assert set(near.validation) == {None}

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def environment(consortium: Consortium) -> dict[str, str]:
-    """Return environment variables with which NVFlare's commands use this Python and a temporary home folder."""
     return {**consortium.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -44,8 +43,8 @@ def nvflare(consortium: Consortium, *arguments: object) -> dict[str, Any]:
 
 
 def test_the_containers_entry_point_runs_a_kit(consortium: Consortium, root: Path) -> None:
-    """Runs the entry point of the container image on this machine. The hospital registers, and its process ends on
-    request.
+    """The test runs the entry point of the container image on this machine; the hospital registers, and its process
+    ends on request.
     """
     site, entry = SITES[2], root / "provisioning/containers/entrypoint.sh"
     consortium.end(consortium.processes[site])
@@ -78,7 +77,7 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
     by_console, endless = re.findall(r"Submitted job: (\S+)", said)
     assert all(site in said for site in SITES)
     session = consortium.session()
-    try:  # one at a time, because hospital-a runs two studies at once, and one of them never ends
+    try:  # one study at a time, because hospital-a runs at most two studies, and one of these never ends
         wait_until(lambda: session.get_job_status(by_console) == "FINISHED:COMPLETED", 300, by_console)
         by_command = nvflare(consortium, "submit", "-j", tmp_path / "by-command")["job_id"]
         wait_until(lambda: session.get_job_status(by_command) == "FINISHED:COMPLETED", 300, by_command)

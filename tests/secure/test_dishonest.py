@@ -1,4 +1,4 @@
-"""One hospital sends hostile answers over mutual TLS. The study ends as if the hostile answers had been lost."""
+"""One hospital sends hostile answers over mutual TLS, and the study ends as if the hostile answers had been lost."""
 
 import json
 import os
@@ -37,11 +37,9 @@ def dishonest(consortium: Consortium, folder: Path, surplus: int = 400_000_000) 
 
 
 class Memory:
-    """Records the peak memory of the server's job process in each round."""
-
     def __init__(self, consortium: Consortium, record: Record) -> None:
         self.consortium, self.record = consortium, record
-        self.most: dict[int, int] = {}  # by number of finished rounds: the peak memory
+        self.most: dict[int, int] = {}
         self.over = False
         self.watching = threading.Thread(target=self._watch, daemon=True)
 
@@ -68,10 +66,6 @@ class Memory:
 def study(
     consortium: Consortium, folder: Path, name: str, rounds: int, lies: Mapping[str, str]
 ) -> tuple[Summary, Memory, Path]:
-    """Run a study in which the third hospital sends hostile answers, and download it.
-
-    Return the study's summary, the server's memory, and the downloaded folder.
-    """
     (folder / LIES).write_text(json.dumps(lies))
     write_job(folder / name, make_plan("fedavg", f"training.rounds={rounds}", *GO_ON), study=name)
     record = Record(consortium.kit(SERVER) / "medsilo" / name)
@@ -118,7 +112,7 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
     page = (fetched / "report.html").read_text()
     assert LIAR in page and "was not taken: at most" in page and len(page) < 1_000_000
     assert (fetched / "global/best.safetensors").exists()
-    last = min(number for number in memory.most if number >= 7)  # the peak never decreases
-    first = max(number for number in memory.most if number < 2)  # the peak before the first hostile answer
+    last = min(number for number in memory.most if number >= 7)
+    first = max(number for number in memory.most if number < 2)
     # the hostile answers had 400 MB, 30 MB and two million values
     assert memory.most[last] - memory.most[first] < 150e6, memory.most

@@ -38,7 +38,7 @@ time.time = lambda: real() + 7200
 @pytest.mark.long
 @alone
 def test_a_hospital_whose_clock_is_wrong(pair: Consortium, tmp_path: Path) -> None:
-    """The clock is two hours wrong in all of the hospital's Python processes."""
+    """The clock is two hours wrong in all Python processes of the hospital."""
     plan = make_plan("fedbn", sites=[A, B])
     inprocess.run(plan, folder=tmp_path / "loop")
     (tmp_path / "sitecustomize.py").write_text(SKEW)
@@ -57,7 +57,6 @@ def test_a_hospital_whose_clock_is_wrong(pair: Consortium, tmp_path: Path) -> No
 
 @contextmanager
 def on_a_small_disk(pair: Consortium, hospital: str) -> Iterator[Path]:
-    """Move a hospital's kit and the files of the hospital's jobs onto a separate disk."""
     kit, aside = pair.kit(hospital), pair.root / f"{hospital}-aside"
     pair.end(pair.processes[hospital])
     kit.rename(aside)
@@ -104,9 +103,7 @@ def full(disk: Path) -> Iterator[None]:
 @pytest.mark.long
 @alone
 def test_a_full_disk_at_a_hospital_pauses_the_study(pair: Consortium, tmp_path: Path) -> None:
-    """The job's logs and audit files are on the full disk, too. The study does not continue until the test frees space
-    on the disk.
-    """
+    """The job's logs and audit files are also on the full disk, and the study waits until the test frees space."""
     plan = make_plan("fedbn", "training.rounds=12", "participation.when_missing=wait", sites=[A, B])
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "full", plan, study="full")

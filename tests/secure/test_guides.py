@@ -25,29 +25,28 @@ LEAD, HOSPITALS = "lead@clinic.example", {"st-anna": "strict-hospital", "univers
 CONSORTIUM = "docs/study/consortium.md"
 ABORT = "medsilo cancel <id> --kit ..."
 PROGRAMS = ("medsilo ", "nvflare ", "openssl ", "python provisioning")
-FILLED = {  # values for the pages' placeholders, and the server's host name
-    "medsilo status --kit <kit>": "medsilo status --kit kits/it@st-anna.example",  # a person's kit
+FILLED = {
+    "medsilo status --kit <kit>": "medsilo status --kit kits/it@st-anna.example",
     "JOB -o FOLDER": "jobs/fedavg -o prepared",
     **{"--kit ...": f"--kit kits/{LEAD}", "<kit>": "kits/university-clinic", "KIT": "kits/university-clinic"},
     **{"<job>": "fedavg", "check fedavg": "check jobs/fedavg", "kits/fl.example.org": f"kits/{SERVER}"},
     **{"/backup/": "backup/", "/srv/fl.example.org": "moved/kit", "/var/lib/medsilo": "moved/storage"},
 }
-SHORTER = {  # replacements that make the commands quicker
+SHORTER = {
     "--seeds 0,1,2,3": "--seeds 0 --set training.rounds=1 --at-once 1",
     "participation.sites=[": 'training.rounds=2" --set "participation.sites=[',
 }
-GROUPS = ("medsilo kits", "medsilo release")  # commands of two words
-ELSEWHERE = (  # commands that other tests run
-    "nvflare deploy",  # in test_containers.py
-    "nvflare job",  # in test_by_hand.py
-    "python provisioning/containers/prepare.py",  # in test_containers.py
+GROUPS = ("medsilo kits", "medsilo release")
+ELSEWHERE = (
+    "nvflare deploy",
+    "nvflare job",
+    "python provisioning/containers/prepare.py",
     "python provisioning/metrics.py",
-    "medsilo approve",  # in test_site_page.py
+    "medsilo approve",
 )
 
 
 def printed(page: Path, part: str = "") -> Iterator[str]:
-    """Yield each command of a page, or of a section of the page, that begins with one of these words."""
     fenced, text = False, joined(page.read_text())
     if part:
         text = text.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
@@ -65,8 +64,6 @@ def lead_types(root: Path) -> list[str]:
 
 @dataclass
 class Walk:
-    """A checkout's folder in which commands run."""
-
     root: Path
     job: str = ""
     words: dict[str, str] = field(default_factory=dict)
@@ -102,14 +99,11 @@ class Walk:
 
 
 class Guided(Consortium):
-    """The consortium of provisioning/consortium.yaml, whose server is this machine."""
-
     lead = LEAD
 
 
 @pytest.fixture(scope="module")
 def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
-    """Edit the consortium's file, make the kits and distribute them as the lead does; then run the kits."""
     root, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("guided")
     for name in ("jobs", "site_configs"):
         (folder / name).symlink_to(root / name)
@@ -125,7 +119,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
         assert kits.is_dir()
 
     consortium = Guided(folder, HOSPITALS, provision)
-    for name in HOSPITALS:  # the commands of the hospital's page need these folders for data and results
+    for name in HOSPITALS:  # the commands of the hospital's page need folders for data and results
         settings = {"data": str(folder / "data"), "output": str(folder / "results" / name), "device": "cpu"}
         (consortium.kit(name) / "local/medsilo.yaml").write_text(yaml.safe_dump(settings))
     (folder / "data").mkdir()
@@ -153,7 +147,7 @@ def await_end(guided: Guided, job: str) -> None:
 def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
     walk, broken_off = Walk(guided.root), Walk(guided.root)
     for line in (*printed(root / CONSORTIUM, "Choose a method"), *lead_types(root)):
-        if "medsilo canary" in line:  # these hospitals have no data for a canary
+        if "medsilo canary" in line:
             continue
         if not line.startswith("medsilo resume"):
             walk.type(line)
@@ -165,7 +159,7 @@ def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
                 await_end(guided, broken_off.job)
 
 
-FOLDERS = {  # folders in which the README runs these commands, if not in the checkout
+FOLDERS = {
     **dict.fromkeys(("nvflare cert request", "nvflare package"), "requests/st-anna"),
     "openssl": "kits/st-anna",
 }

@@ -37,7 +37,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
-    """Run a command; return its exit code and its output lines, except lines about waiting."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = cli.main(list(map(str, arguments)))
     said = [line for line in err.getvalue().splitlines() if not line.startswith("trying ")]
@@ -46,7 +45,6 @@ def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
 
 @pytest.fixture(scope="module")
 def never_began(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the name of a study that cannot start because a hospital cannot take part."""
     folder, settings = tmp_path_factory.mktemp("never-began"), consortium.kit(SITES[0]) / "local/medsilo.yaml"
     before = settings.read_text()
     write_job(folder / "job", make_plan("fedbn", sites=TEACHING), study="tried-again")
@@ -62,8 +60,6 @@ def never_began(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory
 
 @dataclass(frozen=True)
 class Watched:
-    """A finished study of teaching hospitals that send all optional numbers, and the same study in this process."""
-
     job: str
     study: str
     loop: Path
@@ -71,10 +67,6 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Submit a study and watch it. The study runs long enough for the test to request results before its end.
-
-    One hospital does not share its personal model.
-    """
     folder, refuses = tmp_path_factory.mktemp("watched"), TEACHING[1]
     plan = make_plan("fedsm", "training.rounds=25", "model_selection.keep=last", sites=TEACHING)
     unwilling = SiteSettings(device="cpu", share_personal_model=False)
@@ -97,7 +89,6 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
     finally:
         settings.write_text(before)
     assert (code, err) == (0, [])
-    # without lines about waiting
     rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/25 " in line]
     assert rounds == [["round", f"{number:>2}/25".strip(), site] for number in range(1, 26) for site in TEACHING]
     assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo download")
@@ -109,7 +100,7 @@ def test_a_study_that_could_not_start_leaves_its_name_free(
 ) -> None:
     """After a rejected start, all hospitals can start the same study under another plan.
 
-    A third job with this name is rejected, and its status shows no rounds of the running study.
+    A third job with the same study name is rejected, and the third job's status shows no rounds of the running study.
     """
     kit, summary = consortium.kit(LEAD), read_summary(consortium.kit(SERVER) / "medsilo" / watched.study)
     assert summary.finished and summary.method == "fedsm"
@@ -124,7 +115,7 @@ def test_a_study_that_could_not_start_leaves_its_name_free(
 def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     consortium: Consortium, watched: Watched, tmp_path: Path
 ) -> None:
-    """Results at the hospitals and the server equal those of a study in one process."""
+    """Results at the hospitals and the server equal the results of the same study in one process."""
     kit, job = consortium.kit(LEAD), watched.job
     agrees, not_asked, _ = SITES
     code, out, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "runs")
@@ -135,7 +126,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     files = {"plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", "global", "report.html"}
     assert {path.name for path in run.iterdir()} == {*files, "supermodel"}
-    assert not (consortium.kit(not_asked) / job).exists()  # a hospital outside the plan received no part of the study
+    assert not (consortium.kit(not_asked) / job).exists()  # a hospital outside the plan receives no data of the study
     assert SuperModel.load(run / "supermodel").agreed == (agrees,)
     for site in TEACHING:
         own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
@@ -150,7 +141,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
-    ]  # the files that the server keeps for the lead's download, and the job's folder at hospitals
+    ]
     assert [len(old) for old in gave_back] == [1, 1, 0, 1] and all(remove(old) > 0 for old in gave_back if old)
     code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "again")
     assert code == 1 and len(err) == 1 and job in err[0]
@@ -223,15 +214,13 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
         assert code == 0, err
     finally:
         (new,) = resumed or [job]
-        assert (
-            lead.cancel(new, kit, print) == lead.cancel(new, kit, print) == "FINISHED:ABORTED"
-        )  # the list includes a run that has ended
+        assert lead.cancel(new, kit, print) == lead.cancel(new, kit, print) == "FINISHED:ABORTED"
 
 
 def test_a_poll_loads_little_and_reads_no_other_folder(
     consortium: Consortium, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without medsilo, NVFlare would search the current folder for its files."""
+    """Without medsilo, NVFlare would search the current folder for NVFlare's files."""
     (tmp_path / "another-kit").mkdir()
     (tmp_path / "another-kit/comm_config.json").write_text("{")
     monkeypatch.chdir(tmp_path)
@@ -269,7 +258,6 @@ def test_a_connection_that_comes_too_late_is_given_up(
 
 
 def test_the_servers_own_process_takes_no_large_message(consortium: Consortium) -> None:
-    # NVFlare registers this command late
     where = {"channel": CellChannel.HCI, "target": "server", "topic": "command"}
     session = consortium.session()
     try:

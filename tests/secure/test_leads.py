@@ -28,7 +28,6 @@ def content(record: Record) -> dict[str, str]:
 
 @pytest.fixture
 def unfinished(consortium: Consortium, tmp_path: Path) -> Iterator[tuple[str, Record]]:
-    """Start a lead's study, and abort it after the test."""
     write_job(tmp_path / "mine", make_plan("fedavg", "training.rounds=500", sites=[SITE]), study="mine")
     job = lead.submit(tmp_path / "mine", consortium.kit(LEAD), print)
     record = Record(consortium.kit(SERVER) / "medsilo/mine")
@@ -46,7 +45,6 @@ def statistics(consortium: Consortium, who: str, job: str) -> str:
 
 
 def watched(consortium: Consortium, who: str, job: str) -> list[str]:
-    """Return the first lines that a person sees when this person watches a running job."""
     heard: list[str] = []
     with lead.connected(consortium.kit(who)) as session:
         watching = lead._Watching(job, lambda line, study: heard.append(f"round {line.round}"), heard.append)
@@ -61,7 +59,7 @@ def test_a_study_is_its_submitters(
     job, record = unfinished
     mine, theirs, members = (consortium.kit(who) for who in (LEAD, RIVAL, MEMBER))
 
-    # The lead can watch the running study. Other people see neither the study's name nor its rounds.
+    # Only the study's lead can watch the running study; other people see neither the study's name nor its rounds.
     with lead.connected(mine) as session:
         told = lead._so_far(session, job, after=1)
         assert told and told.study == "mine" and told.rounds[0].round == 2
@@ -77,7 +75,7 @@ def test_a_study_is_its_submitters(
         assert "mine" not in said and "validation" not in said
         assert cli.main(["cancel", job, "--kit", str(kit)]) == 1
 
-    # After an early end, for example a crash, another lead cannot submit the plan under the same name.
+    # After an early end, for example a crash, another lead cannot submit the plan under the same study name.
     assert lead.cancel(job, mine, print) == "FINISHED:ABORTED"
     capsys.readouterr()
     for kit in (theirs, members):
@@ -105,7 +103,6 @@ def test_a_study_is_its_submitters(
     assert not list(tmp_path.glob("rivals/*")) and not list(tmp_path.glob("raw/**/medsilo/*"))
     assert content(record) == before
 
-    # The first lead resumes and downloads the study.
     new = lead.resume(job, mine, print)
     rounds = len(record.rounds())
     wait_until(lambda: len(record.rounds()) > rounds, 60, "the rounds after it")

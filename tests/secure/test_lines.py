@@ -1,4 +1,4 @@
-"""A study over bad connections ends with the undisturbed run's tensors, over mutual TLS."""
+"""A study over bad connections and mutual TLS ends with the tensors of the undisturbed run."""
 
 import shutil
 import time
@@ -26,7 +26,8 @@ from tests.unit.medsilo_pretrained.test_pretrained import tuned_plan
 
 A, B = SITES[:2]
 VPN = Line(rate=125_000, delay=0.15, loss=0.05)  # 1 Mbit/s, 300 ms round trip, 5 % packet loss
-WIDTH, DEPTH, RATE = 512, 3, 3e6  # the size of a frozen network of 40 MB, and the bandwidth of its connection
+# width and depth of a frozen network of 40 MB, and the bandwidth of the network connection in bytes per second
+WIDTH, DEPTH, RATE = 512, 3, 3e6
 DOWN, BACK = 5.0, 8.0  # seconds of an interruption, and seconds until NVFlare reconnects and requests the lost pieces
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
@@ -43,7 +44,6 @@ def has_models(pair: Consortium, party: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def through(pair: Consortium, line: Line, folder: Path) -> Iterator[Relay]:
-    """Connect hospital B to the server through a connection of this quality."""
     startup = pair.kit(B) / "startup"
     shutil.copytree(startup, folder / "startup")
     with Relay(pair.port, line) as relay:
@@ -58,7 +58,6 @@ def through(pair: Consortium, line: Line, folder: Path) -> Iterator[Relay]:
 
 
 def start(pair: Consortium, plan: Plan, folder: Path, study: str) -> tuple[str, Record]:
-    """Run a plan undisturbed in this process, and submit it."""
     inprocess.run(plan, folder=folder / "loop")
     write_job(folder / "job", plan, study=study)
     job = lead.submit(folder / "job", pair.kit(LEAD), print)
@@ -66,9 +65,6 @@ def start(pair: Consortium, plan: Plan, folder: Path, study: str) -> tuple[str, 
 
 
 def check(pair: Consortium, job: str, record: Record, folder: Path) -> None:
-    """Wait for the study's end; assert that no site missed a round and that the tensors equal those of the undisturbed
-    run.
-    """
     wait_until(lambda: record.summary() is not None, 1200, "the study's end")
     assert ended(pair.kit(LEAD), job) == "FINISHED:COMPLETED"
     assert all(site.missed == {} for site in record.summary().sites.values())
@@ -92,7 +88,7 @@ def test_a_line_that_is_down_for_six_minutes(pair: Consortium, closes: bool, tmp
 
 
 def test_a_slow_lossy_line_from_far_away(pair: Consortium, tmp_path: Path) -> None:
-    """A model of 0.8 MB takes 15 s in each direction, and the connection breaks during this time."""
+    """A model of 0.8 MB takes 15 s in each direction, and the connection breaks during the transfer."""
     changes = ["training.rounds=2", "network.hidden=4096", "participation.timeout=900"]
     plan = make_plan("fedbn", *changes, sites=[A, B])
     with through(pair, VPN, tmp_path) as relay:
@@ -106,10 +102,9 @@ def test_a_slow_lossy_line_from_far_away(pair: Consortium, tmp_path: Path) -> No
 
 
 def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium, tmp_path: Path) -> None:
-    """The server and hospital A already have the frozen network; hospital B does not have it.
+    """The server and hospital A have stored the frozen network, and hospital B has not.
 
-    After an interruption, the server does not send the received pieces again. A second study sends only the trained
-    weights.
+    After an interruption, the server does not repeat the received pieces.
     """
     vit = {"name": "vit", "size": 32, "patch": 8, "width": WIDTH, "depth": DEPTH}
     plain = tuned_plan(of=vit, network={"train": "all"}, seed=7).build_networks()["model"]
@@ -156,5 +151,5 @@ def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium,
         assert again < 0.05 * size
         assert (
             size < once - again < 1.03 * size + 2 * line.rate
-        )  # two seconds of data are lost; a restarted transfer would send 1.6 times the network
+        )  # the connection loses two seconds of data; a restarted transfer would send 1.6 times the network
         assert DOWN + seconds < 1.05 * (size / line.rate + DOWN) + BACK

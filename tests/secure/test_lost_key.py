@@ -39,11 +39,11 @@ def test_a_kit_that_somebody_copied_is_of_no_use_to_anybody(behind: dict[str, li
         job = lead.submit(tmp_path / "job", consortium.kit(LEAD), print)
         wait_until(lambda: len(record.rounds()) >= 3 and answered_by(*SITES), 180, "a round of all three")
 
-        stolen = tmp_path / "stolen" / LOST  # Tuesday
+        stolen = tmp_path / "stolen" / LOST
         for part in ("startup", "local"):
             shutil.copytree(consortium.kit(LOST) / part, stolen / part)
-        assert cli.main(["kits", "revoke", LOST, "--kits", str(kits)]) == 0  # the lead revokes the stolen certificate
-        for party in (SERVER, *behind):  # the administrators install the revocation at the running server and relay
+        assert cli.main(["kits", "revoke", LOST, "--kits", str(kits)]) == 0
+        for party in (SERVER, *behind):
             shutil.copy(kits / LIST, consortium.kit(party) / LIST)
 
         wait_until(lambda: answered_by(STAYS, ALSO), 120, "a round without it")
@@ -63,7 +63,7 @@ def test_a_kit_that_somebody_copied_is_of_no_use_to_anybody(behind: dict[str, li
         consortium.kill(LOST)
 
         made = ["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(kits), "--renew", LOST, "--new-key"]
-        assert cli.main(made) == 0  # the hospital gets a kit with another key
+        assert cli.main(made) == 0
         consortium.start_party(LOST)
         wait_until(lambda: answered_by(*SITES), 180, "a round with the hospital's new kit")
         lead.cancel(job, consortium.kit(LEAD), print)

@@ -1,4 +1,4 @@
-"""A server that is restored from its backup in another folder still has its studies, and still excludes the excluded
+"""A server that is restored from a backup in another folder keeps its studies, and still excludes expelled
 hospitals.
 """
 
@@ -71,7 +71,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         (finding,) = check_expelled(read_kit(goes))
         assert finding.severity == "stops" and "has expelled" in finding.what
         file = tmp_path / "backup/server.zip"
-        assert main(["kits", "backup", str(server), "-o", str(file)]) == 0  # the server runs meanwhile
+        assert main(["kits", "backup", str(server), "-o", str(file)]) == 0  # the server keeps running during the backup
         assert f"expelled: {GOES}" in capsys.readouterr().out and file.stat().st_mode & 0o077 == 0
         consortium.kill(SERVER)
         server.rename(tmp_path / "lost")
@@ -97,10 +97,8 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 def test_a_hospital_that_is_expelled_is_out_of_the_running_study_at_once(
     behind: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """An expelled hospital receives and sends nothing more. All other hospitals are informed, and the study continues
-    according to its plan.
-
-    A hospital behind a relay can be expelled in the same way.
+    """An expelled hospital receives and sends no further messages. All other hospitals are informed, and the study
+    continues as its plan specifies.
     """
     consortium = Consortium(tmp_path, dict.fromkeys((STAYS, GOES), TEACHING), with_admin, behind)
     server, goes = consortium.kit(SERVER), consortium.kit(GOES)
@@ -152,7 +150,6 @@ def test_a_hospital_that_is_expelled_is_out_of_the_running_study_at_once(
 
 @pytest.fixture(scope="module")
 def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start a federation whose server is lost and restored."""
     yield from running("losing", dict.fromkeys((STAYS, GOES), TEACHING), tmp_path_factory)
 
 
@@ -162,7 +159,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
     method: str, losing: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server's backup is of round 10, and the hospitals have trained later rounds. The hospitals return to round
+    """The server's backup is from round 10, and the hospitals have trained later rounds. The hospitals return to round
     10, and report this return.
     """
     server, lead, rounds = losing.kit(SERVER), losing.kit(LEAD), 30
@@ -179,7 +176,7 @@ def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
 
     wait_until(lambda: done() >= 10, 240, "the tenth round", every=0.01)
     (process,) = losing.family(SERVER, "runner_process")
-    process.suspend()  # the server is suspended, so that all files of the nightly backup are of one moment
+    process.suspend()  # all files of a nightly backup must be of one moment, so the server is suspended
     assert done() == 10 and main(["kits", "backup", str(server), "-o", str(tmp_path / "night.zip")]) == 0
     process.resume()
     wait_until(lambda: done() >= 14, 240, "some rounds more", every=0.01)
@@ -206,7 +203,6 @@ def sites_of(lead: Path) -> set[str]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
-    """Write a server's kit with a study, and the folders of its jobs and of another study."""
     kit, storage = tmp_path / "kit", tmp_path / "storage"
     write_json(kit / "startup/fed_server.json", {})
     manager = {"id": "job_manager", "args": {"uri_root": str(storage / "jobs")}}
@@ -269,7 +265,7 @@ def test_a_backup_is_taken_whole_or_not_at_all(
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, server: Path, tmp_path: Path) -> None:
-    """The backup includes folders outside of the kit: jobs, and other studies."""
+    """The backup includes job folders and studies outside of the kit."""
     (tmp_path / "elsewhere").mkdir()
     if outside:
         (server / "medsilo").rename(tmp_path / "elsewhere/studies")
@@ -286,7 +282,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
         unit = f"WorkingDirectory={kit}\nReadWritePaths={kit} {storage}\n"
         assert (kit / "medsilo.service").read_text() == unit
         assert studies_of(kit).is_relative_to(kit) and (studies_of(kit) / "study/rounds.json").exists()
-        again = tmp_path / f"again-{kit.name}"  # also makes a backup of the restored server
+        again = tmp_path / f"again-{kit.name}"
         assert main(["kits", "backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0
         assert main(["kits", "restore", str(tmp_path / f"{kit.name}.zip"), "--kit", str(again)]) == 0
         assert (again / "storage/jobs/one/meta").exists() and (studies_of(again) / "study/rounds.json").exists()
@@ -297,7 +293,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
 def test_only_hospitals_that_the_backup_knows_are_expelled(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If a mistyped name were accepted, the hospital would stay admitted."""
+    """If medsilo accepted a mistyped name, the hospital would stay admitted."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
     for wrong in ("st-ana", "server"):

@@ -28,12 +28,11 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
 def run_both_ways(
     consortium: Consortium, methods: Sequence[str], sites: list[str], folder: Path, *changes: str
 ) -> None:
-    """Run each method as a separate job over TLS, all jobs at the same time, and run each method in one process."""
     for method in methods:
         plan = make_plan(method, *changes, sites=sites)
         inprocess.run(plan, folder=folder / method / "loop")
         write_job(folder / method / "plain", plan, study=f"secure-{method}")
-        write_job(folder / method / "job", plan, folder / method / "plain")  # the job's folder to submit
+        write_job(folder / method / "job", plan, folder / method / "plain")
     states = consortium.run_at_once([folder / method / "job" for method in methods])
     assert states == ["FINISHED:COMPLETED"] * len(methods)
     results = [gathered(consortium, f"secure-{method}", sites, folder / method / "secure") for method in methods]
@@ -47,22 +46,22 @@ def run_both_ways(
 @pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
-    """Two studies run at the same time. A strict hospital takes part with default settings and sends only models."""
-    run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path, "training.rounds=12")  # both run at once
+    """A strict hospital takes part in two simultaneous studies with default settings, and sends only models."""
+    run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path, "training.rounds=12")
 
 
 @pytest.mark.long
 @of_three
 def test_all_else_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path) -> None:
-    """Teaching hospitals also send all optional numbers."""
+    """Teaching hospitals send all optional numbers in addition to models."""
     run_both_ways(consortium, ["adafed", "fedsm"], TEACHING, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.xdist_group("relays")
 def test_fedmap_over_tls_equals_the_loop(relayed: Consortium, tmp_path: Path) -> None:
-    """Three hospitals that allow sending contributions. The server learns the prior, which it sends together with the
-    shared model.
+    """All three hospitals allow sending contributions, and the server sends the learned prior together with the shared
+    model.
     """
     run_both_ways(relayed, ["fedmap"], SITES, tmp_path)
 

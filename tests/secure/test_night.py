@@ -1,6 +1,6 @@
-"""All kinds of disturbances happen during one unattended night, and each message comes only once.
+"""All kinds of disturbances happen during one unattended night, and each message about a disturbance comes only once.
 
-SEED=7 draws another night.
+The environment variable SEED=7 draws another night.
 """
 
 import os

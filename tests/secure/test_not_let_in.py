@@ -1,4 +1,4 @@
-"""Real server and hospitals reject certain connections and jobs."""
+"""A real server and real hospitals reject foreign or expired certificates, edited kits, and forbidden jobs."""
 
 import datetime
 import json
@@ -30,9 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 # -------------------------------------------------------------------------------------------- connections
 def knock(consortium: Consortium, certificate: Path, patience: float = 60.0) -> str:
-    """Do a TLS handshake with the server using this certificate and key; return the error's text, or "" without an
-    error.
-    """
     context = ssl.create_default_context(cafile=consortium.kit(SITES[0]) / "startup/rootCA.pem")
     context.check_hostname = False
     context.load_cert_chain(certificate)
@@ -54,7 +51,6 @@ def with_key(certificate: bytes, key: bytes, path: Path) -> Path:
 
 
 def expired(kit: Path, root: Path) -> bytes:
-    """Return a certificate of the consortium's own root that expired last week."""
     old = x509.load_pem_x509_certificate((kit / "startup/client.crt").read_bytes())
     today = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
@@ -66,7 +62,7 @@ def expired(kit: Path, root: Path) -> bytes:
 
 
 def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortium: Consortium, tmp_path: Path) -> None:
-    """NVFlare's server does not log the rejection. The rejected client learns of the rejection from TLS."""
+    """NVFlare's server does not log the rejection, but TLS reports the rejection to the client."""
     write_consortium(tmp_path / "consortium.yaml", {SITES[0]: "teaching-hospital"}, consortium.port)
     provision = ["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(tmp_path / "kits")]
     assert cli.main(provision) == 0
@@ -81,7 +77,7 @@ def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortiu
 
 
 def test_a_wrong_name_or_an_edited_kit_is_not_let_in(consortium: Consortium) -> None:
-    """One party uses another hospital's name; a second party has changed the server's address in its own kit."""
+    """One party uses another hospital's name; a second party has changed the server's address in its kit."""
     for name in ("wrong-name", "edited"):
         shutil.copytree(consortium.kit(SITES[0]) / "startup", consortium.root / name / "startup")
         shutil.copytree(consortium.kit(SITES[0]) / "local", consortium.root / name / "local")
@@ -120,7 +116,6 @@ def server_audit(consortium: Consortium, job_id: str, folder: Path) -> str:
 
 
 def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jobs run at once, because the server runs four jobs at a time."""
     site, _, other = SITES
 
     def job(name: str, *sites: str) -> Path:
@@ -176,7 +171,6 @@ def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: py
     assert "medsilo refused: data: unknown key with value '/srv/another" in audit(consortium, other, ids["plans"])
     refused = f"medsilo refused the answer of {site}: the job's plan at this site differs"
     assert refused in server_audit(consortium, ids["plans"], tmp_path)
-    # an error of NVFlare, without an audit entry
     assert "got an unexpected keyword argument 'data'" in consortium.log(site)
     assert metas["signed"]["job_deploy_detail"] == ["server: app app does not pass signature verification"]
     assert ids["signed"] not in audit(consortium, site)

@@ -33,7 +33,6 @@ def nvflare(folder: Path, *arguments: object) -> dict[str, Any]:
 
 
 def own_keys(file: Path, kits: Path) -> None:
-    """Make all kits as the README describes: request, approval, package, and a copy of the policies in each."""
     requests, ca = kits.parent / "requests", kits.parent / "ca"
     assert cli.main(["kits", "make", str(file), "-o", str(requests), "--requests"]) == 0
     profile = requests / "project_profile.yaml"

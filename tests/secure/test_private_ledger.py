@@ -33,7 +33,6 @@ HOSPITAL = SITES[0]
 
 
 def standing(book: Path, others: Iterable[str] = ()) -> LedgerStanding:
-    """Return the state of a hospital's ledger, without the data sets in `others`."""
     [data] = {*ledgers(book)} - {*others}
     return Ledger(book, data).standing()
 
@@ -49,7 +48,7 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
     own = {"device": "cpu", "approval": "none", "data": str(photos), "privacy": demands}
     plan = parse_plan(NOISY, ["training.rounds=30", f"participation.sites=[{HOSPITAL}]"])
     key_of = QueryBudget(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL).key()
-    # with the same key, both runs draw the same parts
+    # with the same key, both runs split the data alike
     write_text(tmp_path / "_hospital" / HOSPITAL / "key", key_of.hex())
     inprocess.run(plan, folder=tmp_path / "loop", settings=make_settings(own, "x"))
     kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo/private")
@@ -72,7 +71,6 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
         assert [line.round for line in record.rounds()] == list(range(1, 31))
     finally:
         local.write_text(before)
-        # accepts settings that break an earlier promise
         cli.main(["check", "--kit", str(pair.kit(HOSPITAL)), "--accept"])
 
     loop = standing(tmp_path / "_hospital" / HOSPITAL)
@@ -80,7 +78,7 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
     entered = [[(e.what, e.charges) for e in s.entries if e.kind == "charged"] for s in (loop, secure)]
     again = [entry for entry in entered[1] if entry not in entered[0]]
     extra = len(entered[1]) - len(entered[0])
-    assert again == [] and extra in (0, 1)  # the answer in flight may be charged
+    assert again == [] and extra in (0, 1)  # the ledger may charge an answer in transit
     assert [what for what, _ in dict(entered[0]).items()] == [what for what, _ in dict(entered[1]).items()]
     one, other = loop.epsilon(1e-3), secure.epsilon(1e-3)
     assert 1.95 < one <= 2.0 and one <= other <= one + 0.3

@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("relays")]
 def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortium, whole: Path, tmp_path: Path) -> None:
     inprocess.run(make_plan("ditto"), folder=tmp_path / "loop")
     assert_same_outcome(tmp_path / "loop", whole)
-    for site in SITES[:2]:  # hospitals without a direct connection to the server
+    for site in SITES[:2]:
         links = [link for process in relayed.family(site) for link in process.net_connections("tcp")]
         assert links and not any(link.raddr and link.raddr.port == relayed.port for link in links)
 
 
 @pytest.mark.long
 def test_a_relay_that_dies_and_comes_back_costs_time_only(relayed: Consortium, tmp_path: Path) -> None:
-    """Messages in transit through the relay are lost, and NVFlare sends them again after five minutes."""
+    """The relay's messages in transit are lost, and NVFlare sends them again after five minutes."""
     plan = make_plan("ditto", "training.rounds=60", "participation.timeout=900")
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study="cut-off")

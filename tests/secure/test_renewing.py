@@ -1,4 +1,6 @@
-"""Every party's certificate is renewed while a study runs over mutual TLS, without further decisions or commands."""
+"""While a study runs over mutual TLS, the lead renews every party's certificate, and the study needs no further
+commands.
+"""
 
 import json
 import time
@@ -31,7 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
 
 def renew(pair: Consortium, name: str, *how: str) -> None:
-    """Renew a certificate as the lead does. The lead's command changes the kits that are running."""
     own = pair.kit(name) / "startup" / ("server.crt" if name == SERVER else "client.crt")
     before = x509.load_pem_x509_certificate(own.read_bytes())
     made = ["kits", "make", str(pair.root / "consortium.yaml"), "-o", str(pair.root / "kits"), "--renew", name]
@@ -43,7 +44,7 @@ def renew(pair: Consortium, name: str, *how: str) -> None:
 
 @pytest.mark.long
 def test_a_study_goes_on_while_each_party_is_renewed(pair: Consortium, tmp_path: Path) -> None:
-    """A hospital that demands approvals also gets a new key. Only the server restarts to use its new key."""
+    """A hospital that demands approvals also gets a new key, and the server restarts to use its new key."""
     changes = ["training.rounds=60", "participation.when_missing=wait", "participation.resume=3"]
     plan = make_plan("fedbn", *changes, sites=[A, B])
     inprocess.run(plan, folder=tmp_path / "loop")
@@ -63,8 +64,8 @@ def test_a_study_goes_on_while_each_party_is_renewed(pair: Consortium, tmp_path:
         for name, *how in ((A,), (B,), (B, "--new-key"), (LEAD,)):
             renew(pair, name, *how)
             goes_on()
-        assert len((record.folder / "jobs.txt").read_text().split()) == 1  # no job was restarted
-        pair.restart(B)  # restarts with its new certificate and key
+        assert len((record.folder / "jobs.txt").read_text().split()) == 1
+        pair.restart(B)
         goes_on()
         renew(pair, SERVER)
         pair.kill(SERVER)
@@ -80,8 +81,6 @@ def test_a_study_goes_on_while_each_party_is_renewed(pair: Consortium, tmp_path:
 
 
 def lasts(seconds: float, site: str) -> Callable[[Path, Path], None]:
-    """Return a function that makes kits in which a hospital's certificate expires soon."""
-
     def make(file: Path, kits: Path) -> None:
         provision(file, kits)
         let_end(kits / site, kits / "private-root/consortium/state/cert.json", seconds)
@@ -90,7 +89,6 @@ def lasts(seconds: float, site: str) -> Callable[[Path, Path], None]:
 
 
 def let_end(kit: Path, state: Path, seconds: float) -> None:
-    """Give a hospital's kit a certificate that expires soon."""
     startup, now = kit / "startup", datetime.now(UTC)
     old = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
@@ -104,8 +102,8 @@ def let_end(kit: Path, state: Path, seconds: float) -> None:
 
 @pytest.mark.long
 def test_a_certificate_that_ends_makes_the_study_wait(tmp_path: Path) -> None:
-    """After its certificate has expired, a process that dies cannot return until the kit is renewed. The study uses
-    none of its automatic restarts.
+    """After its certificate has expired, a process that dies cannot return until somebody renews the kit. The study
+    uses none of its automatic restarts.
     """
     began, lasting = time.time(), 100.0
     own = Consortium(tmp_path, dict.fromkeys((A, B), "teaching-hospital"), lasts(lasting, B))
@@ -151,7 +149,9 @@ def test_a_certificate_that_ends_makes_the_study_wait(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_class_that_a_hospital_does_not_allow_is_a_refusal_with_its_reason(pair: Consortium, tmp_path: Path) -> None:
-    """NVFlare ends the job as ABNORMAL. Before, the study restarted until no automatic restart was left."""
+    """NVFlare ends the job as ABNORMAL; in an earlier version, the study restarted until no automatic restart was
+    left.
+    """
     plan = make_plan("fedbn", "participation.resume=3", sites=[A, B])
     write_job(tmp_path / "job", plan, study="disallowed")
     path = pair.kit(B) / "local/resources.json"

@@ -25,7 +25,7 @@ from tests.secure.test_mutual_tls import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 TWO = SITES[:2]
-OF_JOB = "client.worker_process"  # part of the command line of a hospital's job process
+OF_JOB = "client.worker_process"
 
 
 def ended(kit: Path, job: str, within: float = 600) -> str:
@@ -45,9 +45,6 @@ def status_of(kit: Path, job: str) -> str:
 
 
 def prepared(pair: Consortium, plan: Plan, tmp_path: Path, study: str) -> tuple[Record, Callable[[int], None]]:
-    """Run a plan undisturbed and write its job; return the server's record of the study and a function that waits for a
-    round.
-    """
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study=study)
     record = Record(pair.kit(SERVER) / "medsilo" / study)
@@ -68,10 +65,9 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
         capsys.readouterr()
         assert cli.main(["resume", str(job), "--kit", str(kit)]) == 0
         new = capsys.readouterr().out.strip()
-        assert status_of(kit, new) in ("RUNNING", "FINISHED:COMPLETED")  # all hospitals have joined
+        assert status_of(kit, new) in ("RUNNING", "FINISHED:COMPLETED")
         return new
 
-    # The server's job process dies.
     first = lead.submit(tmp_path / "job", kit, print)
     until_round(3)
     assert cli.main(["resume", first, "--kit", str(kit)]) == 1
@@ -81,14 +77,14 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert ended(kit, first) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
     capsys.readouterr()
     assert cli.main(["status", first, "--watch", "--kit", str(kit)]) == 1
-    # the server reports the reason, although no process of the job can send it
+    # the server reports the reason, because no process of the job is alive
     assert "process" in capsys.readouterr().out.splitlines()[-3]
     done = record.load_checkpoint()[1]["round"]
     assert 3 <= done < 40
     second = resume(first)
     until_round(done + 4)
 
-    # The server's machine dies and restarts. The hospitals end the jobs that the server has lost.
+    # The server's machine dies and restarts, and the hospitals end the jobs that the server has lost.
     pair.kill(SERVER)
     pair.start_party(SERVER)
     pair.await_hospitals()
@@ -97,7 +93,6 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     third = resume(second)
     until_round(done + 4)
 
-    # A hospital's machine dies, and does not return in time.
     pair.kill(TWO[1])
     assert ended(kit, third) == "FINISHED:EXECUTION_EXCEPTION"
     before = len(pair.log(TWO[1]))
@@ -108,7 +103,7 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert cli.main(["status", third, "--watch", "--kit", str(kit)]) == 1
     watched = capsys.readouterr().out
     assert f"medsilo resume {third}" in watched and summary.reason in watched
-    fourth = resume(lead.download(third, kit, tmp_path / "runs"))  # finds the job of a downloaded study
+    fourth = resume(lead.download(third, kit, tmp_path / "runs"))
     assert ended(kit, fourth) == "FINISHED:COMPLETED"
 
     assert [line.round for line in record.rounds()] == list(range(1, 41))
@@ -154,14 +149,14 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     late.join()
     new = capsys.readouterr().out.strip()
     assert ended(kit, new) == "FINISHED:COMPLETED"
-    assert set(studies.glob("*")) - known == {folder}  # the server has no second study
+    assert set(studies.glob("*")) - known == {folder}
     fetched = lead.download(new, kit, tmp_path / "runs")
     assert fetched.name == folder.name and len(Record(fetched).rounds()) == 30
     assert read_summary(fetched) == read_summary(folder)
 
 
 def test_a_kit_s_own_process_starts_without_torch(pair: Consortium) -> None:
-    """Without torch, the process needs half the time and half the memory. Jobs run in separate processes."""
+    """Without torch, the process of a kit needs half the time and half the memory; jobs run in separate processes."""
     pair.restart(TWO[0])
     for party, program in {SERVER: "server_train", TWO[0]: "client_train"}.items():
         (process,) = [one for one in pair.family(party) if any(program in word for word in one.cmdline())]
@@ -169,7 +164,6 @@ def test_a_kit_s_own_process_starts_without_torch(pair: Consortium) -> None:
 
 
 def lines_of(pair: Consortium, study: str) -> list[tuple[str, str, str]]:
-    """Return the level, kind and text of a study's lines in the server's events.log."""
     read = [line.split("\t") for line in event_reading.read(pair.kit(SERVER), study)]
     return [(columns[1], columns[2], columns[6]) for columns in read]
 
@@ -192,14 +186,14 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
     until_round(record.load_checkpoint()[1]["round"] + 4)
     pair.kill(SERVER)
     pair.start_party(SERVER)
-    wait_until(lambda: bool(record.finished()), 240, "the study's end")  # nobody typed a command
+    wait_until(lambda: bool(record.finished()), 240, "the study's end")
     assert [line.round for line in record.rounds()] == list(range(1, 31))
     jobs = (record.folder / "jobs.txt").read_text().split()
     assert len(jobs) == 3 and ended(kit, jobs[-1]) == "FINISHED:COMPLETED"
     watching.join(60)
     assert seen == [(jobs[-1], "FINISHED:COMPLETED")] and heard == list(range(1, 31))
     assert_same_outcome(tmp_path / "loop", gathered(pair, "by-itself", TWO, tmp_path / "secure"))
-    assert lead.download(jobs[-1], kit, tmp_path / "runs").name == "by-itself"  # the study still belongs to the lead
+    assert lead.download(jobs[-1], kit, tmp_path / "runs").name == "by-itself"
     told = lines_of(pair, "by-itself")
     assert [what for _, what, _ in told if what != "away" and what != "back"] == [
         *("began", "failed", "resumed", "failed", "resumed", "ended")
@@ -212,9 +206,9 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
 def test_hospitals_are_back_at_once_when_their_killed_server_is(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The server is killed three times in one study, and stays away for three different times.
+    """The server is killed three times in one study, and stays away for three different durations.
 
-    Before, a hospital waited ten seconds to reconnect, and reported at its next heartbeat.
+    In an earlier version, a hospital waited ten seconds to reconnect, and reported at its next heartbeat.
     """
     plan = make_plan("fedbn", "training.rounds=60", "participation.resume=30", sites=TWO)
     record, until_round = prepared(pair, plan, tmp_path, "killed-thrice")
@@ -271,13 +265,13 @@ def test_resuming_says_that_no_hospital_joined(pair: Consortium, tmp_path: Path,
 
 @pytest.mark.long
 def test_a_job_that_is_cancelled_while_it_starts_does_not_run(pair: Consortium, tmp_path: Path) -> None:
-    """NVFlare itself reports the job as aborted, and then runs it to its end."""
+    """NVFlare itself reports a cancelled job as aborted, and then runs the job to its end."""
     write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=2000", sites=TWO[:1]), study="cancelled")
     folder, record = pair.kit(TWO[0]), Record(pair.kit(SERVER) / "medsilo/cancelled")
     with lead.connected(pair.kit(LEAD)) as session:
         job = session.submit_job(str(tmp_path / "job"))
         wait_until((folder / job).exists, 60, "its files at the hospital", every=0.002)
-        assert session.get_job_meta(job)["status"] in ("SUBMITTED", "DISPATCHED")  # the job is starting
+        assert session.get_job_meta(job)["status"] in ("SUBMITTED", "DISPATCHED")
         assert lead.cancel_in(session, job) == "FINISHED:ABORTED"
         time.sleep(15)
         rounds = len(record.rounds()) if record.folder.exists() else 0

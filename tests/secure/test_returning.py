@@ -34,7 +34,7 @@ def start(pair: Consortium, folder: Path, study: str, *changes: str) -> tuple[st
 
 
 def die(pair: Consortium, site: str, by: signal.Signals = signal.SIGKILL) -> float:
-    """Kill NVFlare's own process at a hospital, which ends the job's processes and the trainer; return the time."""
+    """Kill a hospital's NVFlare process, which ends the job's processes and the trainer; return the time."""
     family = pair.family(site)
     assert len(family) >= 3 and pair.family(site, "medsilo.federation.process.worker")
     pair.processes[site].send_signal(by)
@@ -45,7 +45,6 @@ def die(pair: Consortium, site: str, by: signal.Signals = signal.SIGKILL) -> flo
 
 
 def back(pair: Consortium, site: str) -> float:
-    """Restart a hospital; return the time of its registration."""
     before = len(pair.log(site))
     pair.start_party(site)
     pair.wait_for_log(site, REGISTERED, before)
@@ -84,7 +83,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         code, hospitals = status()
         assert code == 0 and "closed" not in hospitals[B]["doing"][0]
         missed = next(line.lost[B] for line in record.rounds() if B in line.lost)
-        die(pair, B, signal.SIGTERM)  # a service manager stops a hospital with this signal
+        die(pair, B, signal.SIGTERM)  # a service manager stops a hospital with SIGTERM
         wait_until(lambda: record.rounds()[-1].answered == [A], 30, "a round without it")
     finally:
         lead.cancel(job, pair.kit(LEAD), print)
@@ -105,15 +104,11 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     (first, *_), at_a, at_b = (event_reading.read(pair.kit(B)), *(kinds(pair, site) for site in (A, B)))
     assert first.split("\t")[2:4] == ["joined", "the server"]
     assert at_a == ["began", "ended"]
-    # The job process ends by itself when its parent dies, with or without a last line in the log.
+    # A job process ends by itself when its parent process dies, with or without a last line in the log.
     assert at_b[0] == "began" and at_b[1] in ("ended", "failed") and at_b[2] == "resumed"
 
 
 def _a_second_registered(pair: Consortium) -> bool:
-    """Return True if a second process of the hospital registered, and kill it.
-
-    The first process may reconnect before the second registers; then the second process ends.
-    """
     first, before = pair.processes[B], len(pair.log(B))
     second = pair.start_party(B)
     try:
@@ -127,7 +122,7 @@ def _a_second_registered(pair: Consortium) -> bool:
 
 @pytest.mark.long
 def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_died(pair: Consortium) -> None:
-    """NVFlare's own preflight check starts a second process while the first runs."""
+    """NVFlare's own preflight check starts a second process of a running kit."""
 
     def required() -> int:
         return cli.main(["status", "--kit", str(pair.kit(LEAD)), "--require", f"{A},{B}"])
@@ -141,7 +136,7 @@ def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_di
 
     wait_until(lambda: told()[-1] == ("away", "it was silent for 90 s"), 120, "the server's word of it")
     wait_until(lambda: required() == 1, 15, "what status says")
-    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")  # NVFlare itself takes ten minutes
+    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")
     assert required() == 0
 
 
@@ -149,9 +144,7 @@ def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_di
 def test_who_stands_still_is_away_before_half_a_minute_is_over(
     stands: str, tells: str, who: str, pair: Consortium
 ) -> None:
-    """The stopped hospital's connection stays open. The watch waits some seconds for further problems before it sends a
-    message.
-    """
+    """The watch waits some seconds before sending a message, because further problems may follow."""
 
     def told() -> list[str]:
         return [line.split("\t")[2] for line in event_reading.read(pair.kit(tells)) if line.split("\t")[3] == who]
@@ -160,7 +153,7 @@ def test_who_stands_still_is_away_before_half_a_minute_is_over(
     before = len(list(event_reading.read(pair.kit(stands))))
     family = pair.family(stands)
     for process in family:
-        with suppress(psutil.NoSuchProcess):  # a process of the study before has just ended
+        with suppress(psutil.NoSuchProcess):
             process.suspend()
     try:
         wait_until(lambda: told()[-1] == "away", 30 - GATHER - 1, "the word of it")
@@ -178,22 +171,20 @@ def test_who_stands_still_is_away_before_half_a_minute_is_over(
 def test_a_process_that_died_at_a_hospital_is_told_at_the_server(
     process: str, tells: str, pair: Consortium, tmp_path: Path
 ) -> None:
-    """The study waits for seconds, and the server's messages give the reason."""
     changes = ["participation.when_missing=wait", "training.rounds=4000"]
     job, record = start(pair, tmp_path, f"dead-{tells}", *changes)
     try:
 
         def told() -> list[str]:
             lines = (line.split("\t") for line in event_reading.read(pair.kit(SERVER), record.folder.name))
-            return [columns[2] for columns in lines if columns[3] == B and columns[2] != "slow"]  # slow machine
+            return [columns[2] for columns in lines if columns[3] == B and columns[2] != "slow"]
 
         def asks() -> int:
-            """Return the round for which the server asks, or 0 between rounds."""
             turns = read_now(Turns, record.folder)
             return turns.round if turns and turns.task == "round" else 0
 
-        # The process must die during a round, so it is stopped until the study waits for its answer, and then killed.
-        # An answer that the process sent before may end one more round.
+        # The process must die during a round, so the test stops the process until the study waits for an answer, and
+        # then kills the process.
         stopped = pair.family(B, process)
         for member in stopped:
             member.suspend()

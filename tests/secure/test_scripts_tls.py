@@ -36,7 +36,6 @@ recipe.export("jobs")
 
 @pytest.fixture(scope="module")
 def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start three hospitals that accept a lead's code."""
     consortium = Consortium(tmp_path_factory.mktemp("scripts"), dict.fromkeys(HOSPITALS, "teaching-hospital"))
     try:
         consortium.start()
@@ -48,9 +47,8 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 def exported(
     root: Path, folder: Path, method: str, rounds: int, sites: Sequence[str] = HOSPITALS, external: Sequence[str] = ()
 ) -> Path:
-    """Export an example's recipe as a job, and return its folder.
-
-    Without a seed, a restarted script would draw its batches in another order.
+    """Export an example's recipe as a job, and return the job's folder; without a seed, a restarted script would draw
+    batches in another order.
     """
     shutil.copytree(root / "examples/hello-fedbn", folder)
     own = {"many": len(sites), "sites": list(sites), "external": list(external)}
@@ -60,7 +58,6 @@ def exported(
 
 
 def models(consortium: Consortium, study: str, sites: Sequence[str] = HOSPITALS) -> list[dict[str, torch.Tensor]]:
-    """Return each hospital's last and best models of a study."""
     folders = [consortium.kit(site) / "medsilo" / study / "sites" / site for site in sites]
     return [load_tensors(folder / file)[0] for folder in folders for file in (paths.LAST, paths.BEST)]
 
@@ -70,13 +67,11 @@ def studies(consortium: Consortium) -> set[str]:
 
 
 def is_after(study: Path, earlier: set[str]) -> bool:
-    """True if a hospital has trained two rounds of a study that is not in `earlier`."""
     return study.name not in earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(teaching: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Run a study without disturbances, and return its name."""
     job = exported(Path(__file__).parents[2], tmp_path_factory.mktemp("undisturbed") / "work", "FedBN", ROUNDS)
     assert teaching.run(job) == "FINISHED:COMPLETED"
     (study,) = studies(teaching)
@@ -88,8 +83,8 @@ def undisturbed(teaching: Consortium, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
     dies: str, undisturbed: str, teaching: Consortium, root: Path, tmp_path: Path
 ) -> None:
-    """Before, the study ended for all hospitals if the system killed a script's separate process, for example for lack
-    of memory.
+    """In an earlier version, the study ended for all hospitals if the system killed a script's separate process, for
+    example for lack of memory.
     """
     before = studies(teaching)
     job = exported(root, tmp_path / "work", "FedBN", ROUNDS, external=["hospital-2"] if dies == "its script" else ())
@@ -119,8 +114,8 @@ def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
 def test_a_message_that_a_cut_swallowed_does_not_hold_up_the_study(
     external: Sequence[str], undisturbed: str, teaching: Consortium, root: Path, tmp_path: Path
 ) -> None:
-    """Before, the study continued 295 s after the connection was restored, because NVFlare waits five minutes for a
-    reply.
+    """In an earlier version, the study continued 295 s after the connection was restored, because NVFlare waits five
+    minutes for a reply.
     """
     before, startup = studies(teaching), teaching.kit("hospital-2") / "startup"
     job = exported(root, tmp_path / "work", "FedBN", ROUNDS, external=external)
@@ -139,7 +134,7 @@ def test_a_message_that_a_cut_swallowed_does_not_hold_up_the_study(
             job_id = session.submit_job(str(job))
             wait_until(lambda: rounds() >= 1, 240, "the first round")
             relay.hush()
-            time.sleep(3.0)  # whatever the hospital sends now is lost
+            time.sleep(3.0)
             relay.cut()
             relay.speak()
             time.sleep(5.0)

@@ -1,6 +1,6 @@
 """Search the memory, disk and logs of a running server for the hospitals' models over TLS.
 
-With secure aggregation, the search finds no model; without it, the search finds models.
+The search finds no model with secure aggregation, and finds the models without secure aggregation.
 """
 
 import os
@@ -29,13 +29,12 @@ LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     3,
     1.5,
     4,
-)  # fewest memory images, seconds between two images, and images between two rounds
-Image = dict[tuple[int, int], bytes]  # by process and address: the content of the memory
+)  # smallest number of memory images, seconds between two images, and images between two rounds
+Image = dict[tuple[int, int], bytes]
 
 
 @pytest.fixture(scope="module")
 def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start three hospitals that also send statistics."""
     consortium = Consortium(tmp_path_factory.mktemp("sealed"), dict.fromkeys(SITES, "teaching-hospital"))
     try:
         consortium.start()
@@ -45,7 +44,6 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 
 def memory_of(process: psutil.Process) -> Image:
-    """Stop a process, and return its writable memory."""
     found: Image = {}
     pid = process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -58,7 +56,7 @@ def memory_of(process: psutil.Process) -> Image:
                     try:
                         memory.seek(int(start, 16))
                         found[pid, int(start, 16)] = memory.read(size) or b""
-                    except OSError:  # pages without read permission
+                    except OSError:
                         continue
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -66,12 +64,10 @@ def memory_of(process: psutil.Process) -> Image:
 
 
 class Watch:
-    """Reads the memory of all server processes after each round and during rounds."""
-
     def __init__(self, consortium: Consortium, lines: Path) -> None:
         self.consortium, self.lines = consortium, lines
         self.first: Image = {}  # the memory before any model arrived
-        self.changed: set[bytes] = set()  # contents of memory that differ from the first image
+        self.changed: set[bytes] = set()
         self.looks = 0
 
     def until_it_ends(self) -> None:
@@ -88,7 +84,7 @@ class Watch:
     def look(self) -> None:
         image: Image = {}
         for process in self.consortium.family(SERVER):
-            with suppress(OSError, psutil.Error):  # the process has ended
+            with suppress(OSError, psutil.Error):
                 image |= memory_of(process)
         if not self.first:
             self.first = image
@@ -99,7 +95,6 @@ class Watch:
 
 
 def watched(consortium: Consortium, job: Path, study: str) -> Watch:
-    """Run a study to its end; return the observed memory."""
     session = consortium.session()
     try:
         session.submit_job(str(job))
@@ -113,7 +108,6 @@ def watched(consortium: Consortium, job: Path, study: str) -> Watch:
 
 
 def written_since(consortium: Consortium, start: float) -> list[bytes]:
-    """Return the server's files and log that belong to this study."""
     folders = [consortium.kit(SERVER), consortium.root / "storage"]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     new = [path.read_bytes() for path in files if path.stat().st_mtime >= start]
@@ -121,11 +115,6 @@ def written_since(consortium: Consortium, start: float) -> list[bytes]:
 
 
 def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str, Numbers], Numbers, Numbers]:
-    """Return the largest weights of the hospitals' final personal models. With secure aggregation, the final personal
-    models include the trained models.
-
-    Also returns the weights of the initial model and of the global model.
-    """
     initial = plan.build_networks()["model"].state_dict()
     name = max(initial, key=lambda key: initial[key].numel())
     found = {}
@@ -147,20 +136,20 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
     [(1, "pairwise"), (2, "none")],
 )
 def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
-    """Each study has another seed, so that remains of an earlier study do not resemble its models."""
+    """Each study has another seed, so that remains of an earlier study do not resemble the models of this study."""
     plan = make_plan(
         "fedsm",
         *WIDE,
         "algorithm.selector_sync=server-adam",
         f"seed={seed}",
-        "training.rounds=1",  # with more rounds, their averages would reveal a little more
+        "training.rounds=1",  # with more rounds, the averages over rounds would reveal more about a hospital's model
         "training.local_epochs=60",
         "algorithm.pull=0.95",
         f"secure_aggregation.mode={mode}",
     )
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)
-    write_job(tmp_path / "job", plan, tmp_path / "plain")  # the job's folder to submit
+    write_job(tmp_path / "job", plan, tmp_path / "plain")
     watch = watched(teaching, tmp_path / "job", study)
     models, initial, common = models_of(teaching, plan, study)
     assert watch.looks >= LEAST_LOOKS and len(models) >= len(SITES)

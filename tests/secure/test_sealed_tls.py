@@ -1,4 +1,4 @@
-"""Run studies with secure aggregation over mutual TLS. Hospitals sign their keys with their kits' certificates."""
+"""Run studies with secure aggregation over mutual TLS; hospitals sign their keys with their kits' certificates."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_sealed_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path)
     study = "sealed-pairwise"
     write_job(tmp_path / "plain", plan, study=study)
     job = tmp_path / "job"
-    write_job(job, plan, tmp_path / "plain")  # the job's folder to submit
+    write_job(job, plan, tmp_path / "plain")
     assert consortium.run(job) == "FINISHED:COMPLETED"
     run = gathered(consortium, study, SITES, tmp_path / "secure")
     for site in SITES:

@@ -1,4 +1,4 @@
-"""Hold hundreds of silent connections to the server for SECONDS (60), and replace connections that end."""
+"""Hold hundreds of silent connections to the server for SECONDS (default 60), and replace connections that end."""
 
 import os
 import socket
@@ -18,13 +18,12 @@ from tests.conftest import SITES
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
-MANY, JOINS = 500, 5.0  # number of connections; most additional seconds that a hospital may need to join
-GROWTH = 40e6  # most bytes by which the server's own process may grow
+MANY, JOINS = 500, 5.0  # number of silent connections, and the most additional seconds that a hospital may need to join
+GROWTH = 40e6  # most bytes by which the memory of the server's main process may grow
 
 
 @contextmanager
 def held(port: int, many: int) -> Iterator[list[int]]:
-    """Hold `many` silent connections, and yield a list that contains the number of replaced connections."""
     over, made = threading.Event(), [0]
 
     def hold(own: int) -> None:
@@ -65,7 +64,6 @@ def _has_ended(line: socket.socket) -> bool:
 
 
 def joining(consortium: Consortium, site: str) -> float:
-    """Return the seconds from the start of a killed hospital until it is registered."""
     consortium.kill(site)
     before, at = len(consortium.log(site)), time.monotonic()
     consortium.start_party(site)
@@ -86,7 +84,7 @@ def test_hundreds_of_silent_connections_keep_nobody_out(pair: Consortium, capsys
             at = time.monotonic()
             assert cli.main(["status", "--kit", str(pair.kit(LEAD))]) == 0
             assert time.monotonic() - at < 15
-        pair.kill(SERVER)  # the silent connections are first when the server is back
+        pair.kill(SERVER)  # the restarted server gets the silent connections before any hospital's connection
         pair.start_party(SERVER)
         pair.await_hospitals()
     with capsys.disabled():

@@ -19,8 +19,8 @@ from tests.unit.medsilo_page.test_site_page import Visitor, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 HOSPITAL = SITES[0]
-ISOLATED = SITES[1]  # this hospital trains in a separate process
-ROUNDS = 3000  # the study is stopped long before its last round
+ISOLATED = SITES[1]
+ROUNDS = 3000  # so many rounds that the study is stopped before its end
 
 
 def wait_for(tab: Browser, expression: str) -> None:
@@ -67,7 +67,7 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
             tab.do("Page.navigate", url=f"{own}/study/approved")
             wait_for(tab, "document.querySelectorAll('#rows tr').length >= 3")
             many = tab.ask("document.querySelectorAll('#rows tr').length")
-            wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")  # new rows appear without a reload
+            wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")
             follow(tab, "#stop")
             status = "document.body.innerText.includes('has withdrawn its approval of this plan')"
             assert tab.ask(status)
@@ -100,8 +100,8 @@ def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consorti
             visitor.begin()
 
             def dies() -> bool:
-                """Kill the trainer until it dies during a round. If the trainer dies between two rounds, only
-                events.log reports its death.
+                """Kill the trainer until the trainer dies during a round, because events.log alone reports a death
+                between two rounds.
                 """
                 for trainer in consortium.family(ISOLATED, "medsilo.federation.process.worker"):
                     with suppress(psutil.NoSuchProcess):

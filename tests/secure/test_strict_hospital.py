@@ -1,4 +1,4 @@
-"""No job can weaken a strict hospital's policies over the real server."""
+"""No job can weaken a strict hospital's policies."""
 
 import json
 from collections.abc import Callable
@@ -32,8 +32,6 @@ def with_component(job: Path, path: str) -> None:
 
 
 def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> None:
-    """The jobs run at once, because the server runs four jobs at a time."""
-
     def job(name: str, method: str = "fedavg", sites: tuple[str, ...] = (STRICT,)) -> Path:
         write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=[*sites]), study=name)
         change(tmp_path / name / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server", *sites]}))
@@ -95,7 +93,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()
     assert "not let amplitude out" in written
-    # audit.log has the person who deployed each job; the log has the reason why each job ended
+    # audit.log has the person who deployed each job, and the site's log has the reason why each job ended
     written = (kit / "audit.log").read_text()
     assert written.count(f"[U:{LEAD}][A:train.deploy]") >= len(ids)
     assert SITES[0] in json.loads((consortium.kit(SERVER) / "medsilo/amplitude/rounds.jsonl").read_text())["answered"]

@@ -19,7 +19,6 @@ OTHER, WITHOUT = SITES[0], SITES[2]
 
 @pytest.fixture
 def changed(consortium: Consortium, tmp_path: Path) -> Path:
-    """Write a copy of the package with another version, and a broken copy."""
     shutil.copytree(ROOT, tmp_path / "other/medsilo", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "other/medsilo/__init__.py").write_text('__version__ = "0.0.9"\n')
     (tmp_path / "without/medsilo").mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""If a consortium upgrades the package during a study, messages name the outdated hospitals, and the study's numbers do
-not change.
+"""If a consortium upgrades medsilo during a study, messages name the outdated hospitals, and the study's numbers do not
+change.
 """
 
 import shutil
@@ -25,9 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
 def test_a_consortium_is_upgraded_between_rounds(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The test follows docs/start/install.md. It also shows what happens if a hospital upgrades before all other
-    parties.
-    """
+    """The test follows docs/start/install.md, and also upgrades one hospital before all other parties."""
     plan = make_plan("fedbn", "training.rounds=40", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     shutil.copytree(PLACE, tmp_path / "new", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

@@ -13,15 +13,15 @@ from medsilo.learning.compute import Stop
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.site_data import SiteData
 
-WHEN = 2  # the number of the round in which the trainer fails
+WHEN = 2
 
 
 class FragileTrainer(Trainer):
-    """Is killed once within a round; the trainer in the next process works."""
+    """A trainer whose process is killed once within a round; the trainer in the next process works."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         loss = super().work(number, phase, stop)
-        mark = self.place.folder.parents[2] / f"{self.place.site}-was-killed"  # beside the run
+        mark = self.place.folder.parents[2] / f"{self.place.site}-was-killed"
         if number == WHEN and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -29,7 +29,7 @@ class FragileTrainer(Trainer):
 
 
 class HungryTrainer(Trainer):
-    """Needs a gigabyte of memory in one round."""
+    """A trainer that needs a gigabyte of memory in one round."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         if number == WHEN:
@@ -38,7 +38,9 @@ class HungryTrainer(Trainer):
 
 
 class TroubledTrainer(Trainer):
-    """Hangs in round 1, ignores an abort in round 2, and raises an error with a patient's name in round 3."""
+    """A trainer that hangs in round 1, ignores an abort in round 2, and raises an error with a patient's name in round
+    3.
+    """
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         while number == 1:
@@ -50,7 +52,7 @@ class TroubledTrainer(Trainer):
 
 
 class DeafTrainer(Trainer):
-    """Ignores an abort, because its batch never ends."""
+    """A trainer that ignores an abort, because its batch never ends."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         time.sleep(3600)

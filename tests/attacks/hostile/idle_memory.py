@@ -13,7 +13,7 @@ def waits(model, metrics) -> None:
 def eats(model, metrics) -> None:
     if os.fork():
         return
-    time.sleep(2)  # the script's answer leaves before this
+    time.sleep(2)
     for _ in range(4):
         if not os.fork():
             mine = b"x" * (300 << 20)

@@ -1,13 +1,12 @@
-"""Provide library code for the hostile scripts: an honest training loop, and a helper that tries an attack."""
+"""Provide an honest training loop for the hostile scripts, and a helper that runs an attack."""
 
 from collections.abc import Callable
 from typing import Any
 
-SECRET = b"Miller, born 1961, positive"  # the secret that a hostile script tries to send
+SECRET = b"Miller, born 1961, positive"
 
 
 def tries(what: str, does: Callable[[], Any]) -> None:
-    """Print the result of an attempt, or the error that stopped it."""
     try:
         print("GOT", what, repr(does())[:200], flush=True)
     except BaseException as error:
@@ -15,7 +14,7 @@ def tries(what: str, does: Callable[[], Any]) -> None:
 
 
 def learn(does: Callable[[Any, dict[str, Any]], None] = lambda model, metrics: None, samples: int = 40) -> None:
-    """Train as an honest script does, and call a function with the network and its scores before each answer."""
+    """Train honestly, and call `does` with the network and the scores before each answer."""
     import torch
     from torch import nn
 
@@ -41,7 +40,7 @@ def learn(does: Callable[[Any, dict[str, Any]], None] = lambda model, metrics: N
 
 
 def door() -> Any:
-    """Return the socket at the room's exit, which is used without medsilo's code for the protocol."""
+    """Return the socket that leads out of the room, for scripts that bypass medsilo's protocol code."""
     from nvflare.client.api_spec import CLIENT_API_KEY
     from nvflare.fuel.data_event.data_bus import DataBus
 

@@ -11,7 +11,7 @@ def tell(model, metrics) -> None:
     logging.getLogger("nvflare").error(SECRET.decode())
     flare.log("miller", 1961.0, "METRIC")
     for _ in range(256):
-        print("Miller 1961 " * 100_000, flush=True)  # each line has 1.2 MB, and all lines have 300 MB
+        print("Miller 1961 " * 100_000, flush=True)
     print("\x1b]0;Miller\x07", file=sys.stderr, flush=True)
     raise SystemExit(SECRET.decode())
 

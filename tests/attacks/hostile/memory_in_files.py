@@ -4,8 +4,8 @@ import time
 
 block = bytes(16 << 20)
 kept = []
-for _ in range(200):  # 3.2 GB in all
+for _ in range(200):  # 3.2 GB in total
     kept.append(os.memfd_create("x"))
     os.write(kept[-1], block)
-time.sleep(60)  # waits until the hospital has measured the memory
+time.sleep(60)  # sleeps until the hospital has measured the script's memory
 print("GOT 3 GB", flush=True)

@@ -23,7 +23,7 @@ tries(
     ),
 )
 tries("by its number", lambda: os.kill(PID, signal.SIGKILL))
-tries("its files' owner", lambda: libc.fcntl(0, 8, -PID) and 1 / 0)  # the process that a socket's signal reaches
+tries("its files' owner", lambda: libc.fcntl(0, 8, -PID) and 1 / 0)
 with contextlib.suppress(OSError):
     os.kill(-1, signal.SIGKILL)
 os.killpg(0, signal.SIGKILL)

@@ -16,5 +16,5 @@ for _ in range(1500):
             pass
     except BlockingIOError:
         continue
-time.sleep(20)  # waits until the hospital has counted the sockets
+time.sleep(20)
 print("GOT 3,000 sockets", flush=True)

@@ -6,7 +6,7 @@ from lead import learn
 
 def hold(model, metrics) -> None:
     kept = b"x" * (1333 << 20)
-    time.sleep(6)  # waits until the hospital has measured the memory
+    time.sleep(6)
 
 
 learn(hold)

@@ -1,7 +1,7 @@
-"""Change a hospital's code through PYTHONPATH, so that it sends hostile answers.
+"""Change a hospital's code through PYTHONPATH, so that the hospital sends hostile answers.
 
-The variable MEDSILO_LIES has the path of a JSON file. The file maps each request ("join", "round 3", ...) to the name
-of the hostile answer.
+The variable MEDSILO_LIES has the path of a JSON file that maps each request ("join", "round 3", ...) to the name of a
+hostile answer.
 """
 
 import json
@@ -24,7 +24,7 @@ def nan_cases(reply: Any) -> None:
     reply.facts["cases"] = dict.fromkeys(("train", "validation", "test"), float("nan"))
 
 
-LIES: dict[str, Callable[[Any], Any]] = {  # by name of the hostile answer: the function that changes the honest answer
+LIES: dict[str, Callable[[Any], Any]] = {
     "surplus": surplus,
     "no cases": lambda reply: reply.facts.update(cases={"x": 1}, classes={"x": None}),
     "cases NaN": nan_cases,
@@ -38,7 +38,6 @@ LIES: dict[str, Callable[[Any], Any]] = {  # by name of the hostile answer: the 
 
 
 def tell_lies() -> None:
-    """Replace functions of NVFlare and medsilo in this process by hostile functions."""
     from nvflare.apis.fl_constant import ReturnCode
     from nvflare.apis.shareable import Shareable, make_reply
     from nvflare.fuel.f3.cellnet.utils import new_cell_message
@@ -57,7 +56,6 @@ def tell_lies() -> None:
     }
 
     def command(name: str, fl_ctx: Any) -> None:
-        """Call a command of the server's job as the server itself does."""
         cell = fl_ctx.get_engine().get_cell()
         ask = {"channel": "server_command", "target": f"server.{fl_ctx.get_job_id()}", "topic": name, "timeout": 1.0}
         for sender in (cell, cell.core_cell):

@@ -68,9 +68,9 @@ def test_a_script_learns_in_a_room(tmp_path: Path) -> None:
 @needs_room
 @pytest.mark.parametrize("method", ["fedbn", "scaffold", "ditto"])
 def test_a_new_room_goes_on_from_the_state_of_the_last(method: str, tmp_path: Path) -> None:
-    """A study gives the same bits if the sandbox is killed between two answers and a new sandbox continues.
+    """A study gives the same bits if the sandbox is killed between two answers and a new sandbox continues the study.
 
-    The three methods fedbn, scaffold and ditto keep state tensors at the site between rounds.
+    The methods fedbn, scaffold and ditto keep state tensors at the site between rounds.
     """
     loop = LEARNS.replace(
         "    for x, y in batches:", "    for model_, optimizer_ in flare.networks():\n      for x, y in batches:"
@@ -101,8 +101,8 @@ print("ranks", told, "read", read, flush=True)
 @needs_room
 @pytest.mark.slow
 def test_several_processes_train_in_one_room(tmp_path: Path) -> None:
-    """Processes of torchrun train in one sandbox, communicate over its internal network, and start processes that load
-    data.
+    """torchrun starts several processes in one sandbox, which communicate over the sandbox's internal network and start
+    data loaders.
     """
     run = ("python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     ran = in_room(tmp_path, RANKS + LEARNS, {"room": {"scratch": 64, "processes": 400}}, command=run)
@@ -157,9 +157,10 @@ def test_a_room_ends_with_whoever_made_it(tmp_path: Path) -> None:
 
 @needs_room
 def test_a_room_shows_no_folder_with_secrets_or_with_a_service(tmp_path: Path) -> None:
-    """The sandbox does not start if it would show the hospital's own files, such as its split or the ledger's key.
+    """medsilo starts no sandbox that would show the hospital's own files, such as the split of patients or the ledger's
+    key.
 
-    A readable folder with a Unix socket is also rejected, because a script could use the service behind the socket.
+    medsilo also rejects a readable folder with a Unix socket, because a script could use the service behind the socket.
     """
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -213,7 +214,6 @@ def test_a_border_clips_and_rounds_what_leaves(tmp_path: Path) -> None:
     norm = sum(float(own.double().square().sum()) for own in update.values()) ** 0.5
     assert norm == pytest.approx(0.5, rel=0.01)
     (line,) = (line for line in ran.left if line["task"] == "round")
-    # the model's weights, and the batch norm's counter of batches
     assert line["norm"] > 0.5 and line["bits"]["tensors"] == 16 * 90 + 64
 
 
@@ -235,12 +235,11 @@ def test_noise_lies_on_the_whole_update_and_its_price_is_written(tmp_path: Path)
 @pytest.mark.slow
 @needs_room
 def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
-    """Numbers of cases leave the sandbox as rounded multiples, and scores are rounded as the hospital demands."""
     lines = LEARNS.replace("flare.join(model, optimizer, batches", "flare.join(model, optimizer, batches, samples=43")
     lines = lines.replace('"accuracy": accuracy', '"accuracy": 0.123456')
     settings = {"public_data": False, "approval": "none", "border": {"digits": 2}}
     summary = in_room(tmp_path, lines, settings).record.summary()
-    assert summary and summary.sites["a"].validation[0] == 0.1  # the rounding step of a score is 2 of 40 cases
+    assert summary and summary.sites["a"].validation[0] == 0.1
     assert summary.sites["a"].cases["train"] == 40
     left = [json.loads(line) for line in next(tmp_path.rglob(LEFT)).read_text().splitlines()]
     (count,) = QueryBudget(next(tmp_path.rglob("_hospital")) / "a").counts().values()
@@ -249,16 +248,15 @@ def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
     told = Counter[str]()
     for line in left:
         told.update(line["bits"])
-    # the site's counts contain each sent bit exactly once
+    # the site counts each sent bit exactly once
     assert told == {kind: bits for kind, bits in count.sent.items() if bits and kind != MESSAGES}
 
 
 @pytest.mark.slow
 @needs_room
 def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
-    """The signed ledger records all values that a script may have sent, the price of noise, and rejected answers.
-
-    A change of any line makes the ledger's signature invalid.
+    """The signed ledger records all values that a script may have sent, the privacy cost of noise, and rejected
+    answers.
     """
     settings = {"public_data": False, "approval": "none", "border": {"clip": 0.1, "noise": 2}}
     lines = LEARNS.replace("flare.join(model, optimizer, batches", "flare.join(model, optimizer, batches, samples=43")
@@ -283,7 +281,7 @@ def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_room
 def test_scores_leave_in_steps_of_the_data_sets_patients(tmp_path: Path) -> None:
-    """A score is rounded as a score of 10 validation patients, even if the script claims a million cases."""
+    """medsilo rounds a score for the hospital's 10 validation patients, even if the script claims a million cases."""
     folder, own = table(tmp_path / "data"), tmp_path / "set"
     made(folder, own, "--target", "outcome")
     assert main(["data", "accept", str(own), "--by", "A. Person"]) == 0
@@ -334,12 +332,12 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
     told = {"executors": [{"tasks": ["*"], "executor": executor}], "components": [{"id": "x", "path": "mine.Mine"}]}
     write_json(config / "config_fed_client.json", told)
     take_code_away(config)
-    take_code_away(config)  # the job's process calls this function again after a restart
+    take_code_away(config)
     assert {path.name for path in config.iterdir()} == {"plan.yaml", "initial.safetensors", "config_fed_client.json"}
     assert {path.name for path in config.parent.iterdir()} == {"config", "job"}
     written = (config / "config_fed_client.json").read_text()
     assert "AirlockExecutor" in written and "mine" not in written and "$HOME" not in written
-    # the original files remain, so that the person who approved the job can read them
+    # the original files remain, so that the person who approved the job can read the files
     before = as_brought(config.parent)
     assert json.loads((before / "config/config_fed_client.json").read_text()) == told
     assert (before / "config/log_config.json").is_file() and (before / "custom/client.py").is_file()
@@ -348,10 +346,7 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
 
 @pytest.mark.skipif(not inside.landlock(), reason="no Landlock in this kernel")
 def test_landlock_is_a_wall_by_itself(tmp_path: Path) -> None:
-    """Landlock alone protects a machine on which bubblewrap is missing.
-
-    A sandboxed process cannot write outside of its folder, create a device, or end another process.
-    """
+    """Landlock alone isolates a process on a machine without bubblewrap."""
     (tmp_path / "work").mkdir()
     tries = """
 import os, signal, sys
@@ -402,7 +397,7 @@ def test_the_kernels_filter_denies_what_it_lists_and_nothing_else(machine: str) 
     assert [family for family in range(60) if allows(pair, family)] == [1]
     assert [command for command in range(2000) if not allows(files, 0, command)] == [1024]
     assert [option for option in range(100) if not allows(options, 0, 1, option)] == [7, 8]
-    assert not allows(0, architecture=0x40000003)  # system calls of another processor architecture have other numbers
+    assert not allows(0, architecture=0x40000003)  # other processor architectures have other numbers for system calls
 
 
 # --------------------------------------------------------------------------------------- studies without a script
@@ -418,11 +413,6 @@ PHOTOS = {
 def studied(
     folder: Path, photos: Path, room: bool, ends: int = 0, program: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Record, SiteContext, str]:
-    """Run a study without a script at one hospital, inside or outside of a sandbox.
-
-    If `ends` is not 0, the sandbox is stopped after round `ends`. The argument `program` replaces the program in the
-    sandbox.
-    """
     given = {"device": "cpu", "memory_limit": 2048, "approval": "none", "data": {"folder": str(photos)}}
     own = {"airlock": "required", "room": {"studies": True, "scratch": 64}} if room else {}
     plan = parse_plan(PHOTOS)
@@ -454,7 +444,7 @@ def studied(
 def test_a_study_of_medsilos_own_ends_in_a_room_with_the_same_bits(tmp_path: Path) -> None:
     """A study without a script gives the same bits in a sandbox as outside, even if the sandbox is restarted.
 
-    Rounded scores, the query budget and the split of the patients are also the same.
+    Rounded scores, the query budget and the split of patients are also the same.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     ends = []
@@ -559,7 +549,7 @@ def test_what_a_studys_room_says_is_checked_outside(lie: str, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_studys_room_moves_no_patient_whose_part_was_drawn(tmp_path: Path) -> None:
     """A compromised program in the sandbox cannot move patients between training and test data, because the hospital
-    stores the split.
+    stores the split outside of the sandbox.
     """
     photos, state = write_photos(tmp_path / "photos", NAMES), str(tmp_path / "books")
     _, _, failed = studied(tmp_path / "honest", photos, True, state_dir=state)
@@ -588,7 +578,9 @@ def test_a_studys_room_moves_no_patient_whose_part_was_drawn(tmp_path: Path) -> 
 def test_a_recipe_with_a_whole_path_starts_the_script_in_a_room(
     known: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare starts a recipe's script by the script's path below a folder of sys.path, or by its file name."""
+    """NVFlare starts a recipe's script by the script's path below a folder of sys.path, or by the script's file
+    name.
+    """
     if known != ".":
         monkeypatch.syspath_prepend(tmp_path / known)
     write_text(tmp_path / "elsewhere" / "client.py", LEARNS)

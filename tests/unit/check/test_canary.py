@@ -1,7 +1,4 @@
-"""A canary is a test job that collects technical facts about each hospital for the lead.
-
-A canary sends no patient data.
-"""
+"""Canaries are test jobs that collect technical facts about each hospital for the lead, and send no patient data."""
 
 import os
 from contextlib import nullcontext
@@ -71,7 +68,7 @@ def test_a_hospital_that_lies_about_its_time_changes_no_more_than_its_own_line(s
     going = StudyMessage(facts={"task": "deliver"})
     LineMeter(Lying()).ask(["a"], lambda site: going, heard.__setitem__, 1.0)
     line = heard["a"].facts["readiness"]["line"]
-    assert 0 < line <= 1000 * BYTES  # the measured time is at least a millisecond
+    assert 0 < line <= 1000 * BYTES
 
 
 def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:
@@ -102,8 +99,6 @@ def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
 
 
 class TooLate:
-    """Replaces a server whose job has exceeded its time limit and was cancelled."""
-
     def __init__(self) -> None:
         self.aborted: list[str] = []
 
@@ -131,9 +126,9 @@ def test_a_canary_that_took_too_long_says_so_and_not_that_somebody_ended_it(
 
 
 def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
-    """One setting allows a hospital's site to run canaries without an approval.
+    """One setting lets a hospital run canaries without an approval.
 
-    Another study on synthetic data still needs an approval if it pretends to be a canary.
+    A study on synthetic data that pretends to be a canary still needs an approval.
     """
     canary = _plan_for(["a"], [])
     assert is_canary(canary)

@@ -1,4 +1,6 @@
-"""`medsilo check` finds each planted fault, accepts a site without faults, and prints no names in shareable text."""
+"""`medsilo check` finds each planted fault, accepts a site without faults, and prints no patient names in text for
+other people.
+"""
 
 import json
 import re
@@ -74,7 +76,6 @@ NOW = datetime.now(UTC)
 
 
 def visit(**changes: object) -> Visit:
-    """Return the check's input for a site without faults, with these changed values."""
     good = Visit(
         SITES[0],
         PLAN,
@@ -91,7 +92,6 @@ def found(report: Report, where: str, severity: str) -> list[Finding]:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    """Return the folder of settings of a site without faults."""
     folder = tmp_path / "kit/local"
     folder.mkdir(parents=True)
     (folder / "medsilo.yaml").write_text("device: cpu\n")
@@ -139,12 +139,12 @@ def parts(data: object) -> list:
     "arguments",
     [
         ["nowhere"],
-        ["JOB"],  # this command lacks the site
+        ["JOB"],
         ["JOB", "--site", "a/b"],
         ["JOB", "--site", "hospital-a", "--kit", "EMPTY"],
         ["JOB", "--site", "hospital-a", "--settings", "nowhere"],
         ["JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
-        ["--set", "training.rounds=2"],  # this command lacks the plan
+        ["--set", "training.rounds=2"],
         ["--plan", "nowhere.yaml", "--site", "hospital-a"],
         ["--unknown"],
         ["--kit", "EMPTY", "--settings", "EMPTY"],
@@ -211,7 +211,6 @@ def test_packages_that_are_missing_or_others() -> None:
 
 
 def test_what_is_tested_is_among_what_may_be_there(root: Path) -> None:
-    """The list of tested versions and the list of allowed version ranges contain the same packages."""
     tested = required_versions()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     bounds = [Requirement(line) for line in project["dependencies"]]
@@ -225,7 +224,7 @@ def test_what_is_tested_is_among_what_may_be_there(root: Path) -> None:
 
 @over_all("file", dependencies.WRITTEN)
 def test_each_version_is_said_once(file: str, root: Path) -> None:
-    """Each version is written in pyproject.toml only, and all other lists of versions are generated from
+    """Developers write each version in pyproject.toml only, and generate all other lists of versions from
     pyproject.toml.
     """
     assert (root / file).read_text("utf-8") == dependencies.text_of(file), "run: python tools/dependencies.py"
@@ -247,7 +246,6 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path, settings=CPU)
     files = list((tmp_path / "sites" / SITES[0]).rglob("*.safetensors"))
     assert len(files) >= 8
-    # the number of bytes that the headers of all files take
     heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)
     assert 0.2 * kept(plan) < sum(path.stat().st_size for path in files) - heads <= kept(plan)
 
@@ -262,7 +260,7 @@ def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.Mo
 
 
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
-    # memory limits in MiB, of which importing torch alone exceeds 256 MiB
+    # memory limits in MiB, of which the import of torch alone exceeds 256 MiB
     for limit, go in ((256, False), (100_000, True)):
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
         report = check(visit(local=local))
@@ -357,8 +355,6 @@ def test_an_average_of_too_few_images_stops(local: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- kits
 class Root:
-    """A certificate authority for the kits of these tests."""
-
     def __init__(self) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.certificate = self.sign("root", self.key, authority=True)
@@ -389,7 +385,6 @@ def pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def kit_of(folder: Path, name: str = SITES[0], port: int = 1, root: Root = ROOT, **dates: datetime) -> Path:
-    """Make a hospital's startup kit with the files that NVFlare writes."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
     (folder / "local/medsilo.yaml").write_text("device: cpu\n")
@@ -472,7 +467,6 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
 
 @contextmanager
 def serving(root: Root | None) -> Iterator[int]:
-    """Start a server on a free port, with a certificate of this authority or without TLS."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -544,7 +538,6 @@ def test_the_whole_check_with_a_kit(
 
 
 # ------------------------------------------------------------------------------------- a rehearsal trains only a few
-# batches
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)
@@ -565,8 +558,8 @@ def test_the_time_and_memory_of_a_round_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------------- data
 def test_small_counts_are_not_told() -> None:
     assert shown_counts([10, 4, 3, 0], 5, exclusive=True) == [10, "fewer than 5", "fewer than 5", 0]
-    # If only one count were suppressed, readers could compute this count from the total. Therefore, the next smallest
-    # count is also suppressed.
+    # If only one count were suppressed, readers could compute this count from the total, so the next smallest count is
+    # also suppressed.
     assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, SUPPRESSED, "fewer than 5", 0]
     assert shown_counts([10, 7, 3], 5, exclusive=False) == [10, 7, "fewer than 5"]
     assert shown_counts([3], 5, exclusive=True) == ["fewer than 5"]
@@ -574,7 +567,7 @@ def test_small_counts_are_not_told() -> None:
 
 
 def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
-    """The text on the screen may be mailed to the lead, so numbers of few patients are suppressed."""
+    """A hospital may mail the text on the screen to the lead, so numbers of few patients are suppressed."""
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
     parts = {"train": (26, 24), "validation": (4, 4), "test": (30, 3)}
     survey = Survey({name: PartFacts(cases, patients, {}) for name, (cases, patients) in parts.items()})
@@ -586,7 +579,7 @@ def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
 
 
 def windows(folder: Path, **changes: np.ndarray) -> Path:
-    """Write random sensor windows for a site, because the check does not test whether values are plausible."""
+    """Write random sensor windows for a site; the check does not test whether values are plausible."""
     random = np.random.default_rng(0)
     content = {
         "x_train": random.normal(size=(60, 9, 16)).astype(np.float32),
@@ -615,7 +608,6 @@ def test_good_windows_go(tmp_path: Path) -> None:
     report = look(windows(tmp_path / "d"), WINDOWS, "hospital-a")
     assert report.go, [finding for finding in report.findings if finding.severity == "stops"]
     (finding,) = found(report, "data", "note")
-    # each site has the data of one person only
     assert "patients are in two parts" in finding.what and "has it so" in finding.remedy
 
 
@@ -663,7 +655,6 @@ SECRETS = [f"Müller Johann {number}" for number in range(12)]
 
 @pytest.fixture
 def balls(tmp_path: Path) -> Path:
-    """Write volumes of twelve patients, whose file names contain the patients' names."""
     return write_balls(tmp_path / "Klinik Dr. Geheim", SECRETS)
 
 
@@ -685,7 +676,6 @@ def test_small_parts_are_said_to_be_small(patients: int, words: str) -> None:
 
 
 def spoil(folder: Path) -> None:
-    """Give each of the first few patients another fault."""
     images, labels = ([folder / kind / f"{name}.nii.gz" for name in SECRETS] for kind in ("images", "labels"))
     images[0].write_bytes(images[0].read_bytes()[:900])
     volume, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)
@@ -708,7 +698,7 @@ def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp
     notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
         assert words in notes, (words, notes)
-    assert report.go  # the files of seven patients have no fault
+    assert report.go
     mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text()
     for name in ("Müller", "M\u00fcller", "Johann", "Geheim", "outside", str(tmp_path), ".nii"):
         assert name not in mailed, name
@@ -728,10 +718,6 @@ def test_a_hospital_with_too_few_patients_reads_what_to_do(balls: Path) -> None:
 
 @pytest.mark.slow
 def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
-    """The check reports a hospital's limits and its remaining answers, before and after a study.
-
-    The check rejects a plan that hardly trains.
-    """
     photos, kit = write_photos(tmp_path / "photos", NAMES), tmp_path / "kit"
     (kit / "local").mkdir(parents=True)
     own = f"device: cpu\ndata: {photos}\nanswers: 12\n"
@@ -742,7 +728,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
         return check(visit(site="a", plan=plan, local=kit / "local"))
 
     before = looked()
-    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file in the hospital's kit
+    assert before.go and not (kit / "medsilo").exists()
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
@@ -819,7 +805,7 @@ def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """If the folder of settings has a subfolder with a site's name, the check uses this subfolder's settings."""
+    """If the settings folder has a subfolder with a site's name, the check uses the settings in this subfolder."""
     for site in ("north", "south"):
         rows = [{"age": number, "label": number % 2, "patient": f"{site}{number}"} for number in range(30)]
         write_table(tmp_path / site / "own.csv", rows)
@@ -841,7 +827,7 @@ def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.
 def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
     """If one person owns all sites, the check splits the patients as the plan says.
 
-    A hospital draws its own split once and keeps it, and the check uses this split.
+    A hospital draws its split of the patients once, and the check uses the stored split.
     """
     plan = parse_plan(STUDY)
     settings = SiteSettings(data=tmp_path)
@@ -857,19 +843,20 @@ def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
 def test_the_hospital_s_guide_works_on_a_fresh_kit(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """All commands of the hospital's guide up to the study work as printed, after the path of the data is changed."""
+    """All commands of the hospital's guide up to the study work as printed, except that the test replaces the path of
+    the data.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("jobs", "provisioning", "site_configs"):
         Path(name).symlink_to(root / name)
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     write_balls(tmp_path / "data/kidney", NAMES[:20])
-    Path("st-anna").symlink_to("kits/st-anna")  # the current folder is the unpacked kit
+    Path("st-anna").symlink_to("kits/st-anna")
     Path("job").symlink_to(root / "jobs/fedavg")
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data/sets/kidney-2026"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
-    # the commands of this list also work without the hash of a waiting plan
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]
     acts = ["data", "data", "check", "disclosure", "run", "predict", "ledger", "prune", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)

@@ -24,7 +24,6 @@ SMALL = ["--set", "task.patients=6", "--set", "task.size=32", "--set", "training
 
 
 def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> str:
-    """Run a command that must fail, and return its single line on stderr."""
     assert main([str(argument) for argument in arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("medsilo: ")
@@ -106,7 +105,7 @@ def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
 ) -> None:
     """medsilo rejects paths with spaces, quotes or #, because NVFlare does not quote paths in command lines.
 
-    The engine in one process, which works without NVFlare, accepts paths with spaces and quotes.
+    The engine in one process works without NVFlare, and accepts paths with spaces and quotes.
     """
     told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
     assert "choose another --out, or give --engine inprocess" in told and str(tmp_path / name) in told
@@ -116,10 +115,7 @@ def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
 
 @pytest.mark.parametrize("line", ["run fedavg", "submit fedavg --kit KIT", "kits make consortium.yaml -o kits"])
 def test_another_nvflare_is_told_with_what_to_install(line: str, root: Path, tmp_path: Path) -> None:
-    """If another version of NVFlare is installed, the error names the version to install.
-
-    pip keeps the wrong version if another installed package requires it.
-    """
+    """If another version of NVFlare is installed, the error names the version to install."""
     told = tmp_path / "packages/nvflare-2.8.0.dist-info/METADATA"
     told.parent.mkdir(parents=True)
     told.write_text("Metadata-Version: 2.1\nName: nvflare\nVersion: 2.8.0\n")
@@ -204,10 +200,7 @@ def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.CaptureFixture) -> None:
-    """A wrong command prints one line with the remedy, or a JSON document if --json is given.
-
-    A wrong command writes no file.
-    """
+    """A wrong command writes no file, and prints one line with the remedy, or a JSON document with --json."""
     before = sorted(place.iterdir())
     for row in WRONG:
         line, _, wanted = row.partition(" | ")
@@ -259,7 +252,7 @@ def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    most = 25  # the largest number of commands, not counting commands of plug-ins
+    most = 25  # the largest number of commands, without commands of plug-ins
     assert len(first - {"nnunet"}) <= most, (
         "too many commands: make the new command an action of another command (Command's `of`)"
     )
@@ -275,12 +268,11 @@ def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pyt
             assert parsed([*one.name.split(), *shlex.split(one.example)])[0] == one.name
 
 
-@pytest.mark.long  # processor seconds, which the gate does not judge
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_is_quick(arguments: list[str]) -> None:
-    """The fastest of three runs prints the help within 0.3 s of processor time on an idle machine.
-
-    The limit in this test is higher, because machines differ in speed.
+    """The goal is 0.3 s of processor time on an idle machine; the test's limit is higher, because machines differ in
+    speed.
     """
     assert processor_seconds(arguments) < 0.6 * pace()
 
@@ -293,7 +285,7 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         [sys.executable, "-m", "medsilo"], env={**os.environ, **environment}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["plan"]
-    # The parent process of this test is possibly no shell.
+    # The parent process of this test is possibly not a shell.
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     words = [sys.executable, "-m", "medsilo", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)
@@ -344,7 +336,6 @@ def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- progress
 def record(number: int, score: float | None) -> Round:
-    """Return a round in which only one of three sites answers."""
     own = SiteRound(validation=score, train_loss=0.5, seconds=1.5, samples=4, bytes_up=8, bytes_down=8)
     states: dict[str, Any] = {"refused": {"b": "no data"}, "lost": {"c": "no answer"}, "warnings": {"a": ["slow disk"]}}
     return Round(round=number, asked=["a", "b", "c"], answered=["a"], sites={"a": own}, **states)
@@ -354,7 +345,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
     now = [100.0]
     progress = StudyProgress(["a", "b", "c"], 5, "dice", lambda: now[0])
     assert progress.seconds_left() is None and progress.states["a"] == "waiting"
-    now[0] = 130.0  # the start of the study took 20 s
+    now[0] = 130.0
     assert progress.add(record(1, 0.4)) == round_lines(record(1, 0.4), 5, "dice")
     assert progress.seconds_left() == 30 * 4
     for number, score in ((2, 0.6), (3, 0.5)):
@@ -366,7 +357,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
 
 @pytest.mark.slow
 def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
-    """On a pseudo-terminal, `medsilo run` prints its first words at once, and later each round and the progress."""
+    """On a pseudo-terminal, `medsilo run` prints its first words at once, and each round and the progress later."""
     import pty
 
     main_end, own_end = pty.openpty()
@@ -378,15 +369,15 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
     try:
         while part := os.read(main_end, 4096):
             seen += part
-    except OSError:  # the other process has closed the terminal
+    except OSError:
         pass
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    # this line is printed only if reading the plan takes longer than a second
+    # medsilo prints this line only if reading the plan takes longer than a second
     text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)
     assert re.match("reading the plan of fedavg\r\n.*3 hospitals, 2 rounds\r\n", text)
     assert all(f"round {number}/2  hospital-a  " in text for number in (1, 2)) and "report: " in text
-    assert "still starting" in text or "round 1 of 2" in text  # the progress is printed below the other lines
+    assert "still starting" in text or "round 1 of 2" in text
 
 
 # ---------------------------------------------------------------------------------------------------- a shell

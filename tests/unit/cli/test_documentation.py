@@ -25,7 +25,6 @@ FIRST = 5
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the output of the command `medsilo docs`."""
     assert main(["docs", *words]) == 0
     return capsys.readouterr().out
 
@@ -153,10 +152,7 @@ def test_each_place_of_an_answer_is_there(root: Path) -> None:
 
 @pytest.mark.slow
 def test_the_readme_s_python_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's Python code runs unchanged, except for the number of rounds.
-
-    The recipe that the README names exists.
-    """
+    """The test runs the README's Python code with fewer rounds, and checks that the recipe in the README exists."""
     import medsilo
     import medsilo.client
     from medsilo.recipes import FedBNRecipe

@@ -33,14 +33,13 @@ from medsilo.tasks.task import Task
 from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
 from tests.sources import tree_of
 
-# the tests of this group run in one process, so that each file is read once
+# all tests of this group run in one process, so that each file is read once
 pytestmark = pytest.mark.xdist_group("house rules")
 
 PACKAGE = Path(medsilo.__file__).parent
 
-# a class's name in the form that registries use, in any package
 CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")
-# these modules load other modules by names that are not constants in the source code
+# modules that load other modules by names that are not constants in the source code
 LOADERS = {
     "registry": "a class in the registry's table, or an entry point of an installed package",
     "federation.process.worker": "the participant's class, which the parent process chooses",
@@ -74,7 +73,6 @@ def part_of(path: Path) -> str:
 
 @cache
 def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
-    """Return the dotted name and the line of each import in a file, including imports in functions."""
     return tuple(imports_in(tree_of(path), path))
 
 
@@ -99,15 +97,13 @@ def loads_a_module(call: ast.Call) -> bool:
 
 
 def loads_by_name(tree: ast.AST) -> bool:
-    """Return True if the code loads a module whose name is not a constant."""
     loading = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and loads_a_module(node)]
     return any(not isinstance(node.args[0], ast.Constant) for node in loading)
 
 
 def test_who_may_import_whom(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All imports follow the import contracts in pyproject.toml, including imports inside functions.
-
-    Each package of medsilo belongs to a contract.
+    """All imports follow the import contracts in pyproject.toml, including imports inside functions; each medsilo
+    package belongs to a contract.
     """
     monkeypatch.syspath_prepend(root)
     assert lint_imports(str(root / "pyproject.toml"), no_cache=True) == 0
@@ -120,7 +116,7 @@ def test_modules_are_loaded_by_name_in_few_places_only() -> None:
 
 
 def test_the_course_knows_no_method() -> None:
-    """The packages schedule, learning and mixing contain no name of a method, because each method declares what it
+    """The packages schedule, learning and mixing contain no name of a method, because each method declares its
     needs.
     """
     for path in sources():
@@ -186,7 +182,7 @@ def test_no_text_stands_alone() -> None:
             for name in ("body", "orelse", "finalbody"):
                 inner = getattr(node, name, None)
                 if isinstance(inner, list):
-                    own = inner[1:] if name == "body" else inner  # the first statement of a body may be its docstring
+                    own = inner[1:] if name == "body" else inner
                     alone += [f"{path.name}:{one.lineno}" for one in own if is_text(one)]
     assert alone == []
 
@@ -203,7 +199,6 @@ def module_of(path: Path) -> str:
 
 
 def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Return the modules that each module imports, including imports in functions and under `if TYPE_CHECKING`."""
     found = {}
     for module, path in paths.items():
         names = [name for name, _ in imports_of(path)]
@@ -212,13 +207,10 @@ def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
     return found
 
 
-MOST_IN_CIRCLE = 3  # the largest number of files that may import each other in a cycle
+MOST_IN_CIRCLE = 3  # the largest number of files in an import cycle
 
 
 def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
-    """At most three files of a folder import each other in a cycle, counting imports in functions and for type
-    checkers.
-    """
     known = {module_of(path): path for path in [PACKAGE / "__init__.py", *everything()]}
     uses = imported_files(known)
     assert len(uses) > 100 and "medsilo.core.errors" in uses["medsilo.deploy.supermodel"]
@@ -229,10 +221,7 @@ def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
 
 
 def test_folders_of_other_packages_have_no_circles() -> None:
-    """The folders of other packages do not import each other in a cycle.
-
-    A module in the same folder as these folders, such as medsilo_lab.api, counts as a folder.
-    """
+    """A module beside the folders of another package, such as medsilo_lab.api, counts as a folder."""
     known = {module_of(path): path for path in everything()}
     folders = {name.rpartition(".")[0] for name in known}
 
@@ -254,10 +243,6 @@ def dotted(node: ast.expr) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- few imports
 def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
-    """Run commands in one process, and return the modules that are loaded afterwards.
-
-    Each command must end with the exit code `code`.
-    """
     program = (
         "import json, runpy, sys\n"
         f"for arguments in {list(commands)!r}:\n"
@@ -273,7 +258,6 @@ def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
 
 
 def test_help_answers_at_once(root: Path) -> None:
-    """The option `--help` imports no module that takes seconds to import."""
     heavy = [
         "torch",
         "nvflare",
@@ -296,10 +280,7 @@ def test_help_answers_at_once(root: Path) -> None:
 
 
 def test_methods_are_listed_without_torch(root: Path) -> None:
-    """`medsilo list` reads the methods' titles from source files, without importing torch.
-
-    Listing the methods and the error for a mistyped command take half a second.
-    """
+    """Without importing torch, `medsilo list` and the error for a mistyped command take half a second."""
     assert modules_after(root, ["list"]) & {"torch", "monai", "numpy", "scipy", "nvflare", "medsilo.plan"} == set()
     assert (
         modules_after(root, ["lsit"], ["run", "--hlep"], code=2) & {"torch", "monai", "numpy", "scipy", "nvflare"}
@@ -308,10 +289,7 @@ def test_methods_are_listed_without_torch(root: Path) -> None:
 
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
-    """`medsilo status` and similar commands only send requests to a server, and load no package for training.
-
-    Without importing torch, commands that only send requests take a fifth of the processor time.
-    """
+    """Without importing torch, commands that only send requests to a server take a fifth of the processor time."""
     commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
     assert "medsilo_lab.consortium.lead" in loaded
@@ -319,9 +297,8 @@ def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
 
 
 def test_a_lead_s_command_looks_for_no_garbage_among_nvflare_s_modules(root: Path) -> None:
-    """A lead's command excludes NVFlare's modules from garbage collection, which saves a tenth of its processor time.
-
-    Other objects are still collected.
+    """A lead's command excludes NVFlare's modules from garbage collection, which saves a tenth of the command's
+    processor time.
     """
     program = (
         "import gc\nfrom medsilo.cli import main\n"
@@ -359,7 +336,7 @@ def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> N
     rest = ["--engine", "inprocess", "-o", str(tmp_path), *(part for size in sizes for part in ("--set", size))]
     loaded = modules_after(root, *(["run", method, *rest] for method in ("fedavg", "harmofl", "fedsm", "fedawa")))
     assert "torch.optim" in loaded and loaded & {"torch._dynamo", "sympy"} == set()
-    assert not any(name.startswith("medsilo_secagg") for name in loaded)  # this plan does not use secure aggregation
+    assert not any(name.startswith("medsilo_secagg") for name in loaded)
 
 
 # ----------------------------------------------------------------------------------------------------------- documented
@@ -376,19 +353,18 @@ def test_every_fault_of_the_page_has_tests_that_exist(root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- small rules
 def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
-    """The repository contains no file that .gitignore excludes, such as the private file of `medsilo check`."""
     assert "medsilo-check-private.txt" in (root / ".gitignore").read_text().splitlines()
     listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert not subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """Each error that the package raises on purpose is a MedsiloError, which the command line prints as one line."""
+    """The package raises only subclasses of MedsiloError on purpose, which the command line prints as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
-    allowed |= {"SkipTest", "AssertionError"}  # medsilo_lab.testing raises these errors in tests
-    # These errors report a missing package, or are turned into one line by nvflare_reliability.
+    allowed |= {"SkipTest", "AssertionError"}
+    # These errors report a missing package, or nvflare_reliability turns them into one line.
     allowed |= {"ImportError", "Rejected"}
-    allowed |= {"UnsafeComponentError"}  # NVFlare's start ends only if a component raises this error
+    allowed |= {"UnsafeComponentError"}  # NVFlare's start ends only if a component raises UnsafeComponentError
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
     own_errors = {name for name, kind in kinds.items() if issubclass(kind, MedsiloError)}
     paths = [*sources(), *plugin_sources()]

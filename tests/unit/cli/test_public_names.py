@@ -19,7 +19,7 @@ NAMES = {
     "medsilo.methods.adafed:mixing_weights": ["distances", "self_weight"],
     "medsilo.flare.executor:MedsiloExecutor": [],
 }
-MIXED = {  # the expected means of three sites, whose values are 0, 1 and 2 and whose weights are 1, 2 and 3
+MIXED = {  # the expected means of three sites with the values 0, 1 and 2 and the weights 1, 2 and 3
     "WeightedMean": ((), [4 / 3] * 3),
     "UniformMean": ((), [1.0] * 3),
     "SoftPull": ((0.7,), [0.45, 1.0, 1.55]),

@@ -1,4 +1,4 @@
-"""A file is written completely or not at all, and file names are safe.
+"""medsilo writes a file completely or not at all, and writes no unsafe file names.
 
 A failed read or write, also on a full disk, gives an error of one line.
 """
@@ -70,7 +70,7 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     tensors, read = load_tensors(path)
     assert_same(tensors, TENSORS)
     assert read == facts
-    assert read["best"][0] == 0.1 + 0.2  # the floating-point number has the same bits after reading
+    assert read["best"][0] == 0.1 + 0.2
 
 
 @pytest.mark.parametrize("dtype", list(TYPES))
@@ -93,7 +93,7 @@ def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) ->
     save_tensors(tmp_path / "plain", {**vectors, "c": torch.tensor(7)}, {"round": 1})
     assert (tmp_path / "stored").read_bytes() == (tmp_path / "plain").read_bytes()
     assert_same(load_tensors(tmp_path / "stored")[0], {**vectors, "c": torch.tensor(7)})
-    assert listed(tmp_path) == ["plain", "stored"]  # the temporary file has no name in the folder
+    assert listed(tmp_path) == ["plain", "stored"]
 
 
 @pytest.mark.slow
@@ -107,7 +107,6 @@ def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> N
     number = file_of(one)
     part = one[500:]
     del one
-    # another tensor still uses memory that is mapped from the first file
     (other,) = stored([torch.zeros(1000, dtype=torch.int64)])
     assert file_of(other) != number and torch.equal(part, torch.arange(500, 1000))
     del part
@@ -178,7 +177,9 @@ def test_of_a_file_that_is_no_text_the_line_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
-    """A process killed during a write leaves the old or the new file, and a temporary file that is later removed."""
+    """A process that is killed during a write leaves the old or the new file, and a temporary file that medsilo later
+    removes.
+    """
     script = (
         "import sys, torch; from pathlib import Path; from medsilo.core.files import save_tensors\n"
         "big = {'w': torch.zeros(4 << 20)}\n"
@@ -281,7 +282,6 @@ def test_a_study_goes_on_from_the_greatest_round(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- full disks
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of files that this process can write during a with statement."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -304,7 +304,6 @@ def test_a_disk_that_is_full_leaves_the_former_file(tiny_disk: Path) -> None:
 
 
 def test_a_disk_without_room_for_a_name(tiny_disk: Path) -> None:
-    """If the disk has no free block, writing even a small file raises the error for a full disk."""
     (tiny_disk / "filler").write_bytes(b"x" * resource.getpagesize() * (os.statvfs(tiny_disk).f_bavail))
     with pytest.raises(MedsiloError, match="the disk is full"):
         write_text(tiny_disk / "s.json", "x")

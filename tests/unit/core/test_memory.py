@@ -1,4 +1,4 @@
-"""A process reports the highest amount of memory that it has used so far."""
+"""A process reports the largest amount of memory that it has used so far."""
 
 import subprocess
 import sys

@@ -33,7 +33,7 @@ def test_memory_is_used_again_when_nobody_holds_any_of_it(monkeypatch: pytest.Mo
     first = copied(own)
     place, part = first.data_ptr(), first[100:200]
     del first
-    second = copied(own + 1)  # a slice of the first copy is still in use
+    second = copied(own + 1)
     assert second.data_ptr() != place and torch.equal(part, own[100:200])
     numbers = part.numpy()
     del part

@@ -1,4 +1,4 @@
-"""An ensemble averages several runs' models, is tested at each site, and rejects runs that do not fit together."""
+"""An ensemble averages several runs' models, is tested at each site, and rejects runs of different studies."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.hospital import Volume, write_volume
 from tests.unit.deploy.test_predict import drawn, oblique, small_plan, write_run
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
-METHODS = ("local", "fedavg", "fedsm")  # the methods give separate models, one shared model, and a super model
+METHODS = ("local", "fedavg", "fedsm")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 class Says(nn.Module):
-    """A network with the same output for every case."""
-
     def __init__(self, output: list[float]) -> None:
         super().__init__()
         self.register_buffer("output", torch.tensor([output]))
@@ -94,10 +92,7 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
 
 
 def test_a_mask_is_what_the_mean_of_all_models_says(tmp_path: Path) -> None:
-    """An ensemble predicts the mask from the mean of the outputs of a hospital's own model and a shared model.
-
-    The command line and the Python interface give the same mask.
-    """
+    """An ensemble predicts a mask from the mean output of a hospital's personal model and a shared model."""
     own, shared = tmp_path / "own", tmp_path / "shared"
     one = write_run(own, small_plan("fedbn"), "best.safetensors")
     other = write_run(shared, plan := small_plan(), "global/best.safetensors")

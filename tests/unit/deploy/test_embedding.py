@@ -1,7 +1,4 @@
-"""A frozen network computes the embedding of each image only once.
-
-The embeddings are correct, and never leave the hospital.
-"""
+"""A frozen network computes the embedding of each image only once; embeddings never leave the hospital."""
 
 import csv
 import json
@@ -30,7 +27,6 @@ SMALL = {"name": "timm-vit", "size": 16, "patch": 8, "width": 8, "depth": 2, "he
 
 
 def begun(path: Path) -> dict[str, Any]:
-    """Return the section of a plan that names this file of weights with the file's hash."""
     model_folders.look_in(path.parent)
     return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}
 
@@ -53,7 +49,7 @@ def frozen(path: Path, **more: Any) -> Network:
     ],
 )
 def test_embeddings_are_those_of_timm_and_of_hugging_face(name: str, of: dict[str, Any]) -> None:
-    """Embeddings equal those of timm and Hugging Face, which tests/oracles/backbones.py has stored in files."""
+    """tests/oracles/backbones.py has stored embeddings by timm and Hugging Face in files."""
     known = load_file(FIXTURES / f"{name}.features.safetensors")
     network = frozen(FIXTURES / f"{name}.safetensors", of=of)
     module = network.build(3, 4)
@@ -69,7 +65,6 @@ SITES = ["a", "b", "c"]
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a file of random weights in the format of timm."""
     path = tmp_path_factory.mktemp("backbone") / "vit.safetensors"
     torch.manual_seed(7)
     save_tensors(path, NETWORKS.read(VIT).build(3, 2).state_dict())
@@ -121,7 +116,6 @@ def test_embeddings_stay_in_the_hospitals_folder(backbone: Path, tmp_path: Path)
 
 
 def own_study(photos: Path, backbone: Path, cache: Path, run: Path, **more: Any) -> Path:
-    """Train on a hospital's photographs by the command line, with a plan that names a file of weights."""
     (run.parent / "settings").mkdir(exist_ok=True)
     data = {"folder": str(photos), "cache_folder": str(cache)}
     (run.parent / "settings" / "medsilo.yaml").write_text(json.dumps({"data": data}))
@@ -151,10 +145,9 @@ def test_an_image_passes_through_the_frozen_part_once_for_all_studies(backbone: 
     assert kept() == before
     one, two = (load_file(run / "global/best.safetensors") for run in (first, tmp_path / "two"))
     assert all(torch.equal(own, two[name]) for name, own in one.items())
-    write_pixels(photos / "images/p3.png", photograph(99)[0])  # this image replaces an earlier image of the same name
+    write_pixels(photos / "images/p3.png", photograph(99)[0])
     own_study(photos, backbone, cache, tmp_path / "three")
     assert sum(rows for rows, _ in kept().values()) == len(names) + 1
-    # the task now prepares images by other transforms
     own_study(photos, backbone, cache, tmp_path / "four", intensity={"kind": "z-score"})
     assert sum(rows for rows, _ in kept().values()) == 2 * len(names) + 1
     damaged = min(kept())
@@ -169,7 +162,7 @@ def test_the_model_predicts_images(backbone: Path, tmp_path: Path, capsys: pytes
     names = [f"p{number}" for number in range(24)]
     photos = write_photos(tmp_path / "photos", names)
     run = own_study(photos, backbone, tmp_path / "cache", tmp_path / "run")
-    model_folders.FOLDERS.clear()  # a new process does not know a folder that contains the weights
+    model_folders.FOLDERS.clear()
     assert main(["predict", str(run), str(photos / "images"), "-o", str(tmp_path / "found")]) == 0
     found = (tmp_path / "found").rglob("*.csv")
     rows = [row for path in found for row in csv.DictReader(path.open())]
@@ -212,7 +205,6 @@ def test_the_simulator_gives_the_same_numbers(backbone: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    """The example in docs/research/methods.md runs with a folder of random weights in the format of Hugging Face."""
     page = (Path(__file__).parents[3] / "docs/research/methods.md").read_text("utf-8").partition("embeddings once")[2]
     network = load_yaml(page.partition("```yaml\n")[2].partition("```")[0])["network"]
     save_tensors(tmp_path / "model/model.safetensors", NETWORKS.read(network["of"]).build(3, 2).state_dict())

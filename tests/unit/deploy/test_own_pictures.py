@@ -1,4 +1,4 @@
-"""A hospital gets pictures of predicted masks in its own report and from `medsilo predict`."""
+"""Hospitals get pictures of predicted masks in their reports and from `medsilo predict`."""
 
 import base64
 import csv
@@ -102,7 +102,7 @@ def test_structures_have_their_names_everywhere(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
-    """Predicted masks have the pixel values that the hospital uses in its own masks, which may exceed 255."""
+    """Predicted masks have the pixel values that the hospital uses in its reference masks, which may exceed 255."""
     data_of("volumes", tmp_path / "data")
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("data: {folder: /x, label_map: {7: ball, 300: tumour, 301: tumour}}\n")
@@ -132,10 +132,9 @@ def test_a_tile_shows_the_fullest_slice_in_the_right_proportions() -> None:
     labels[3, 5:15, 10:30] = 1
     labels[1, 5:8, 10:12] = 2
     pixels = tile(values, labels, (1.0, 1.0, 5.0))
-    # the image's height is half of its width
     assert pixels.shape == (TILE, TILE, 3) and not pixels[: TILE // 4 - 1].any()
     places = np.argwhere((pixels == COLOURS[0]).all(2))
     assert np.abs(places.min(0) - [64 + 32, 64]).max() <= 2 and np.abs(places.max(0) - [64 + 95, 191]).max() <= 2
     assert not (pixels == COLOURS[1]).all(2).any()
-    tall = tile(values, labels, (0.5, 2.0, 5.0))  # the image is 40 mm high and 20 mm wide
+    tall = tile(values, labels, (0.5, 2.0, 5.0))
     assert not tall[:, : TILE // 4 - 1].any() and tall[0, TILE // 2].any()

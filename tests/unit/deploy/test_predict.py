@@ -1,4 +1,4 @@
-"""Predicted masks have the grid of their image, and equal the network's output that is computed directly.
+"""Predicted masks have the grid of their image, and equal the network's directly computed output.
 
 A fault in one image does not change the predictions for other images.
 """
@@ -38,7 +38,6 @@ def small_plan(method="fedavg", *changes):
 
 
 def make_super_model() -> SuperModel:
-    """Return a super model with random weights, whose selector chooses by the brightness of a slice."""
     plan, section = small_plan(), SmallCnn(width=2, norm="group")
     torch.manual_seed(4)
 
@@ -71,7 +70,6 @@ def oblique(spacing, tilt=17.0, turn=8.0) -> np.ndarray:
 
 
 def drawn(shape, seed=0) -> np.ndarray:
-    """Return random slices [D, H, W] of different brightness and contrast."""
     random = np.random.default_rng(seed)
     steps = np.linspace(-2, 2, shape[0])[:, None, None]
     return (random.normal(size=shape) * (0.3 + abs(steps)) + steps).astype(np.float32)
@@ -80,7 +78,7 @@ def drawn(shape, seed=0) -> np.ndarray:
 GRIDS = [
     ((6, 32, 32), (0.6, 0.6, 3.0), "LPS"),
     ((5, 32, 32), (0.5, 0.7, 3.3), "RAS"),
-    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),  # the volume has more slices than a batch
+    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),
     ((7, 25, 61), (0.7, 0.45, 2.5), "ASL"),
     ((1, 33, 29), (0.6, 0.6, 3.0), "SRA"),
 ]
@@ -108,7 +106,7 @@ def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, st
         output = functional.interpolate(output, shape[1:], mode="bilinear")
     expected = output.argmax(1).numpy()
     assert 0.02 < expected.mean() < 0.98
-    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # the mask is converted to LPS coordinates
+    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]
     assert np.array_equal(found, expected)
 
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
@@ -200,10 +198,7 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
 
 
 def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
-    """A truncated image is rejected in prediction and in training.
-
-    SimpleITK alone would silently read the missing voxels as zeros.
-    """
+    """SimpleITK alone would silently read the missing voxels of a truncated image as zeros."""
     for name in ("cut.nii", "cut.nii.gz"):
         write_volume(tmp_path / name, Volume(drawn((6, 32, 32)), np.eye(4)))
         content = (tmp_path / name).read_bytes()
@@ -232,8 +227,8 @@ def write_run(folder: Path, plan, file: str):
     [
         ("fedavg", "global/best.safetensors", []),
         ("fedbn", "sites/hospital-b/best.safetensors", ["--site", "hospital-b"]),
-        ("harmofl", "global/best.safetensors", []),  # this file contains the input layer of the method
-        ("fedbn", "best.safetensors", []),  # the hospital predicts with the run folder in its own kit
+        ("harmofl", "global/best.safetensors", []),
+        ("fedbn", "best.safetensors", []),
     ],
 )
 def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:

@@ -1,6 +1,5 @@
-"""The super model's choice of a model for each image equals separate computations.
-
-A super model that is saved and read again is unchanged.
+"""A super model chooses the same model for each image as separate computations do; saving and reading do not change a
+super model.
 """
 
 import json
@@ -16,7 +15,7 @@ from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
 
-SITES = ["a.b", "c", "d"]  # the name of a site may contain dots
+SITES = ["a.b", "c", "d"]
 GLOBAL = "global"
 
 
@@ -27,7 +26,6 @@ def line(channels: int, classes: int, seed: int) -> nn.Conv2d:
 
 
 def selector(outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """Return a selector for which each output is the largest output for some images."""
     angles = 2 * torch.pi * torch.arange(outputs) / outputs + 0.1
     linear = nn.Linear(2, outputs).double()
     linear.weight.data = scale * torch.stack([angles.cos(), angles.sin()], 1).double()
@@ -80,7 +78,7 @@ def test_each_image_goes_where_alg_2_says(threshold: float, agreed: list[str]) -
     right = np.stack([of_conv(EXPERTS[name], x.numpy()[[i]])[0] for i, name in enumerate(expected)])
     np.testing.assert_allclose(model(x).detach(), right, rtol=0, atol=1e-12)
     if threshold == 0.5 and agreed == SITES:
-        assert set(names) == {GLOBAL, *SITES}  # the batch has images for which the selector chooses each model
+        assert set(names) == {GLOBAL, *SITES}
 
 
 @pytest.mark.parametrize("rule", ["threshold", "argmax", "mixture"])
@@ -103,7 +101,6 @@ def test_every_network_runs_at_most_once_a_batch(rule: str) -> None:
 
 
 def fixed(*scores: float) -> nn.Module:
-    """Return a selector that gives the same scores for each image."""
     network = selector(len(scores), 0.0)
     network[2].bias = nn.Parameter(torch.tensor(scores, dtype=torch.float32))
     return network.float()
@@ -145,7 +142,7 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
     )
     output = model(x)
     np.testing.assert_allclose(output.detach().exp(), mixed, rtol=0, atol=1e-12)
-    # Sec. 3.1.1 of the paper: training changes the selector through the mixture of models
+    # Training changes the selector through the mixture of models, as in Sec. 3.1.1 of the paper.
     output[:, 1].sum().backward()
     assert model.selector[2].weight.grad.abs().max() > 0  # type: ignore[index,union-attr]
     model.selector.zero_grad()

@@ -55,7 +55,6 @@ def planned(method: str) -> Any:
 
 @cache
 def honest_answers(method: str) -> dict[Key, StudyMessage]:
-    """Return the answers of three sites in a study without faults."""
     kept: dict[Key, StudyMessage] = {}
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -69,8 +68,6 @@ def honest_answers(method: str) -> dict[Key, StudyMessage]:
 def again(
     method: str, folder: Path, change: Callable[[str, str, int, StudyMessage], StudyMessage | Missing]
 ) -> list[str]:
-    """Repeat a study with recorded answers, change some of these answers, and return the rejections."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
         known = honest_answers(method)[site, task, number]
@@ -85,14 +82,12 @@ def again(
 
 @cache
 def without(method: str, task: str) -> Path:
-    """Run a study in which all answers of site C to one kind of request are lost; return the study's folder."""
     folder = Path(mkdtemp()) / "run"
     again(method, folder, lambda site, asked, number, reply: LOST if (site, asked) == (C, task) else reply)
     return folder
 
 
 def numbers(summary: Summary) -> dict[str, Any]:
-    """Return a summary's values, except durations, memory and the reasons why site C was absent."""
     values = summary.as_json()
     for name in ("seconds", "memory", "started", "ended"):
         del values[name]
@@ -102,7 +97,6 @@ def numbers(summary: Summary) -> dict[str, Any]:
 
 
 def assert_sound(folder: Path) -> Summary:
-    """Assert that a finished study has all files, and that its texts are short and printable."""
     summary = read_summary(folder)
     assert summary.status == "finished"
     assert [summary.sites[site].contributed for site in (A, B)] == [2, 2]
@@ -132,8 +126,6 @@ def outcome(**changes: Any) -> Falsify:
 
 
 def both(cases: dict[str, Any], **changes: Any) -> Falsify:
-    """Return a function that changes numbers of cases, and makes other facts of the answer agree with them."""
-
     def falsify(reply: StudyMessage) -> None:
         reply.facts["cases"].update(cases)
         reply.facts.update(changes)
@@ -141,12 +133,10 @@ def both(cases: dict[str, Any], **changes: Any) -> Falsify:
     return falsify
 
 
-LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"  # the names of a tensor and of a counter in the model
+LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"
 
 
 def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
-    """Return a function that changes one tensor in each group of an answer that contains the tensor."""
-
     def falsify(reply: StudyMessage) -> None:
         for own in reply.groups.values():
             if name in own:
@@ -156,7 +146,6 @@ def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
 
 
 def names(change: Callable[[dict[str, Any]], Any]) -> Falsify:
-    """Return a function that changes the tensors in the first group of an answer."""
     return lambda reply: change(next(iter(reply.groups.values())))
 
 
@@ -167,7 +156,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-DEEP = nested(5_000)  # the JSON is nested more deeply than Python's recursion limit
+DEEP = nested(5_000)
 
 
 UNTOLD = {"train": None, "validation": None, "test": None}
@@ -333,7 +322,7 @@ SUPER_TEST = {
     "a stranger": (outcome(chosen={"nobody": 3}), "'nobody', which is not a site of the study"),
     "sums": (outcome(sums=[0.0] * len(THRESHOLDS)), "the answer does not give 0 sums of scores"),
 }
-TABLES = [JOIN, ROUND, DELIVER, TEST]  # the second method is tested only before a release
+TABLES = [JOIN, ROUND, DELIVER, TEST]
 HOSTILE = [
     pytest.param(
         method,
@@ -411,9 +400,9 @@ def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
 
 @pytest.mark.parametrize("code", [ReturnCode.TASK_ABORTED, ReturnCode.EXECUTION_EXCEPTION])
 def test_a_training_that_stops_without_an_answer_is_told_as_such(code: str) -> None:
-    """If a training script ends without an answer, the server's error says this.
+    """If a training script ends without an answer, the server's error reports the missing answer.
 
-    A failure in NVFlare, such as a full disk, can be retried, but an error in the training script is final.
+    medsilo retries after a failure in NVFlare, such as a full disk, but not after an error in a training script.
     """
     for of_script in (True, False):
         with pytest.raises(Refused, match="training (stopped|ended).*log") as caught:

@@ -22,8 +22,6 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 
 
 class LossyLoop(Loop):
-    """An engine that loses the first answer of some sites to the request to join."""
-
     def __init__(self, participants: dict[str, TrainingSite], gone: list[str]) -> None:
         super().__init__(participants)
         self.gone = gone
@@ -36,8 +34,6 @@ class LossyLoop(Loop):
 
 
 class OtherMachine(Loop):
-    """An engine that changes the version of torch in the last site's answer."""
-
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         def changed(site: str, reply: StudyMessage) -> str | None:
             machine = reply.facts.get("machine")

@@ -30,8 +30,6 @@ SMALL = ["training.rounds=3", "task.persons=6", "task.windows=6", "task.steps=32
 
 
 class Listening(Loop):
-    """An engine that records each answer before it reaches the server."""
-
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         def hear(site: str, reply: StudyMessage) -> None:
             self.heard.append(reply)
@@ -46,7 +44,7 @@ class Listening(Loop):
 def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -> None:
     """The disclosure report names each value in an answer.
 
-    A developer who adds a value to an answer must also add it to the report and to this test.
+    Developers who add a value to an answer must also add the value to the report and to this test.
     """
     plan, settings = make_plan(method, *SMALL), SiteSettings(device="cpu")
     loop = Listening(sites_of(plan, tmp_path, settings=settings))
@@ -129,11 +127,11 @@ def test_a_folder_of_settings_that_is_not_there_is_no_folder_of_defaults(
 
 def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
     scopes = '{"scopes": [{"name": "a"}, {"name": "b", "task_result_filters": [{"name": "X"}]}], "default_scope": "a"}'
-    # without the file privacy.json, a hospital has no policy
+    # without privacy.json, a hospital has no NVFlare privacy policy
     assert Policy.read(tmp_path).starts and Policy.read(tmp_path).filters == ()
     (tmp_path / "privacy.json").write_text(scopes)
     assert Policy.read(tmp_path).filters == () and Policy.read(tmp_path, "b").filters == (("X", {}),)
-    # this filter changes weights, but lets the model leave the site
+    # the filter changes weights, but lets the model leave the site
     assert Policy.read(tmp_path, "b").lets_out("model")
     (tmp_path / "privacy.json").write_text("[")
     with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):

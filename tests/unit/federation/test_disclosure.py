@@ -21,7 +21,7 @@ from tests.unit.federation.test_protection import STUDY
 
 LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # numbers that occur nowhere else in messages
 pytestmark = pytest.mark.usefixtures("known_key")
-# fields of an answer that no patient's data change
+# fields of an answer that do not depend on patients' data
 MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}
 
 
@@ -43,7 +43,9 @@ def hospital(folder: Path) -> SiteSettings:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[StudyMessage]:
-    """Record all answers of the sites, after exact scores and losses are replaced by numbers that a test can search."""
+    """Record all answers of the sites; known numbers replace exact scores and losses, so that a test can search for the
+    numbers.
+    """
     evaluate, heard = Evaluation.evaluate, []
 
     def exact(self: Evaluation, *given: Any, **more: Any) -> Any:
@@ -76,7 +78,7 @@ def test_no_exact_number_is_in_any_message(heard: list[StudyMessage], tmp_path: 
 def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     heard: list[StudyMessage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The class Disclosure writes each field of an answer, except fields that no patient's data change."""
+    """The class Disclosure writes each field of an answer, except fields that do not depend on patients' data."""
     told: list[set[str]] = []
     tell = Disclosure.disclose
 

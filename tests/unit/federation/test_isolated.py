@@ -1,4 +1,6 @@
-"""Sites that train in separate processes give the same models, and a process that dies costs its site one round."""
+"""Sites that train in separate processes give the same models, and a site whose training process dies loses one
+round.
+"""
 
 import os
 import signal
@@ -40,7 +42,6 @@ Sites = Callable[..., IsolatedParticipant]
 
 @pytest.fixture
 def isolated_site(tmp_path: Path) -> Iterator[Sites]:
-    """Return a function that creates sites with separate training processes, and end these processes after the test."""
     made: list[IsolatedParticipant] = []
 
     def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> IsolatedParticipant:
@@ -58,13 +59,10 @@ def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> Summary:
 
 
 def of(trainer: type[Trainer]) -> Callable[..., Participant]:
-    """Return a function that creates participants with this trainer."""
     return partial(participant_of, trainer=trainer)
 
 
 class Refusing(Trainer):
-    """A trainer in the main process that fails in round 2, as if a separate process had died."""
-
     def work(self, number: int, phase: Phase, stop: Any) -> float:
         loss = super().work(number, phase, stop)
         if number == 2 and self.place.site == B:
@@ -75,7 +73,9 @@ class Refusing(Trainer):
 
 @pytest.mark.slow
 def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path: Path, isolated_site: Sites) -> None:
-    """If one site's process is killed in round 2, the tensors equal those of a one-process study without the answer."""
+    """If a site's process is killed in round 2, the tensors equal those of a one-process study that lacks the site's
+    answer.
+    """
     plan = make_plan("fedbn", *SMALL, *GO_ON, "training.rounds=4", sites=[A, B])
     folder = tmp_path / "run"
     sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=fragile)}
@@ -89,7 +89,7 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
     kind = of(Refusing)
     plain = {s: site_of(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s, kind=kind) for s in (A, B)}
     lead(plan, tmp_path / "plain", plain)
-    for run in (folder, tmp_path / "plain"):  # the two runs differ only in the reason why the site's round was lost
+    for run in (folder, tmp_path / "plain"):
         for name in ("summary.json", "rounds.jsonl"):
             text = (run / name).read_text()
             (run / name).write_text(text.replace(missed[2].removeprefix("refused: "), "killed"))
@@ -114,8 +114,6 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
 
 
 class Dying(Trainer):
-    """A trainer that fails in each round, as if its process had died."""
-
     def work(self, number: int, phase: Phase, stop: Any) -> float:
         raise Died("killed")
 
@@ -145,7 +143,6 @@ def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: S
     site.answer(server.ask("round", 3))
     assert site.process and site.process.pid != first.pid
     with pytest.raises(Refused, match="died .exit code 1.: .*worker.log"):
-        # the tensors of this request exceed the memory limit of the site
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**28)}}))
 
 
@@ -185,16 +182,16 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
     assert site.process.pid == first
 
     monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)
-    with pytest.raises(Aborted):  # a process that ignores the abort is killed
+    with pytest.raises(Aborted):  # the site kills a process that ignores the abort
         site.answer(server.ask("round", 2), stop_after(0.5))
     assert not psutil.pid_exists(first)
 
-    with pytest.raises(Refused) as caught:  # a new process answers the request
+    with pytest.raises(Refused) as caught:
         site.answer(server.ask("round", 3))
     assert str(caught.value).startswith("ValueError; errors.log") or "ValueError in" in str(caught.value)
     assert "MUELLER" not in str(caught.value) and "MUELLER" in caught.value.private
 
-    os.kill(site.process.pid, signal.SIGSEGV)  # the process dies between two requests
+    os.kill(site.process.pid, signal.SIGSEGV)
     site.process.wait()
     monkeypatch.setattr(isolated, "STALL", 3.0)
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"

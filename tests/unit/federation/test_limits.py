@@ -1,4 +1,4 @@
-"""medsilo rejects a plan that exceeds its general limits or the limits of a hospital."""
+"""medsilo rejects a plan that exceeds medsilo's general limits or a hospital's limits."""
 
 import time
 from collections.abc import Sequence
@@ -119,7 +119,6 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "part
 
 
 def study(folder: Path, on_round: OnRound, *changes: str):
-    """Run a study that continues without a hospital that drops out."""
     plan, settings = make_plan("fedavg", *SMALL, *GO_ON, *changes), SiteSettings(device="cpu")
     sites = {site: site_of(plan, site, SITES, settings, folder / "sites" / site) for site in SITES}
     return Coordinator(plan, SITES, Loop(sites), Record(folder), "in-process", on_round).run()
@@ -140,8 +139,6 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
 
 
 class Hurried(Loop):
-    """An engine that limits the time of hospital-a to less than a round takes."""
-
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         for site in sites:
             if site == "hospital-a" and outgoing(site).facts["task"] == "round":
@@ -193,7 +190,7 @@ def test_learning_counts_steps_over_all_rounds_of_scores() -> None:
 def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(STUDY)
-    size = 3 * 8 * 8 * 4  # bytes of one prepared image
+    size = 3 * 8 * 8 * 4
     monkeypatch.setattr("medsilo.tasks.cache.MOST", 10 * (size + 8))
     data = {"folder": str(tmp_path / "photos"), "cache_folder": str(tmp_path / "cache")}
     source = make_settings({"data": data}, "x").data

@@ -1,6 +1,6 @@
-"""The state of a site survives a restart of its process.
+"""A site's state survives a restart of the site's process.
 
-A request for a round can be repeated, and a resumed study gives the same models as an uninterrupted study.
+A server may repeat the request for a round, and a resumed study gives the same models as an uninterrupted study.
 """
 
 import csv
@@ -35,8 +35,8 @@ from tests.sites import CPU, site_of, sites_of
 from tests.unit.core.test_files import files_of_at_most
 
 A = SITES[0]
-# The tests of this file use methods of three kinds. The tests in the folder tests/unit/methods check for each method
-# that its state is complete.
+# The tests of this file use methods of three kinds. Tests in tests/unit/methods check for each method that the saved
+# state is complete.
 KINDS: list[tuple[str, list[str]]] = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]
 every_kind = pytest.mark.parametrize(("method", "changes"), KINDS, ids=lambda part: str(part)[:40])
 
@@ -50,8 +50,6 @@ def made(plan: Plan, folder: Path, data: SiteData | None = None) -> TrainingSite
 
 
 class Server:
-    """A server that sends random tensors first, and later sends each returned model with a small change."""
-
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         shared = views(plan.course.phase_of(1).given, plan.build_networks())
@@ -73,7 +71,6 @@ class Server:
 
 
 def content(reply: StudyMessage) -> dict[str, Any]:
-    """Return all facts of an answer, except its duration and its memory."""
     return {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
 
 
@@ -99,10 +96,7 @@ def assert_same_folder(one: Path, other: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ away, or killed
 @every_kind
 def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: list[str], tmp_path: Path) -> None:
-    """A site that missed rounds continues from its saved state, also in a new process.
-
-    If the method has local state, a site that missed rounds gives other tensors than a new site.
-    """
+    """A site that missed rounds continues from its saved state, also in a new process."""
     plan = planned(method, changes, rounds=6)
     server, sites = Server(plan), [made(plan, tmp_path / name) for name in "ab"]
     for number in (1, 2):
@@ -119,7 +113,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
     fresh = made(plan, tmp_path / "fresh").answer(asked)
     keeps_optimizer = (
         plan.training.optimizer_state == "keep" and method != "fednova"
-    )  # with a reset, the momentum starts at zero
+    )  # with a reset, the optimizer's momentum starts at zero
     keeps = method in ("fedbn", "silobn", "fedper", "local") or keeps_optimizer or changes
     same = all(torch.equal(t, fresh.groups[g][n]) for g, group in reply.groups.items() for n, t in group.items())
     assert same == (not keeps) or method == "local"
@@ -130,7 +124,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
 @every_kind
 @pytest.mark.parametrize("after", [1, 2, 6])
 def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str], after: int, tmp_path: Path) -> None:
-    """A site that stops during validation or training gives the same answer when the round is repeated."""
+    """A site that stops during validation or training gives the same answer when the server repeats the round."""
     plan = planned(method, [*changes, "training.batch_size=4"])
     server, steady = Server(plan), made(plan, tmp_path / "steady")
     same, rebuilt = made(plan, tmp_path / "same"), made(plan, tmp_path / "rebuilt")
@@ -194,7 +188,9 @@ def test_only_what_the_server_will_not_send_again_is_kept(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("wrong", ["missing", "surplus", "shape", "group"])
 def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> None:
-    """A site rejects a message that lacks tensors or has additional tensors, for example because of a filter."""
+    """A site rejects a message that lacks tensors or has additional tensors, for example because of an NVFlare
+    filter.
+    """
     plan = planned("fedavg", [])
     server = Server(plan)
     groups = {"model": dict(server.groups["model"])}
@@ -322,8 +318,6 @@ def test_a_damaged_state_is_refused_and_not_forgotten(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- resume
 def stop_after(number: int) -> Callable[[Round], None]:
-    """Stop a study after all sites have answered in a round, and before the server has saved this round."""
-
     def on_round(record: Round) -> None:
         if record.round == number:
             raise KeyboardInterrupt
@@ -333,7 +327,6 @@ def stop_after(number: int) -> Callable[[Round], None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
-    """Return a function that runs a plan without interruption, once only, and returns the run's folder."""
     folders: dict[str, Path] = {}
 
     def of(plan: Plan) -> Path:
@@ -450,5 +443,4 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
     participants = sites_of(plan, tmp_path / "run")
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
-    # requests for the join, for the rounds, and for a few repetitions
     assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3

@@ -40,7 +40,6 @@ NINE = "participation.sites=[a, b, c, d, e, f, g, h, i]"
 
 @pytest.fixture
 def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change into a folder that contains no other files than medsilo's jobs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").symlink_to(root / "jobs")
     return tmp_path
@@ -135,7 +134,7 @@ def test_the_start_is_never_silent_for_long(tmp_path: Path) -> None:
     old = paths.site_folder(tmp_path, "b") / paths.DIARY
     old.parent.mkdir(parents=True)
     old.touch()
-    os.utime(old, (1, 1))  # this file belongs to the run before it was resumed
+    os.utime(old, (1, 1))
     starting = Starting(record, ["a", "b"], said.append, lambda: now[0])
     for now[0] in range(0, 20):
         starting.look()
@@ -225,7 +224,7 @@ def test_the_first_hour(here: Path, line: str, code: int, words: list[str], caps
 def test_a_server_that_is_silent_is_named_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command prints the server's address before it waits for the server, also into a file or a pipe."""
+    """A command prints the server's address before waiting for the server, even if the output is a file or a pipe."""
     (kit := tmp_path / "lead@x.org").mkdir()
     (kit / "startup").mkdir()
     files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
@@ -268,7 +267,7 @@ def test_a_server_that_fell_silent_after_it_was_reached_is_not_taken_for_one_tha
 def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVFlare's abort of a job returns before the job has ended.
 
-    The lead's command waits for the job's end, because the server rejects `resume` before.
+    The lead's command waits for the job's end, because the server rejects `resume` of a running job.
     """
     states = iter(["RUNNING", "RUNNING", "FINISHED:ABORTED"] if over else repeat("RUNNING"))
     asked = list[Any]()
@@ -292,14 +291,11 @@ def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatc
             lead.cancel("the-job", Path(), said.append)
     (line,) = said
     assert "the-job" in line
-    # the lead's name must be sent before the abort
     assert asked == [("the-job", "medsilo.progress", {"cancels": "lead@clinic"}), "the-job"]
 
 
 def test_a_download_goes_on_into_its_own_folder_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The download of a resumed study is written into the study's earlier folder, but another study never overwrites
-    it.
-    """
+    """The download of a resumed study goes into the study's earlier folder, which no other study overwrites."""
     left = "job-1"
 
     def bring(job: str, folder: str) -> str:
@@ -337,13 +333,9 @@ def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFix
 def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal without Unicode, the check prints an arrow in ASCII, and a file above the size limit gives one
-    line.
-    """
-
     def medsilo(*words: str) -> tuple[int, str, str]:
         streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2)]
-        # these commands change the process's umask and its signal handler
+        # the commands change the process's umask and signal handler
         umask, handler = os.umask(0o022), signal.getsignal(signal.SIGTERM)
         try:
             with monkeypatch.context() as patch:
@@ -358,7 +350,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
 
     code, out, err = medsilo("check", "--data", "nowhere")
     assert code == 1 and "-> " in out and "Traceback" not in err
-    code, _, err = medsilo("approve", "--kit", "x" * 300)  # file names must not have this length
+    code, _, err = medsilo("approve", "--kit", "x" * 300)
     assert code == 1 and err.startswith("medsilo: ") and "Traceback" not in err
     save = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo_lab.report.template"
     code = f"{save} import save; from pathlib import Path; save('x' * 99, Path('page.html'))"
@@ -393,10 +385,7 @@ def test_what_is_typed_in_the_first_hour_gets_the_command_that_was_meant(
 
 
 def test_a_folder_of_anything_is_not_walked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`prune` searches only a few levels of folders below the given folder.
-
-    The command still finds the runs of a comparison and of a kit.
-    """
+    """`prune` searches only a few levels of folders, but finds the runs of a comparison and of a kit."""
     walked = list[str]()
     monkeypatch.setattr("medsilo.runs.clean.os.walk", lambda folder: walked.append(folder) or iter(()))
     (tmp_path / "data/a/b/c/d/e/checkpoints").mkdir(parents=True)
@@ -451,7 +440,6 @@ def test_a_key_of_another_method_than_the_plans_is_refused_before_torch_is_loade
 
 
 def _refused(folder: Path, command: str, code: int = 1) -> str:
-    """Return the error of a command that is rejected quickly, before torch or NVFlare is imported."""
     program = (
         f"import sys, time; from medsilo import cli; code = cli.main({command.split()!r});"
         "print(code, 'torch' in sys.modules, 'nvflare' in sys.modules, time.process_time())"
@@ -467,7 +455,7 @@ def test_keys_that_are_read_in_sources_are_those_of_the_classes() -> None:
     named = {table.written_in(name): table[name] for table in (*TABLES.values(), LAYERS) for name in table.ours}
     for place, kind in {PLAN_CLASS: Plan, SETTINGS: SiteSettings, **named}.items():
         found = keys_in_source(place)
-        if kind not in (Tuned, FrozenNetwork):  # the key `from` of these classes cannot be the name of an attribute
+        if kind not in (Tuned, FrozenNetwork):  # Python does not allow an attribute with the name of the key `from`
             assert found and [*found.keys] == [*kind.model_fields], place
         for key in found.keys if found else ():
             within = found and found.below([key])
@@ -504,9 +492,8 @@ def test_keys_that_a_source_does_not_say_are_left_to_the_class(tmp_path: Path, m
 
 
 def test_what_submit_needs_is_loaded_once_and_nvflare_first(here: Path, tmp_path: Path) -> None:
-    """`medsilo submit` imports NVFlare before torch, and disables garbage collection during these imports.
-
-    If torch were imported first, NVFlare and the garbage collector would search torch's many modules and objects.
+    """If `medsilo submit` imported torch before NVFlare, NVFlare and the garbage collector would search torch's many
+    modules and objects.
     """
     program = (
         "import gc, sys; from medsilo import cli; looks = [];"

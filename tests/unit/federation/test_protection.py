@@ -38,10 +38,7 @@ Asks = Callable[..., Summary]
 
 @pytest.fixture
 def asks(tmp_path: Path) -> Asks:
-    """Return a function that runs a lead's study at one hospital.
-
-    The studies share the hospital's query budget, which is stored next to the folders of the studies.
-    """
+    """All studies share the hospital's query budget, which is stored beside the studies' folders."""
 
     def study(name: str, data: Path | dict, *changes: str, **settings: object) -> Summary:
         own = make_settings({"device": "cpu", "data": data, **settings}, "x")
@@ -58,15 +55,11 @@ def validated(shares: str) -> set[str]:
 
 
 def two_shares() -> tuple[str, str]:
-    """Return two values of `task.shares`, of which the first value gives one more validation patient."""
     texts = [f"[{train:.6f},{0.8 - train:.6f},0.2]" for train in np.arange(0.4, 0.7, 0.001)]
     return next(pair for pair in pairwise(texts) if len(validated(pair[0]) - validated(pair[1])) == 1)
 
 
 def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[list[float], int]:
-    """Return the initial network's disclosed losses in two studies, and the first study's number of validation
-    patients.
-    """
     for name, shares in zip(("one", "other"), two_shares(), strict=True):
         asks(name, photos, f"task.shares={shares}", **settings)
     told = [Record(root / name).rounds()[0].sites["a"].validation_loss for name in ("one", "other")]
@@ -74,7 +67,6 @@ def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[li
 
 
 def true_loss(photos: Path) -> float:
-    """Return the initial network's loss on the one patient who is a validation patient in only one of the studies."""
     (patient,) = validated(two_shares()[0]) - validated(two_shares()[1])
     plan = parse_plan(STUDY)
     model = plan.algorithm.whole(plan.build_networks()).eval()
@@ -104,7 +96,7 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
 def test_exact_numbers_and_another_seed_move_nobody_either(
     asks: Asks, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hospital's split of its patients depends on neither the rounding of scores nor the plan."""
+    """A hospital's split of patients depends on neither the rounding of scores nor the plan."""
     monkeypatch.setattr("medsilo.site.settings.SCORE_ROUNDING", 0)
     (one, other), _ = attack(asks, photos, tmp_path, min_patients_per_metric=1)
     asks("third", photos, "task.split=7", "seed=0", min_patients_per_metric=1)
@@ -126,8 +118,8 @@ def test_another_hospital_has_another_split(photos: Path, tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------------------------------- rounding
 @pytest.mark.parametrize("patients", [5, 12, 17, 60, 400])
 def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all(patients: int) -> None:
-    """If one patient's value changes, the exact mean moves by at most half a rounding step, and the disclosed mean by
-    at most one.
+    """One patient's value moves the exact mean by at most half a rounding step, and the disclosed mean by at most one
+    step.
     """
     random = np.random.default_rng(patients)
     told = Resolution(1 / patients, 2)
@@ -145,9 +137,8 @@ def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all
 
 @pytest.mark.parametrize("patients", [12, 17, 60])
 def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> None:
-    """The attack computes a patient's loss from the rounded mean losses of two groups that differ only in this patient.
-
-    The error of the attack is at most the theoretical bound.
+    """The attack computes a patient's loss from the rounded mean losses of two groups that differ only in this
+    patient.
     """
     random = np.random.default_rng(0)
     larger, smaller = Resolution(1 / patients, 2), Resolution(1 / (patients - 1), 2)
@@ -187,9 +178,9 @@ def test_counts_make_up_the_told_whole() -> None:
 
 
 def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, tmp_path: Path) -> None:
-    """A lead could choose a network with an extreme loss for one patient, and see this loss despite the rounding.
+    """A lead could choose a network with an extreme loss for one patient, which rounding does not hide.
 
-    The loss of each patient is limited before it enters the mean, so that no extreme loss is visible.
+    The hospital limits each patient's loss before averaging, so that the mean hides an extreme loss.
     """
     plan = parse_plan(STUDY)
     settings = make_settings({"device": "cpu", "data": photos}, "x")
@@ -206,7 +197,7 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
 # ---------------------------------------------------------------------------------------------------- disclosed numbers
 @pytest.mark.slow
 def test_told_figures_are_right_within_their_step(asks: Asks, tmp_path: Path) -> None:
-    """The hospital's table assigns the patients to the split, so exact and rounded scores are of the same patients."""
+    """The hospital's table determines the split, so exact and rounded scores are of the same patients."""
     parts = {f"p{number}": ("train", "train", "validation", "test", "test")[number % 5] for number in range(240)}
     data = {"folder": str(write_photos(tmp_path / "photos", [*parts], parts))}
     changes = ["training.learning_rate=0.05", "training.rounds=2"]
@@ -231,7 +222,7 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
     for number in range(60):
         write_pixels(folder / f"images/{number}.png", photograph(number)[0])
         part = ("train", "validation", "test")[number % 3]
-        patient = f"{part} {number % (12 if part == 'validation' else 60)}"  # there are 4 validation patients
+        patient = f"{part} {number % (12 if part == 'validation' else 60)}"
         rows.append({"image": f"images/{number}.png", "label": number % 2, "patient": patient, "part": part})
     write_table(folder / "cases.csv", rows)
     settings = make_settings({"device": "cpu", "data": folder}, "x")
@@ -261,9 +252,9 @@ def test_of_models_that_tie_by_rounding_the_last_is_kept_and_of_equal_ones_the_f
 
 @pytest.mark.parametrize(("far", "told"), [(3.0, False), (60.0, True)])
 def test_a_distance_that_is_rounded_to_nothing_is_withheld(far: float, told: bool) -> None:
-    """A distance that rounds to 0 mm is suppressed, because it would claim a perfect mask.
+    """The hospital suppresses a distance that rounds to 0 mm, because 0 mm would claim a perfect mask.
 
-    If the distance between surfaces is suppressed, the overlap is disclosed as 0, its worst value.
+    If the hospital suppresses the distance between surfaces, the disclosed overlap is 0, the worst value.
     """
     disclosure = object.__new__(Disclosure)
     names = [f"p{number}" for number in range(5)]
@@ -297,7 +288,7 @@ def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_p
     first, second, third = study("first", 0), study("second", 1), study("third", 5)
     assert first.sites["a"].validation != [None, None] and not first.sites["a"].warnings
     assert second.sites["a"].validation == [None, None]
-    assert second.sites["a"].test["accuracy"] is not None  # the test patients are the same as before
+    assert second.sites["a"].test["accuracy"] is not None
     assert Record(tmp_path / "second").rounds()[0].sites["a"].train_loss is None
     assert any("fewer than 5 patients" in line for line in second.sites["a"].warnings["join"])
     assert None not in third.sites["a"].validation
@@ -338,7 +329,6 @@ def test_synthetic_hospitals_are_as_before() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ newcomers
 def parts_at(data: Path, study: Path) -> dict[str, str]:
-    """Return the part of the split (training, validation or test) of each patient in a study at this hospital."""
     settings = make_settings({"device": "cpu", "data": data, "answers": 20_000}, "x")
     site = site_of(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
     return {name: part for part, names in site.participant.disclosure.patients.items() for name in names}
@@ -356,17 +346,14 @@ def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:
     assert all(later[name] == part for name, part in first.items())
     assert [list(later.values()).count(part) for part in ("train", "validation", "test")] == [36, 12, 12]
     kept = tmp_path / "_hospital/a/parts.jsonl"
-    kept.write_bytes(kept.read_bytes() + b'{"parts": {"a')  # a power failure cut off the last line
+    kept.write_bytes(kept.read_bytes() + b'{"parts": {"a')
     fewer = parts_at(write_photos(place, NAMES[10:]), tmp_path / "fewer")
     assert all(later[name] == part for name, part in fewer.items())
     assert kept.stat().st_mode & 0o077 == 0 and not any(name in kept.read_text() for name in NAMES)
 
 
 def test_a_study_that_is_refused_draws_nothing_for_good(tmp_path: Path) -> None:
-    """A hospital that rejects a plan does not store the split.
-
-    The hospital rejects plans with other labels, and plans for which it has too few patients.
-    """
+    """A hospital that rejects a plan, for example for its labels or for lack of patients, stores no split."""
     place = write_photos(tmp_path / "photos", NAMES)
     settings = make_settings({"device": "cpu", "data": place}, "x")
     strange = parse_plan(STUDY, ['task.labels=["left","right","up"]'])

@@ -1,4 +1,4 @@
-"""If all sites run in one process, each site removes its networks from memory after its answer."""
+"""If all sites run in one process, each site removes its networks from memory after answering."""
 
 import gc
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
 def test_what_a_resting_site_let_go_of_is_free_at_once(
     circle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of a site's networks is released at once.
+    """A site releases the memory of its networks at once.
 
     Garbage collection, which is slow, runs only if objects of a network refer to each other in a cycle.
     """

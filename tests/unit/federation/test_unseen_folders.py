@@ -85,9 +85,8 @@ def test_a_small_or_test_only_hospital_is_tested(
 
 
 def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path) -> None:
-    """If the hospital later trains with more patients, its earlier test patients remain test patients."""
+    """If the hospital later trains with more patients, the earlier test patients remain test patients."""
     root = write_hospital(tmp_path / "data", 2, "classification")
-    # with this map, labels of few patients are also read
     described = {"folder": str(root), "label_map": {"0": "no", "1": "yes"}}
     settings = make_settings({"device": "cpu", "data": described}, "x")
     unseen = plan_of("fedavg", "classification")
@@ -108,7 +107,9 @@ def test_who_trains_needs_all_parts_still(tmp_path: Path) -> None:
 
 
 def test_a_hospital_that_does_not_train_refuses_to(tmp_path: Path) -> None:
-    """A hospital that does not train rejects all requests to train, because its data were checked for tests only."""
+    """A hospital that does not train rejects all requests to train, because medsilo checked the hospital's data for
+    tests only.
+    """
     settings = SiteSettings(device="cpu", data=DataSource(folder=write_hospital(tmp_path / "d", 9, "classification")))
     plan = plan_of("fedavg", "classification")
     site = site_of(plan, SMALL, [A, B, SMALL], settings, tmp_path / "run/sites" / SMALL)

@@ -74,7 +74,8 @@ def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_hospital_whose_heartbeats_end_is_not_connected() -> None:
-    """A hospital whose last heartbeat was long ago counts as not connected, even if NVFlare's server lists it.
+    """A hospital whose last heartbeat was long ago counts as not connected, even if NVFlare's server lists the
+    hospital.
 
     The server's clock measures the age of a heartbeat, because the lead's clock may be wrong.
     """

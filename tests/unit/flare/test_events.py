@@ -1,7 +1,4 @@
-"""Several processes of a kit write to the same file events.log, whose size is limited.
-
-`medsilo logs` prints the entries of events.log.
-"""
+"""Several processes of a kit write to the same events.log, whose size is limited."""
 
 import hashlib
 import json
@@ -72,13 +69,13 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     assert told == [("away", "north", True), ("away", "relayed", True)]
     told.clear()
     look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
-    look(202.0, north=Seen(True, 200.0, "another"))  # the server registers the hospital's new processes
+    look(202.0, north=Seen(True, 200.0, "another"))
     look(204.0, north=Seen(True, 200.0, "another"))
     assert [what for what, *_ in told] == ["back", "back", "away"]
     look(270.0, north=Seen(True, 200.0, "a third"))
     assert told.pop() == ("back", "north", False)
     told.clear()
-    # the hospital's machine has stopped, but its connection is still open
+    # the hospital's machine has stopped, but the hospital's connection is still open
     for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):
         look(now, north=Seen(True, 200.0, "a third"))
     look(300.0, north=Seen(True, 300.0, "a third"))
@@ -91,12 +88,11 @@ def test_who_is_silent_is_called_and_away_where_it_does_not_answer() -> None:
     assert not attendance.late(seen, 2.0 + LATE)
     assert attendance.late(seen, 2.1 + LATE) == {"north": "relay.north", "south": "relay.south"}
     assert [one.who for one in attendance.look(seen, 3.0 + LATE, deaf=["south"])] == ["south"]
-    # the hospital has answered another call in the meantime
     assert [one.what for one in attendance.look(seen, 5.0 + LATE)] == ["back"]
 
 
 def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
-    """If NVFlare's clock is changed by two hours, a present hospital does not become absent, nor an absent hospital
+    """If somebody changes the clock by two hours, a present hospital does not become absent, nor an absent hospital
     present.
     """
     attendance, told = Attendance(), list[tuple[str, str]]()
@@ -133,14 +129,14 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 
 
 def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp_path: Path) -> None:
-    """The log contains the start and the end of each problem of a hospital, but only a few of them per hour.
+    """The log contains the start and the end of each problem of a hospital, but only a few problems per hour.
 
     A training process that dies in each round does not fill the log.
     """
     study, full = StudyEvents(tmp_path, "job-1", "lungs"), {"a": "the disk is full"}
     for again in (full, full, {}, full, full | {"b": "killed"}):
         study.on_asking(again)
-    study.on_round(7, {"a": "refused: the disk is full"})  # the hospital has not recovered within the time for retries
+    study.on_round(7, {"a": "refused: the disk is full"})
     study.on_asking({})
     told = [("refused", "a"), ("back", "a"), ("refused", "a"), ("refused", "b"), ("refused", "a"), ("back", "b")]
     assert columns(tmp_path, 2, 3) == told
@@ -151,7 +147,7 @@ def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp
 
 
 def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site reports a full disk once only, although different files fail and some writes succeed in between."""
+    """A site reports a full disk only once, although different files fail and some writes succeed in between."""
     study, now = SiteEvents(tmp_path, "job-1", "lungs"), 0.0
     monkeypatch.setattr(executing.time, "monotonic", lambda: now)
     monkeypatch.setattr(executing.time, "time", lambda: 1e9 + now)
@@ -165,7 +161,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
     assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
     now = executing.QUIET + 1
     study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
-    assert len(columns(tmp_path, 1)) == 3  # no answer of the site has succeeded in the meantime
+    assert len(columns(tmp_path, 1)) == 3
     now = 2 * events.AGAIN
     study.on_answer()
     study.on_answer("state-44.safetensors could not be written: the disk is full", passing=True)
@@ -193,8 +189,8 @@ def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancell
     for answered in (True, False):
         executor, back = MedsiloExecutor(), list[int]()
         executor.events = SiteEvents(tmp_path, f"job-{answered}", "lungs")
-        executor.folder = tmp_path / f"site-{answered}"  # the hospital's page shows the log in this folder
-        executor.handle_event(EventType.END_RUN, FLContext())  # a job that was rejected has no entry about its end
+        executor.folder = tmp_path / f"site-{answered}"
+        executor.handle_event(EventType.END_RUN, FLContext())
         executor.give_back = lambda back=back: back.append(1)
         executor.events.begin("FedAvg")
         if answered:
@@ -232,7 +228,6 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     engine: Any = SimpleNamespace(get_clients=lambda: list(known.clients.values()), server=server)
 
     def heartbeat(token: str, at: float) -> bool:
-        """Send a heartbeat, and return True if the server registers the sender as a new process."""
         now[0], said = at, FLContext()
         said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(tmp_path)), private=True, sticky=False)
         monkeypatch.setattr(said, "get_engine", lambda: engine)
@@ -249,7 +244,7 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     assert not any(heartbeat("first", 105.0 + TWICE + at) for at in range(9))
     ((level, what, text),) = columns(tmp_path, 1, 2, 6)
     assert (level, what) == ("WARNING", "refused") and "kit of north" in text
-    own.attendance.there["north"] = False  # the second process writes nothing
+    own.attendance.there["north"] = False
     assert not heartbeat("first", 200.0) and heartbeat("first", 210.0)
 
 
@@ -262,7 +257,7 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "LARGEST", 4000)
-    fork = get_context("fork")  # a forked process keeps this test's small limit on the size
+    fork = get_context("fork")  # a forked process keeps the test's small limit on the log's size
     started = [fork.Process(target=_write_many, args=(str(tmp_path), number)) for number in range(3)]
     for process in started:
         process.start()
@@ -274,13 +269,12 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     assert (tmp_path / "events.log").stat().st_mode & 0o077 == 0
     lines = list(event_reading.read(tmp_path))
     assert len(lines) > 50 and all(line.count("\t") == 7 and line.split("\t")[6].endswith("x" * 100) for line in lines)
-    for number in range(3):  # the newest lines of each process are still in order
+    for number in range(3):
         own = [int(words[1]) for line in lines if (words := line.split("\t")[6].split())[0] == str(number)]
         assert own == sorted(own)
 
 
 def job_of(kit: Path, lead: str, named: str) -> FLContext:
-    """Return the context of a job in the server's process, which a lead has submitted for one hospital."""
     said, engine = FLContext(), SimpleNamespace(get_clients=list)
     said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit)), private=True, sticky=False)
     meta = {"deploy_map": {"app": ["server", named]}, "submitter_name": lead}
@@ -332,7 +326,6 @@ def test_a_party_that_is_refused_for_ever_new_reasons_pushes_nothing_out(
 
 # ---------------------------------------------------------------------------------------- signatures of the log
 def findings_of(home: Home, *more: str) -> list[str]:
-    """Return the findings about events.log that `medsilo check --kit` reports."""
     given = ["check", "--kit", str(home.folder), "--private", str(home.folder / "private.txt"), "--json", *more]
     with redirect_stdout(StringIO()) as out:
         main(given)
@@ -368,7 +361,7 @@ def test_a_changed_log_is_noticed(tmp_path: Path) -> None:
         head.unlink() if kept is None else head.write_bytes(kept)
         with pytest.raises(MedsiloError):
             chain.check()
-        # neither this process nor a later process signs a log that was changed
+        # no process signs a log that somebody has changed
         for process in (chain, EventChain(home.kit)):
             with pytest.raises(MedsiloError):
                 process.sign()

@@ -1,4 +1,4 @@
-"""The executor at a site reacts to an abort at once, and sends no texts of other packages' errors to the server."""
+"""A site's executor reacts to an abort at once, and sends no texts of other packages' errors to the server."""
 
 import signal
 import subprocess
@@ -31,8 +31,6 @@ from tests.unit.site.test_approvals import make_kit
 
 
 class Abort(Signal):
-    """An abort signal that is triggered after the given number of seconds."""
-
     def __init__(self, after: float) -> None:
         super().__init__()
         self.when = time.monotonic() + after
@@ -44,7 +42,7 @@ class Abort(Signal):
 
 @pytest.mark.slow
 def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that uses the processor counts as busy, and a process that was stopped counts as stalled."""
+    """A process that uses the processor counts as busy, and a stopped process counts as stalled."""
     monkeypatch.setattr("medsilo.flare.executor.LOOK", 0.2)
     monkeypatch.setattr("medsilo.flare.executor.STOOD_STILL", 1.0)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
@@ -75,9 +73,7 @@ def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytes
 
 
 def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A site ends its training after participation.timeout, because the server no longer waits, and then answers new
-    requests.
-    """
+    """A site ends its training after participation.timeout, because the server no longer waits for the answer."""
     executor, over = MedsiloExecutor(), threading.Event()
     slow = SimpleNamespace(answer=lambda parcel, stop: over.wait(60))
     monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
@@ -112,7 +108,6 @@ NAMELESS = ["participation.sites=[]", "participation.minimum=2"]
 
 
 def at_site(folder: Path, plan: Plan, site: str = "site-1") -> FLContext:
-    """Return the NVFlare context of a job at a site."""
     for place in ("startup", "local"):
         (folder / place).mkdir(parents=True, exist_ok=True)
     workspace = Workspace(str(folder), site_name=site)
@@ -147,7 +142,7 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
 def test_a_rejection_is_evidence_in_the_kits_own_log(tmp_path: Path) -> None:
     """The site's log records for each rejection the requester, the study, the job and the hospital's reason."""
     plan, kit = make_plan("fedavg"), tmp_path / SITES[0]
-    make_kit(kit, SITES[0])  # the settings of the kit contain `approval: required`
+    make_kit(kit, SITES[0])
     context = at_site(kit, plan, SITES[0])
     Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_job_meta_path("job")).write_text(
         '{"submitter_name": "lead@clinic.org"}'
@@ -168,15 +163,12 @@ def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path)
     record.begin(plan.among(began))
     assert MedsiloController._among(plan, None, ["a", "x"]).participation.sites == ("a", "x")
     assert MedsiloController._among(plan, record, ["a", "x"]) == plan.among(began)
-    # the plan is unchanged, and the coordinator reports that too few sites joined
+    # the coordinator reports that too few sites joined, so the plan stays unchanged
     assert MedsiloController._among(plan, None, ["a"]) is plan
 
 
 def test_a_kit_without_settings_runs_nobodys_data_only(tmp_path: Path) -> None:
-    """Without a settings file, as in NVFlare's POC mode, a site accepts plans with synthetic data only.
-
-    The site rejects plans with patients' data.
-    """
+    """Without a settings file, as in NVFlare's POC mode, a site accepts only plans with synthetic data."""
     folder = tmp_path / "site-1"
     make_kit(folder, "site-1")
     (folder / "local/medsilo.yaml").unlink()
@@ -187,13 +179,12 @@ def test_a_kit_without_settings_runs_nobodys_data_only(tmp_path: Path) -> None:
         settings_of_site(at_site(folder, parse_plan(real)))
     (folder / "local/medsilo.yaml").write_text("approval: required\ndevice: cpu\n")
     context = at_site(folder, make_plan("fedavg", *NAMELESS))
-    settings_of_site(context)  # the site stores the fact that a plan needs an approval
+    settings_of_site(context)
     (folder / "local/medsilo.yaml").unlink()
     with pytest.raises(Refused, match=r"medsilo\.yaml \(missing\) changed"):
         settings_of_site(context)
     context = at_site(folder, make_plan("fedavg", *NAMELESS))
     (folder / "local/medsilo.yaml").write_text("approval: required\ndata: {folder: /x, columns: {secret: [a, b]}}\n")
-    # the server receives the text of this error
     with pytest.raises(MedsiloError, match=r"medsilo\.yaml can't be used") as refused:
         settings_of_site(context)
     assert "secret" not in str(refused.value) and "secret" in refused.value.private

@@ -22,7 +22,6 @@ FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
 def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
-    """Return a message with the tensors of a model, including a counter of integers, and with an amplitude spectrum."""
     chance = torch.Generator().manual_seed(0)
     model = {
         "weight": torch.randn(40, 5, generator=chance).to(dtype),
@@ -72,7 +71,7 @@ def test_a_parcel_stays_a_parcel_under_nvflares_filters(
 ) -> None:
     theirs = make(monkeypatch)
     sent = parcel()
-    # this filter raises an error for tensors of integers
+    # ModelQuantizer raises an error for integer tensors
     if any(type(one).__name__ == "ModelQuantizer" for one in theirs):
         del sent.groups["model"]["bn.num_batches_tracked"]
     before = {name: tensor.clone() for name, tensor in sent.groups["model"].items()}

@@ -1,4 +1,4 @@
-"""Test how medsilo finds jobs, packs them with and without code, and rejects damaged jobs."""
+"""Test that medsilo finds jobs, packs jobs with and without code, and rejects damaged jobs."""
 
 import json
 import os
@@ -89,7 +89,6 @@ def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
 
 
 def pack(job: Path, destination: Path, changes: Sequence[str] = ()) -> Path:
-    """Write a job's folder as `medsilo submit` writes it, and return the folder."""
     write_job(destination, plan_of(job, changes), job)
     return destination
 
@@ -211,7 +210,6 @@ def test_a_component_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def said_of(job: Path, capsys: pytest.CaptureFixture, *command: str) -> str:
-    """Return the error of a command that rejects this job."""
     assert cli.main([command[0], str(job), *command[1:]]) == 1
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("medsilo: ") and "Traceback" not in told
@@ -247,7 +245,7 @@ def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.Ca
             assert Path(name).name in said_of(job, capsys, *command)
     (job / name).unlink()
     with (job / name).open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)  # a sparse file of zeros takes no space on the disk
+        file.truncate(LARGEST_FILE + 1)  # a sparse file takes no space on the disk
     assert Path(name).name in said_of(job, capsys, "disclosure")
 
 
@@ -258,7 +256,6 @@ def test_a_link_within_a_job_is_none_out_of_it(tmp_path: Path) -> None:
 
 
 def test_a_recipe_s_job_is_submitted_with_its_first_model(tmp_path: Path) -> None:
-    """A job that a recipe exports is submitted with all of its files, including the initial weights."""
     (tmp_path / "client.py").write_text("import medsilo.client as flare\n")
     script, model = str(tmp_path / "client.py"), torch.nn.Linear(4, 2)
     recipe = FedAvgRecipe(name="mine", model=model, min_clients=2, num_rounds=1, train_script=script)

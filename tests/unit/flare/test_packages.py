@@ -1,6 +1,6 @@
-"""Each package has a hash, which an approval covers and which a site compares when it joins.
+"""Each package has a hash, which an approval covers and which a site compares when joining a study.
 
-A changed package that the plan uses invalidates the approval and stops the join; other packages have no effect.
+A change to a package that the plan uses invalidates the approval and prevents joining; other packages have no effect.
 """
 
 import importlib
@@ -42,7 +42,6 @@ def plan_with_a_plug_in() -> Plan:
 
 # ------------------------------------------------------------------------------------------------------ another process
 def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
-    """Return the hospital's reason to reject a study whose server has these package hashes, or "" if it joins."""
     kit = Workspace(str(home.folder), site_name=SITES[0])
     context = FLContext()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit)
@@ -57,7 +56,6 @@ def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Change each package by one byte; yield the package's name with the reasons why join and approval are rejected."""
     home = Home(folder)
     home.plan = plan_with_a_plug_in()
     config = Path(Workspace(str(folder), site_name=SITES[0]).get_app_config_dir("job"))
@@ -79,7 +77,6 @@ def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
 # ---------------------------------------------------------------------------------------------------- required packages
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """Return for each changed package the reasons why join and approval are rejected."""
     folder = tmp_path_factory.mktemp("changed")
     tree = shutil.copytree(PLACE, folder / "tree", ignore=shutil.ignore_patterns("__pycache__"))
     for name in USED:
@@ -132,7 +129,6 @@ def test_the_first_difference_is_medsilos_own() -> None:
 # ------------------------------------------------------------------------------------------------------- loaded modules
 @pytest.fixture
 def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a medsilo package with one module, and make it importable."""
     folder = tmp_path / "medsilo_spare"
     folder.mkdir()
     for name, text in (("__init__.py", ""), ("rule.py", "LIMIT = 5\n"), ("page.js", "//"), ("page.css", "p {}")):
@@ -152,7 +148,7 @@ def hash_now(name: str = "medsilo_spare") -> str:
 
 
 def test_what_python_or_a_browser_loads_is_in_the_hash(spare: Path) -> None:
-    """A package's hash includes machine code, bytecode without a source, and files of its web page."""
+    """A package's hash includes machine code, bytecode without a source, and files of web pages."""
     before = hash_now()
     for name in (f"rule{EXTENSION_SUFFIXES[0]}", "more.so", "more.pyd", "more.pyc", "page.js", "page.css"):
         file = spare / name
@@ -164,7 +160,9 @@ def test_what_python_or_a_browser_loads_is_in_the_hash(spare: Path) -> None:
 
 
 def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
-    """Bytecode that does not belong to its source is rejected, because Python would run it instead of the source."""
+    """medsilo rejects bytecode that does not belong to its source, because Python would run the bytecode instead of the
+    source.
+    """
     source = spare / "rule.py"
     true, before = Path(cache_from_source(str(source))), hash_now()
     (spare.parent / "rule.py").write_text("LIMIT = 500\n")
@@ -183,11 +181,11 @@ def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
         true.write_bytes(good[:20])
         with pytest.raises(MedsiloError, match="bytecode"):
             hash_now()
-        true.write_bytes(b"\0\0\0\0" + bad[4:])  # this bytecode was compiled by another version of Python
+        true.write_bytes(b"\0\0\0\0" + bad[4:])
         assert hash_now() == before
         true.unlink()
     py_compile.compile(str(source), doraise=True)
-    # Python compiles the source again, because the source is newer than this bytecode
+    # Python compiles the source again, because the source is newer than the bytecode
     true.write_bytes(true.read_bytes()[:8] + b"\0" * 8 + other)
     assert hash_now() == before
 

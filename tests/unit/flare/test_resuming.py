@@ -1,6 +1,6 @@
-"""A study resumes automatically if the process of its job has died.
+"""A study resumes automatically if the process of the study's job has died.
 
-The tests check when and how often a study resumes, and the entries in events.log.
+The tests check when and how often a study resumes, and check the entries in events.log.
 """
 
 import json
@@ -40,8 +40,6 @@ TINY = ("training.rounds=2", "participation.resume=2")
 
 
 class Server:
-    """A server that reports its shutdown after it was queried `looks` times."""
-
     looks = sys.maxsize
 
     @property
@@ -51,8 +49,6 @@ class Server:
 
 
 class Books:
-    """Replaces the engine and the job manager of NVFlare's server."""
-
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["job_id"]: SimpleNamespace(job_id=job["job_id"], meta=job) for job in jobs}
         self.server = Server()
@@ -94,7 +90,6 @@ def job(of: str = "job-1", status: str = DEAD, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a server's kit that contains a study whose job was killed in round 2."""
     monkeypatch.setattr(resuming, "LOOK", 0.01)
     monkeypatch.setattr(resuming, "PAUSE", 0.0)
     plan, study = make_plan("fedavg", *TINY), tmp_path / "medsilo/lungs"
@@ -107,7 +102,6 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begun(own: Resuming) -> threading.Thread:
-    """Start the component that resumes studies, and return its thread."""
     before = {*threading.enumerate()}
     own.begin()
     (watching,) = {*threading.enumerate()} - before
@@ -115,7 +109,6 @@ def begun(own: Resuming) -> threading.Thread:
 
 
 def after(kit: Path, books: Books) -> list[str]:
-    """Start a server with these jobs, and return the jobs that it has submitted after three checks."""
     known, books.server = set(books.jobs), Server()
     watching = begun(Resuming(books, kit, kit / "medsilo"))
     books.server.looks = 3
@@ -129,7 +122,6 @@ def told(kit: Path) -> list[tuple[str, str, str]]:
 
 
 def failed(kit: Path, passing: bool) -> None:
-    """Write the summary of a failed study, with a later time than the start of the study's job."""
     values = {"schema": 1, "status": "failed", "reason": "why", "metric": "accuracy", "method": "fedavg"}
     values |= {"title": "FedAvg", "rounds": {"planned": 2, "done": 1}, "sites": {}, "passing": passing}
     (kit / "medsilo/lungs/summary.json").write_text(json.dumps(values))
@@ -147,8 +139,8 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     assert books.jobs["job-1"].meta["goes_on"]["turn"] == "1 of 2"
     level, what, text = told(kit)[-1]
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
-    assert after(kit, books) == []  # the new job still waits for its hospitals
-    # a lead has written an invalid value into the file meta.json of the job
+    assert after(kit, books) == []
+    # a lead has written an invalid value into the job's meta.json
     for wrong in (-1_000_000, "x", [[None, 1]], [7], {"at": 1}):
         books = Books(job(resumed=wrong))
         assert after(kit, books) == ["job-1+"] and len(books.jobs["job-1+"].meta["resumed"]) == 1
@@ -176,7 +168,7 @@ def test_it_goes_on_so_many_times_and_then_somebody_is_told(kit: Path) -> None:
     before = told(kit)
     # the server reports the end of the study only once, also after a restart
     assert after(kit, Books(job(), *dead)) == [] and told(kit) == before
-    # A lead resumed the study by `medsilo resume`, so the earlier automatic resumptions no longer count.
+    # A lead resumed the study by `medsilo resume`, so earlier automatic resumptions no longer count.
     by_hand = job("job-4", submit_time=4.0, cloned_from="job-3")
     (kit / "medsilo/lungs/jobs.txt").write_text("job-1\njob-2\njob-3\njob-4\n")
     assert after(kit, Books(job(), *dead, by_hand)) == ["job-4+"]
@@ -186,7 +178,7 @@ def test_what_a_person_has_to_mend_or_ended_does_not_go_on(kit: Path) -> None:
     failed(kit, passing=False)
     assert after(kit, Books(job())) == []
     old = time.time() - 60
-    os.utime(kit / "medsilo/lungs/summary.json", (old, old))  # this summary belongs to the study's previous job
+    os.utime(kit / "medsilo/lungs/summary.json", (old, old))
     assert after(kit, Books(job())) == ["job-1+"]
     failed(kit, passing=True)
     assert after(kit, Books(job())) == ["job-1+"]
@@ -205,7 +197,7 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
     own = Resuming(books, kit, kit / "medsilo")
     watching = begun(own)
     assert "goes on in" in lead.waits_to_go_on(books.jobs["job-1"].meta)
-    own.cancel("job-2", "somebody")  # the server does not know a job of this name
+    own.cancel("job-2", "somebody")
     own.cancel("job-1", "lead@clinic")
     later = time.monotonic() + 601.0
     monkeypatch.setattr(resuming.time, "monotonic", lambda: later)
@@ -215,7 +207,7 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
     assert list(books.jobs) == ["job-1"] and books.jobs["job-1"].meta["status"] == "FINISHED:ABORTED"
     assert not lead.waits_to_go_on(books.jobs["job-1"].meta)
     assert told(kit)[-1] == ("INFO", "ended", "lead@clinic cancelled it while it waited to go on")
-    assert after(kit, books) == []  # a study that a lead has cancelled stays cancelled when the server starts again
+    assert after(kit, books) == []  # a cancelled study stays cancelled when the server starts again
 
 
 def test_nvflares_own_command_for_an_abort_tells_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +253,6 @@ def test_it_waits_for_hospitals_and_for_room(kit: Path, monkeypatch: pytest.Monk
     books.here = SITES[:1]
     assert after(kit, books) == []
     monkeypatch.setattr(resuming, "GATHER", 0.0)
-    # after this number of seconds, the plan lets the study continue with fewer hospitals
     assert after(kit, books) == ["job-1+"]
     monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: SimpleNamespace(free=resuming.LEAST_ROOM))
     assert after(kit, Books(job())) == []
@@ -326,7 +317,7 @@ def test_whoever_watches_is_led_into_the_job_that_goes_on() -> None:
     assert watching.look(session) == "FINISHED:COMPLETED" and watching.job_id == "job-2"
     cancelled = lead._Watching("job-2", lambda line, study: None, said.append)
     jobs["job-2"]["status"] = "FINISHED:ABORTED"
-    assert cancelled.look(session) == "FINISHED:ABORTED"  # a command that watches an aborted job ends at once
+    assert cancelled.look(session) == "FINISHED:ABORTED"
     jobs["job-3"] = job("job-3", "SUBMITTED", cloned_from="job-2", submit_time=3.0)
     assert cancelled.look(session) is None and cancelled.job_id == "job-3"
 
@@ -383,7 +374,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     caplog.set_level("INFO")
     study = StudyEvents(tmp_path, "job-1", "lungs")
     sites = SlowSites(study)
-    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])  # the usual duration of a round is not yet known
+    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])
     sites.look(turns(1, north=(60.0, None), south=(61.0, 20.0)), [])
     for seconds in (61.0, 300.0):
         sites.look(turns(1, north=(seconds, None), south=(seconds, 20.0)), [])
@@ -392,7 +383,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     study.on_round(3, {"north": None, "south": None})
     assert [(level, what) for level, what, _ in told(tmp_path)] == [
         ("WARNING", "slow"),
-        ("INFO", "slow"),  # this hospital, which was slow, has answered
+        ("INFO", "slow"),
         ("WARNING", "away"),
         ("INFO", "back"),
     ]

@@ -20,7 +20,7 @@ def amplitude_by_hand(batch: np.ndarray) -> np.ndarray:
 
 
 def low(size: tuple[int, ...], band: float | None) -> np.ndarray:
-    """Return a mask of the frequencies whose amplitude is replaced by the shared amplitude."""
+    """Return a mask of the frequencies whose amplitude the layer replaces by the shared amplitude."""
     reach = max(size) if band is None else np.floor(min(size) * band)
     frequencies = np.meshgrid(*(np.fft.fftfreq(length) * length for length in size), indexing="ij")
     return np.all([np.abs(frequency) <= reach for frequency in frequencies], axis=0)
@@ -39,7 +39,6 @@ def normalise_by_hand(batch: np.ndarray, amplitude: np.ndarray, band: float | No
 
 
 def half(amplitude: np.ndarray) -> torch.Tensor:
-    """Return the half of a spectrum that rfftn computes."""
     return torch.from_numpy(amplitude[..., : amplitude.shape[-1] // 2 + 1].copy())
 
 
@@ -59,7 +58,7 @@ def test_equations_2_to_4(shape: tuple[int, ...], start: str, band: float | None
         expected = normalise_by_hand(batch, running, band)
         np.testing.assert_allclose(norm(images).numpy(), expected, **TOLERANCE)
         torch.testing.assert_close(norm.amplitude, half(running), **TOLERANCE)
-        assert torch.equal(images, torch.from_numpy(batch))  # the input stays unchanged
+        assert torch.equal(images, torch.from_numpy(batch))
     norm.freeze()
     for module in (norm.train(), norm.eval()):
         np.testing.assert_allclose(module(images).numpy(), expected, **TOLERANCE)
@@ -84,7 +83,7 @@ def test_evaluation_never_updates_and_passes_images_unchanged_before_the_first_b
     before = norm.amplitude.clone()
     other = norm.eval()(images + 1)
     assert torch.equal(norm.amplitude, before)
-    assert not torch.equal(other, images + 1)  # in evaluation mode, an image is normalised with the running average
+    assert not torch.equal(other, images + 1)  # in evaluation mode, the layer uses the running average of amplitudes
 
 
 def test_frozen_survives_saving_and_freezes_what_is_given() -> None:

@@ -1,4 +1,4 @@
-"""Class weights in the loss equal separate computations, are used in a study, and exclude some plans."""
+"""Class weights in the loss equal separate computations, have an effect in a study, and exclude some plans."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ FOLDER = "task={name: image-folder, kind: segmentation, labels: [a], size: [32, 
 def test_balanced_weights_count_each_class_alike() -> None:
     weights = balanced([6, 2, 0])
     assert weights.tolist() == pytest.approx([8 / 12, 2.0, 1.0])
-    assert float((weights[:2] * torch.tensor([6.0, 2.0])).sum()) == 8  # the mean weight is 1
+    assert float((weights[:2] * torch.tensor([6.0, 2.0])).sum()) == 8
 
 
 def test_the_weighted_loss_is_a_mean_over_cases() -> None:
@@ -34,7 +34,7 @@ def test_the_weighted_loss_is_a_mean_over_cases() -> None:
     assert torch.allclose(torch.stack(single), torch.stack(expected))
     assert torch.allclose(loss(output, target), torch.stack(expected).mean())
     scan, mask = torch.randn(2, 2, 4, 4), torch.randint(2, (2, 4, 4))
-    both = loss_of("dice-ce")  # half of this loss is the cross entropy
+    both = loss_of("dice-ce")
 
     def half(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return both(found, right[:, None])

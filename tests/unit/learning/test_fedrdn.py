@@ -1,4 +1,4 @@
-"""FedRDN's statistics, random draws and rounds equal separate computations, and unsuitable plans are rejected."""
+"""FedRDN's statistics, random draws and rounds equal separate computations, and medsilo rejects unsuitable plans."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_two_rounds_equal_those_written_by_hand() -> None:
     tables = [
         tuple(torch.from_numpy(v).float() for v in measured(data[s].train.inputs.double().numpy())) for s in SITES
     ]
-    rounds = dict.fromkeys(SITES, 1)  # round 1 measures
+    rounds = dict.fromkeys(SITES, 1)  # sites measure their statistics in round 1
 
     def local(site: baselines.Site, given: dict[str, Tensor]) -> int:
         name = next(own for own in SITES if len(data[own].train) == site.cases)

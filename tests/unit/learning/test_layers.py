@@ -1,4 +1,6 @@
-"""Batch norms and heads are found by the type of a layer, also with misleading names, nesting, sharing and wrappers."""
+"""medsilo finds batch norms and heads by the type of a layer, also with misleading names, nesting, sharing and
+wrappers.
+"""
 
 import pytest
 import torch
@@ -83,7 +85,6 @@ def test_a_convolution_may_be_the_head(layer: type[nn.Module]) -> None:
 
 
 def by_hand(model: nn.Module) -> set[str]:
-    """Return the names of all tensors that belong to a batch norm, by comparing the tensor objects."""
     held = set()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
@@ -96,18 +97,18 @@ def test_monai_unet(residual: int) -> None:
     model = UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2), num_res_units=residual, norm="BATCH")
     names = batch_norm_names(model)
     assert set(names) == by_hand(model)
-    assert names == [name for name in model.state_dict() if name in names]  # the names have the order of the state dict
+    assert names == [name for name in model.state_dict() if name in names]
     assert len([name for name in names if name.endswith("running_var")]) >= 4
     head = head_names(model)
     assert len(head) == 2
-    assert model.state_dict()[head[-1]].shape == (2,)  # the head has one bias for each class
+    assert model.state_dict()[head[-1]].shape == (2,)
     assert not set(head) & set(names)
     probe = torch.rand(1, 1, 16, 16)
     model.eval()
     before = model(probe)
     with torch.no_grad():
         model.state_dict()[head[-1]].add_(1.0)
-    torch.testing.assert_close(model(probe), before + 1.0)  # the output contains the head's bias
+    torch.testing.assert_close(model(probe), before + 1.0)
 
 
 def test_other_weights_are_gone_afterwards_also_where_a_layer_has_two_names() -> None:

@@ -111,7 +111,7 @@ def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> 
     for epoch in range(2):
         order = torch.randperm(19, generator=generator_for(0, "shuffle", epoch))
         total.zero_()
-        # the 19th case is left out in training, because it would be the only case of its batch
+        # training leaves out the 19th case, because it would be the only case of its batch
         for start in (0, 6, 12):
             inputs, targets = data[order[start : start + 6]]
             own.zero_grad()
@@ -164,7 +164,7 @@ def test_a_last_batch_of_one_is_left_out_only_in_training(kind: type) -> None:
         assert [len(batch) for batch in order_of(batches(data, 4, CPU, generator_for(0)))] == sizes
         seen = seen_in(batches(data, 4, CPU, generator_for(0)))
         assert len(set(seen)) == len(seen)
-        assert seen_in(batches(data, 4, CPU)) == list(range(size))  # evaluation sees all cases
+        assert seen_in(batches(data, 4, CPU)) == list(range(size))
 
 
 def test_with_batches_of_one_no_case_is_left_out() -> None:
@@ -310,7 +310,6 @@ def test_every_lesson_learns_from_the_same_batches_which_are_loaded_once() -> No
 def test_a_large_gradient_is_scaled_down_to_its_bound() -> None:
     weights = nn.Parameter(torch.zeros(2))
     optimizer = Training(learning_rate=0.5, clip=2.0).make_optimizer([weights])
-    # gradients of norm 5 are clipped, and gradients of norm 0.5 stay
     for gradient, moved in (([3.0, 4.0], [-0.6, -0.8]), ([0.3, 0.4], [-0.15, -0.2])):
         weights.data.zero_()
         weights.grad = torch.tensor(gradient)
@@ -332,7 +331,6 @@ def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
 
 
 def rates(training: Training, order: Sequence[int]) -> dict[int, float]:
-    """Return the learning rate of each round, if the rounds are requested in the order `order`."""
     optimizer, found = training.make_optimizer([nn.Parameter(torch.zeros(1))]), {}
     for number in order:
         begin_round(training, optimizer, number, training.rounds)
@@ -346,7 +344,7 @@ def test_schedules_are_torchs(schedule: str, warmup: int) -> None:
     rounds, rate = 8, 0.2
     training = Training(rounds=rounds, learning_rate=rate, schedule=schedule, warmup=warmup)
     with catch_warnings():
-        simplefilter("ignore")  # torch warns if a scheduler steps and its optimizer does not
+        simplefilter("ignore")  # torch warns about a scheduler that steps without its optimizer
         own = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
         after = {
             "constant": lambda: torch.optim.lr_scheduler.ConstantLR(own, 1.0),

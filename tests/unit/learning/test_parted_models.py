@@ -42,7 +42,6 @@ Theta = list[Array]  # W1, b1, W2 and b2 of the network tanh(x W1 + b1) W2 + b2,
 
 # --------------------------------------------------------------------------------------- the methods in numpy
 def gradients(theta: Theta, batch: tuple[Array, Array], shift: Array | float = 0.0) -> tuple[Theta, float]:
-    """Return the mean cross entropy and its gradients, after `shift` was added to the network's scores."""
     (w1, b1, w2, b2), (x, y) = theta, batch
     h = np.tanh(x @ w1.T + b1)
     z = h @ w2.T + b2 + shift
@@ -55,8 +54,6 @@ def gradients(theta: Theta, batch: tuple[Array, Array], shift: Array | float = 0
 
 @dataclass
 class ByHand:
-    """A site in numpy, with its model, the received tensors, the optimizer's state, and the method's state."""
-
     data: Batches
     model: Theta
     given: Theta
@@ -197,8 +194,6 @@ class FedDyn:
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its settings, and a function that creates the method's implementation in numpy."""
-
     name: str
     numbers: dict[str, Any]
     by_hand: Callable[[], Any]
@@ -223,10 +218,6 @@ CASES = [
 
 
 def study_by_hand(case: Case, start: Theta) -> tuple[list[dict[str, Theta]], dict[str, ByHand]]:
-    """Compute a whole study in numpy.
-
-    The returned list has the evaluated models of all sites and the shared tensors, before and after each round.
-    """
     method = case.by_hand()
     sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
     shared, curve = start, []
@@ -247,8 +238,6 @@ def study_by_hand(case: Case, start: Theta) -> tuple[list[dict[str, Theta]], dic
 
 # ---------------------------------------------------------------------------------- the methods in medsilo
 def two_layers(start: Theta, *between: nn.Module) -> Callable[[], nn.Module]:
-    """Return a function that builds a network of two layers, which averages its input over time first."""
-
     def build() -> nn.Module:
         first, head = nn.Linear(4, 5), nn.Linear(5, 3)
         model = nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(), first, *between, nn.Tanh(), head).double()
@@ -283,7 +272,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
             for one, other in zip(own[name], right[name], strict=False):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     ends = [np.concatenate([part.ravel() for part in expected[-1][site]]) for site in SIZES]
-    # the sites' models must differ, because otherwise the test would not find exchanged models
+    # if all sites had the same model, the test could not find exchanged models
     different = case.name != "feddyn"
     assert all((np.abs(one - other).max() > 1e-3) == different for i, one in enumerate(ends) for other in ends[:i])
     if case.name == "fedala":
@@ -338,7 +327,7 @@ def test_balanced_softmax_knows_classes_that_a_site_lacks_and_a_single_score_of_
 
 # ---------------------------------------------------------------------------------------------------- in the engine
 def test_fedala_takes_over_each_mean_once_whether_it_is_validated_or_not() -> None:
-    """FedALA equals FedAvg if its weights W stay at 1, even if only some rounds are validated."""
+    """FedALA equals FedAvg if FedALA's weights W stay at 1, even if only some rounds are validated."""
     changes = [*SMALL, "training.rounds=3", "model_selection.validate_every=2"]
     mine = inprocess.run(make_plan("fedala", *changes, "algorithm.step=1e-30")).models
     average = inprocess.run(make_plan("fedavg", *changes)).models

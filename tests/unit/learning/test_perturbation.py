@@ -53,7 +53,7 @@ def test_state_goes_there_and_back(name: str) -> None:
         own.step(closure_of(one, own))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     plain = make(linear().parameters())
-    plain.load_state_dict(optimizer.state_dict())  # the state of PerturbedOptimizer can be loaded by its base optimizer
+    plain.load_state_dict(optimizer.state_dict())  # the base optimizer can load the state of PerturbedOptimizer
     assert twin.param_groups is twin.base.param_groups and twin.state is twin.base.state
 
 
@@ -81,7 +81,7 @@ def test_parameters_without_gradient_stay_out_and_in_place() -> None:
 
 
 class WithoutTruth(nn.Sequential):
-    """A network whose truth value raises an error, as that of a compiled network does."""
+    """A network whose truth value raises an error, as the truth value of a compiled network does."""
 
     def __bool__(self) -> bool:
         raise TypeError
@@ -93,7 +93,7 @@ def test_running_statistics_see_the_first_pass_only(kind: type[nn.Sequential]) -
     model, other = (kind(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
     inputs = torch.from_numpy(X)
-    other(inputs)  # one forward pass with unperturbed weights
+    other(inputs)
     optimizer = PerturbedOptimizer(BASES["sgd"](model.parameters()), ALPHA, module=model)
     passes = []
 

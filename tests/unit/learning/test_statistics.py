@@ -12,7 +12,7 @@ from medsilo.registry import NETWORKS
 
 
 class Mixed(nn.Module):
-    """A network with batch norms for three, two and one dimensions, of which one layer is used twice."""
+    """A network with batch norms for one, two and three dimensions, one of which the network calls twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,6 @@ def mixed_data(samples: int = 37) -> tuple[Mixed, Tensor]:
 
 
 def by_numpy(model: nn.Module, layers: list[nn.Module], inputs: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Compute the mean and the variance of each layer's inputs over all cases, in double precision."""
     seen: dict[nn.Module, list[np.ndarray]] = {layer: [] for layer in layers}
     model = model.double().eval()
     hooks = [

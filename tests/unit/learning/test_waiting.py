@@ -1,6 +1,6 @@
-"""Test without a GPU that training never waits for a GPU, and which GPU a site chooses.
+"""Test without a GPU that training never waits for a GPU, and that a site chooses the right GPU.
 
-The meta device of torch replaces the GPU. A tensor on the meta device has no values, so code that reads a value raises
+torch's meta device stands in for the GPU. A tensor on the meta device has no values, so code that reads a value raises
 an error.
 """
 
@@ -40,7 +40,7 @@ META = torch.device("meta")
 
 
 class Waiting(TorchDispatchMode):
-    """Raises an error if code waits for a copy to the meta device, because such code would also wait for a GPU."""
+    """Raise an error if code waits for a copy to the meta device, because such code would also wait for a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -95,9 +95,8 @@ def test_no_step_asks_a_card(perturbed: bool) -> None:
 
 @pytest.mark.parametrize("private", [False, True])
 def test_batches_for_a_card_are_the_same_cases(private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are in pinned memory, from which a GPU copies while it computes.
-
-    A copy from unpinned memory would first wait for the running computation.
+    """A GPU copies batches from pinned memory while it computes, but copies from unpinned memory only after the running
+    computation.
     """
     empty, pinned = torch.empty, []
 
@@ -154,7 +153,7 @@ def test_a_study_that_ended_holds_no_networks() -> None:
 
 
 def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU counts invalid pixels during a pass over the data, and the error is raised at the end of the pass."""
+    """A GPU counts invalid pixels during a pass over the data, and medsilo raises the error at the end of the pass."""
     norm, passed = AmplitudeNorm((1, 4, 4)), []
     images = torch.rand(2, 1, 4, 4)
     data = iter([(images, torch.zeros(2))] * 2)
@@ -168,12 +167,12 @@ def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.
     with pytest.raises(DataError, match="3 pixels in 1 of 4 images"):
         train_epoch(passed_through(norm, data), [learn], Compute())
     assert passed == [2, 2]
-    norm.end_pass()  # the error is raised only once
+    norm.end_pass()
 
 
 # --------------------------------------------------------------------------------------------- choice of the GPU
 class Card:
-    """Replaces torch's CUDA functions, and records the GPUs that the code uses."""
+    """Stand in for torch's CUDA functions, and record the GPUs that the code uses."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.touched: list[Any] = []

@@ -1,6 +1,4 @@
-"""Test that DICOM series are found and read, that faulty files are rejected, and that masks are written voxel for
-voxel.
-"""
+"""medsilo finds and reads DICOM series, rejects faulty files, and writes masks voxel for voxel."""
 
 import json
 import logging
@@ -47,7 +45,6 @@ BALL = {"name": "dicom-folder", "labels": ["ball"], "size": [16, 16, 8], "target
 
 
 def labels_of(names: list[str]):
-    """Return a function from a structure's name to its label, which the reader calls."""
     return lambda name: names.index(name) + 1
 
 
@@ -95,10 +92,8 @@ def test_a_volume_and_its_masks_come_back_voxel_for_voxel(
     made = segmentation(sources_of(series), labels, STRUCTURES, MAKER)
     made.save_as(folder / "mask")
     assert (mask_of_segmentation(folder / "mask", series, labels_of(list(STRUCTURES))) == labels).all()
-    # predict a mask for the rotated scan, and convert the mask back to the grid of the series
     own = SimpleITK.GetArrayFromImage(scan.on_own_grid(mask_as_scanned(labels, series)))
     assert (own == labels).all()
-    # highdicom's own reader agrees that the frames have the positions of the slices
     read = highdicom.seg.segread(folder / "mask")
     instances = [header.instance for header in series.slices]
     back = read.get_pixels_by_source_instance(instances, combine_segments=True, ignore_spatial_locations=True)
@@ -113,7 +108,6 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> ImageSeries:
 
 
 def text_of(elements: pydicom.Dataset) -> str:
-    """Return the values of all elements, also of elements in nested sequences."""
     return "\n".join(str(element.value) for element in elements.iterall() if element.VR != "SQ")
 
 
@@ -140,7 +134,7 @@ def test_results_conform_to_the_standard(kind: str, series: ImageSeries, tmp_pat
         lines = (found.stdout + found.stderr).splitlines()
         assert not [line for line in lines if line.startswith("Error")]
         warnings = [line for line in lines if line.startswith("Warning")]
-        known = ("99MEDSILO", "DICOMDIR")  # codes of no vocabulary, and elements that the study left empty
+        known = ("99MEDSILO", "DICOMDIR")
         assert all(any(word in line for word in known) for line in warnings), warnings
 
 
@@ -230,7 +224,7 @@ def test_no_damaged_study_trains_and_none_stops_the_others(kinds: tuple[str, ...
         words = DAMAGE[name][1]
         told = [one.what for one in left_out if any(f"bad {name}/" in private for private in one.private)]
         assert any(re.search(words, what) for what in told), (name, told)
-    for problem in survey.problems:  # other users may read these files
+    for problem in survey.problems:
         assert not re.search(r"good-|bad |1\.2\.8|IM0|q\d|DOE", problem.what)
 
 
@@ -247,7 +241,7 @@ def test_where_nothing_matches_it_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_structures_have_the_plans_names_or_the_hospitals(tmp_path: Path) -> None:
-    files = write_study(tmp_path / "s0", "p0", 0, label="BALL ")  # the plan spells this name with other capitals
+    files = write_study(tmp_path / "s0", "p0", 0, label="BALL ")
     for number in (1, 2, 3):
         write_study(tmp_path / f"s{number}", f"p{number}", number, label="Kugel")
     assert sum(part.cases for part in survey_of(tmp_path).parts.values()) == 1
@@ -278,9 +272,9 @@ def test_identifiers_are_told_by_their_elements_alone(
 ) -> None:
     for number in range(4):
         write_study(tmp_path / f"s{number}", f"p{number}", number)
-    library()  # pydicom also warns when it writes this date
-    change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # this text is not a date
-    # NVFlare may call logging.config.dictConfig, which has the same effect, at any time
+    library()  # pydicom also warns when writing this date
+    change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")
+    # NVFlare may call logging.config.dictConfig, which also disables pydicom's logger, at any time
     logging.getLogger("pydicom").disabled = False
     logging.getLogger("pydicom").warning("Jane")
     survey = survey_of(tmp_path)
@@ -364,7 +358,6 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
 
 
 def _check_segmentation(out: Path, study: Path) -> None:
-    """Assert that highdicom reads a mask from the result, and that the mask has the volume in the table."""
     (case,) = json.loads((out / "predictions.json").read_text("utf-8"))["cases"]
     made = highdicom.seg.segread(out / case["mask"])
     files = sorted((study / "A").rglob("IM*"))
@@ -377,7 +370,6 @@ def _check_segmentation(out: Path, study: Path) -> None:
 
 
 def _check_card(bundle: Path, run: Path) -> None:
-    """Assert that the model card holds only results that the run's summary contains."""
     card, summary = (json.loads(path.read_text("utf-8")) for path in (bundle / CARD_DATA, run / "summary.json"))
     released = summary["sites"]["a"]
     assert card["plan_hash"] == summary["plan_hash"] and card["data"] == {"a": released["cases"]}
@@ -398,7 +390,7 @@ def test_intervals_follow_from_score_and_cases() -> None:
     assert interval_of("accuracy", Score.told(0.5, 10)) == (0.2366, 0.7634)  # Wilson 1927, computed separately
     assert interval_of("dice", Score.told(0.8, 50)) == (0.6079, 0.9921)  # ± sqrt(ln(40) / 100)
     assert interval_of("dice", Score.told(0.9, 2)) == (0.0, 1.0)
-    # a rounded score has one confidence interval, which covers both ends of its range
+    # the confidence interval of a rounded score covers both ends of the rounding range
     assert interval_of("accuracy", Score.told(0.5, 10, 0.2))[0] < 0.2366
     assert interval_of("concordance", Score.told(0.7, 100)) is None and interval_of("dice", Score.told(0.5, 0)) is None
 
@@ -408,7 +400,6 @@ ENHANCED_CT, ENHANCED_MR = "1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1
 
 
 def item(**values) -> pydicom.Sequence:
-    """Return a DICOM sequence of one item."""
     one = pydicom.Dataset()
     for name, value in values.items():
         setattr(one, name, value)
@@ -416,8 +407,8 @@ def item(**values) -> pydicom.Sequence:
 
 
 def write_enhanced(path: Path, files: list[Path], kind: str, order: list[int], **frame_of: list) -> None:
-    """Write slices as one Enhanced DICOM object, with frames in this order and a different rescale slope for each
-    frame.
+    """Write slices as one Enhanced DICOM object, with frames in the order `order` and a different rescale slope for
+    each frame.
     """
     slices = [pydicom.dcmread(files[number]) for number in order]
     made = pydicom.dcmread(files[0])
@@ -467,7 +458,7 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
 
 
 def as_siemens_writes(path: Path) -> None:
-    """Move all functional groups into the frames, and add private sequences, one of them without its value
+    """Move all functional groups into the frames, and add private sequences, one of which lacks a value
     representation.
     """
     made = pydicom.dcmread(path)
@@ -516,7 +507,6 @@ def test_objects_that_highdicom_and_gdcm_make_of_series_are_read_alike(tmp_path:
     series = read_again([tmp_path / "legacy"])
     assert (values_of(series) == values).all()
     np.testing.assert_allclose(series.affine, read_again(files).affine, atol=1e-6)
-    # GDCM compresses the file, and applies slope and intercept to its result
     made.compress(pydicom.uid.RLELossless)
     made.save_as(tmp_path / "rle")
     assert (values_of(read_again([tmp_path / "rle"])) == values).all()
@@ -562,14 +552,12 @@ def test_series_without_a_frame_of_reference_are_read_with_a_caution(tmp_path: P
     assert survey.usable and sum(part.cases for part in survey.parts.values()) == 4
     (told,) = [one for one in survey.problems if "frame of reference" in one.what]
     assert told.severity == "note" and told.count == 2
-    # the mask of such a series has a separate frame of reference, which is the same in each prediction
     series = read_again(sorted((tmp_path / "s0/A/series").iterdir()))
     frames = {source.FrameOfReferenceUID for _ in range(2) for source in sources_of(series)}
     assert len(frames) == 1 and frames.pop()
 
 
 def square(mask: np.ndarray, spacing: tuple[float, float, float]) -> list[np.ndarray]:
-    """Return contours around the structures of a mask, as one square in each slice."""
     found, affine = [], affine_of(spacing)
     for z, slice_ in enumerate(mask):
         ys, xs = np.nonzero(slice_)
@@ -582,10 +570,7 @@ def square(mask: np.ndarray, spacing: tuple[float, float, float]) -> list[np.nda
 
 @pytest.mark.slow
 def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """One hospital has segmentations; the other hospital has contours, one of which contains all other structures.
-
-    The third folder contains no hospital's data.
-    """
+    """One hospital has segmentations; the other hospital has contours, one of which contains all other structures."""
     archive, spacing = tmp_path / "archive", (1.5, 1.5, 2.5)
     for patient in range(10):
         write_study(archive / "north" / f"{patient:03}", f"n{patient}", patient, "Tumour, left")
@@ -594,14 +579,12 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
         files = write_series(place / "series", np.rint(values * 100), affine_of(spacing), f"s{patient}")
         drawn = {"TUMOUR, LEFT": square(mask, spacing), "BODY": square(np.ones_like(mask), spacing)}
         write_contours(place / "contours", files, drawn | ({"<b>../x": square(mask, spacing)} if patient < 3 else {}))
-    # a hospital with few patients, where two studies have a name that would be legible in public results
     for patient in range(3):
         values, mask = ball((7, 12, 12), spacing, patient)
         place = archive / "tiny" / f"{patient:03}"
         files = write_series(place / "series", np.rint(values * 100), affine_of(spacing), f"t{patient}")
         drawn = {"tumour, left": square(mask, spacing), "Meier, Anna" if patient else "ball": []}
         write_contours(place / "contours", files, drawn)
-    # a damaged segmentation
     (archive / "north/000/B/mask").write_bytes((archive / "north/000/B/mask").read_bytes()[:400])
     out = tmp_path / "study"
     assert main(["init", str(archive), "-o", str(out), "--no-train", "--device", "cpu", "--json"]) == 0
@@ -623,7 +606,7 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
         files = write_study(tmp_path / "archive" / f"{patient:03}", f"n{patient}", patient)
         (tmp_path / "archive" / f"{patient:03}/B/mask").unlink()
         tumour = ball((7, 12, 12), (1.5, 1.5, 2.5), patient)[1]
-        drawn = {"GTV": tumour, "PTV": np.ones_like(tumour)}  # this structure covers the other structure
+        drawn = {"GTV": tumour, "PTV": np.ones_like(tumour)}
         drawn = {name: square(mask, (1.5, 1.5, 2.5)) for name, mask in drawn.items()}
         write_contours(tmp_path / "archive" / f"{patient:03}/B/drawn", files, drawn)
     sight = first_sight(DatasetLayout(tmp_path / "archive", "st-anna", "cpu"))
@@ -634,8 +617,8 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
 
 
 def test_what_init_can_not_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The error names a segmentation whose series is missing or in another folder, and a damaged file; no pipe is
-    opened.
+    """The error names a damaged file, or a segmentation whose series is missing or in another folder; medsilo opens no
+    pipe.
     """
     write_study(tmp_path / "other", "n0", 0)
     write_study(tmp_path / "archive", "n1", 1)

@@ -210,7 +210,7 @@ def test_a_run_goes_on_and_predicts_a_dataset(tmp_path: Path) -> None:
 def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: medsilo.Run) -> None:
     """The expected rates come from scikit-learn, with probabilities rounded to 200 bins.
 
-    The area under the ROC curve of a hospital is the mean of its classes' areas.
+    A hospital's area under the ROC curve is the mean over the classes' areas.
     """
     classes, cases = small.classes, small.cases
     assert classes.index.names == ["site", "class"] and list(classes.columns) == [
@@ -290,8 +290,6 @@ def looks_too_far(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Breaks(torch.utils.data.Dataset):
-    """A user's data set that contains one case without a label."""
-
     def __len__(self) -> int:
         return 9
 
@@ -402,8 +400,6 @@ WIDTH = 8
 
 
 class Windows(Dataset):
-    """A site's data set with two cases for each patient, whose target is the sum of the inputs."""
-
     def __init__(self, seed: int) -> None:
         self.values = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed))
         self.patients = [f"patient {case // 2}" for case in range(40)]
@@ -460,10 +456,9 @@ def test_a_module_data_a_method_and_a_loss_of_ones_own_run_without_a_package(tmp
     run = medsilo.run(**OWN, task="classification", method=HeadStays, loss=doubled, changes=changes)
     assert run.summary.mean_test > 0.8
     first, second = (run.models[site].state_dict() for site in "ab")
-    assert not first["layers.2.weight"].equal(second["layers.2.weight"])  # the selector's last layer was not shared
+    assert not first["layers.2.weight"].equal(second["layers.2.weight"])
     assert {name.removeprefix("source-of-") for name in run.plan.packages} >= {"head-stays"}
     assert run.predict(OWN["sites"]["a"].values[:3], site="a").equal(run.models["a"](OWN["sites"]["a"].values[:3]))
-    # wrong shapes: no axis of cases, or too few channels
     for wrong in (OWN["sites"]["a"].values[0], OWN["sites"]["a"].values[:3, :1]):
         with pytest.raises(MedsiloError, match="the model reads"):
             run.predict(wrong, site="a")
@@ -488,10 +483,9 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     assert source_hash(Net) != before[0] and source_hash(doubled) == before[2]
     monkeypatch.setattr(sys.modules[__name__], "body", doubled)
     assert source_hash(HeadStays) != before[1]
-    (tmp_path / "modules.py").write_text(
-        "Odd = type('Odd', (), {'f': eval('lambda self: 1')})"
-    )  # a base without source
-    (tmp_path / "modules-1.0.dist-info").mkdir()  # pip installs a package in this way, in any folder of PYTHONPATH
+    (tmp_path / "modules.py").write_text("Odd = type('Odd', (), {'f': eval('lambda self: 1')})")
+    # pip installs packages with a .dist-info folder, in any folder of PYTHONPATH
+    (tmp_path / "modules-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     own = type("Own", (import_module("modules").Odd,), {"__module__": __name__, "g": doubled})
     assert source_hash(own)
@@ -601,7 +595,7 @@ def test_all_sites_begin_with_the_weights_of_a_module() -> None:
     still = medsilo.run(sites={"a": pairs(samples(1)), "b": pairs(samples(2))}, model=net, **MASKS)
     begun = still.plan.build_networks()["model"].state_dict()
     assert all(begun[name].equal(value) for name, value in net.state_dict().items())
-    assert not weights(still).equal(torch.cat([value.flatten() for value in begun.values()]))  # the models have learned
+    assert not weights(still).equal(torch.cat([value.flatten() for value in begun.values()]))
     names = [
         in_memory.model(net)["name"],
         in_memory.model(deepcopy(net).eval())["name"],
@@ -677,7 +671,7 @@ def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     assert len(found.runs) == 6 and found.runs["local", 1].plan.seed == 1
     assert "little: algorithm.name=fedavg training.learning_rate=0.001" in found.report().read_text("utf-8")
     again = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
-    assert len(said) == 8 and again.verdict.rows == found.verdict.rows  # all runs were there
+    assert len(said) == 8 and again.verdict.rows == found.verdict.rows
 
 
 def test_runs_of_a_comparison_outlive_it_and_other_norms_get_a_local_row() -> None:
@@ -702,7 +696,7 @@ def test_images_are_predicted_as_by_the_command_line(tmp_path: Path) -> None:
     broken, one = sorted(found, key=lambda row: row["image"])
     assert broken["error"] and one["error"] is None and (tmp_path / "out" / one["mask"]).is_file()
     command = ["predict", str(run.folder), str(images), "-o", str(tmp_path / "other"), "--device", "cpu"]
-    assert main(command) == 1  # one image failed
+    assert main(command) == 1
     assert json.loads((tmp_path / "other/predictions.json").read_text("utf-8"))["cases"] == found
 
 

@@ -1,6 +1,6 @@
 """Check medsilo's HTML pages in a real browser.
 
-Each page opens without errors, fits a phone's screen, can be printed, and passes axe-core, also in dark mode.
+Each page opens without errors, fits a phone's screen, prints correctly, and passes axe-core, also in dark mode.
 """
 
 import base64
@@ -22,7 +22,7 @@ from tests.browser import Browser, chromium
 from tests.unit.medsilo_lab.test_report import SITES, round_line, save, summary_of
 from tests.unit.medsilo_lab.test_verdict import statistics_of, verdict_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # the tests of this group share one study
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # all tests of this group share one study
 
 PAGES = ["run", "study"]
 ENTER = ("Enter", 13, "\r")
@@ -30,7 +30,6 @@ ENTER = ("Enter", 13, "\r")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict[str, Path]:
-    """Write the page of a run that rejected a site, and the page of a study with panels of pictures."""
     folder = tmp_path_factory.mktemp("pages")
     names = list(SITES)
     scores = {"fedavg": (0.9, 0.8, 0.7), "fedbn": (0.85, 0.95, None), "local": (0.6, 0.9, 0.8)}
@@ -48,7 +47,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
 
 
 def others(folder: Path, study: Study) -> dict[str, Path]:
-    """Write pages of other kinds: a comparison with each verdict, its decision sheet, the demo and a check."""
     shown = folder / "gains"
     shutil.copytree(study.folder, shown)
     gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, patients=9, adjusted=0.3, sure=False)
@@ -101,7 +99,7 @@ PRINTED = {"sheet": 1, "run": 2, "one": 2, "study": 3, "gains": 3, "demo": 3}
 def test_a_page_prints_on_few_sheets(
     paper: tuple[float, float], pages: dict[str, Path], tab: Browser, subtests: pytest.Subtests
 ) -> None:
-    """The paper's size is Letter or A4, and the margins are those of the browser.
+    """The paper's size is Letter or A4, and the margins are the browser's defaults.
 
     In earlier versions, the printed demo needed ten sheets of paper, four of which listed runs.
     """
@@ -125,10 +123,7 @@ def test_the_list_of_runs_is_never_printed(pages: dict[str, Path], tab: Browser)
 
 
 def test_each_hospital_s_three_scores_stand_on_one_scale(tmp_path: Path, tab: Browser) -> None:
-    """The picture shows the single-site, the federated and the pooled score of each hospital.
-
-    The score's axis is at the picture's top, and the first screen shows the whole axis, also on a phone.
-    """
+    """The picture shows the single-site, the federated and the pooled score of each hospital."""
     levels = {"local": 0.6, "fedavg": 0.7, "central": 0.9}
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -162,7 +157,7 @@ AXIS = f"[...document.querySelectorAll('thead .drawn text')].map(t => [t.textCon
 def test_links_of_a_page_work_in_a_mail(pages: dict[str, Path]) -> None:
     """Each link leads to an anchor on the same page.
 
-    The page names the command that prints the documentation instead of a link.
+    Instead of a link to the documentation, the page names the command that prints the documentation.
     """
     for kind, path in pages.items():
         for address in re.findall(r'href="([^"]+)"', path.read_text("utf-8")):
@@ -170,7 +165,7 @@ def test_links_of_a_page_work_in_a_mail(pages: dict[str, Path]) -> None:
     assert "medsilo docs " in pages["demo"].read_text("utf-8")
 
 
-# The page's width and colour scheme have separate effects, so only the tests before a release use all pairs.
+# A page's width and colour scheme have separate effects, so only the tests before a release use all pairs.
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [

@@ -31,7 +31,7 @@ def make_images(folder: Path) -> None:
         write_volume(folder / f"scan{number}{suffix}", Volume(drawn(shape, number), oblique(spacing)), stored_as)
 
 
-# MONAI's runner is imported once, which takes five seconds, and each bundle runs in a forked process.
+# Import MONAI's runner once, which takes five seconds, and run each bundle in a forked process.
 RUNNER = """
 import json, os, runpy, sys, traceback
 import monai.bundle, monai.data, monai.inferers, monai.transforms
@@ -58,10 +58,6 @@ in_monai = pytest.mark.xdist_group("bundle")
 
 @pytest.fixture(scope="session")
 def run_bundle() -> Iterator[RunBundle]:
-    """Return a function that runs a bundle as described in the bundle's docs/README.md.
-
-    The function's arguments are the bundle, the images, the folder for masks, and whether to hide medsilo.
-    """
     with ExitStack() as stack:
 
         @cache
@@ -130,7 +126,7 @@ def test_the_bundle_has_what_monai_asks_for(tmp_path: Path, monkeypatch: pytest.
         bundle_root=str(tmp_path / "bundle"),
     )
     workflow.initialize()
-    assert not workflow.check_properties()  # each reference in the bundle's configuration leads to a value
+    assert not workflow.check_properties()
     parser = ConfigParser(json.loads((configs / "inference.json").read_text()))
     parser.read_meta(str(configs / "metadata.json"))
     assert all(parser.get(entry["id"]) is not None for entry in MetaProperties.values())

@@ -18,7 +18,7 @@ from tests.hospital import Volume, photograph, write_pixels, write_volume
 from tests.unit.deploy.test_predict import GRIDS, drawn, oblique, write_run
 from tests.unit.medsilo_lab.test_bundle import RunBundle, in_monai, make_images, run_bundle
 
-__all__ = ["run_bundle"]  # a fixture
+__all__ = ["run_bundle"]
 pytestmark = in_monai
 VOLUMES = ["task.name=nifti-folder", 'task.labels=["organ","tumour"]', 'task.intensity={"kind":"z-score"}']
 SEGMENTS = {
@@ -33,17 +33,14 @@ U_NET = ["network.name=unet", "network.features=[4,8]"]
 
 
 def before_a_release(slow: list[str], kinds: Iterable[str]) -> list[Any]:
-    """Return the values of a test's parameter, and mark values outside of `slow` for the tests before a release."""
     return [pytest.param(kind, marks=pytest.mark.slow if kind in slow else pytest.mark.long) for kind in kinds]
 
 
 def whole(task: list[str], own: list[str], network: list[str]) -> list[str]:
-    """Join changes of a plan in this order, so that a later change of a key wins."""
     return [*task, *network, *own]
 
 
 def export(tmp_path: Path, changes: list[str]) -> tuple[Path, Path]:
-    """Predict with random weights and export them as a bundle; return the folders of predictions and of the bundle."""
     torch.manual_seed(7)
     write_run(tmp_path / "run", make_plan("fedavg", *changes), "global/best.safetensors")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "images"), "-o", str(tmp_path / "ours")]) == 0

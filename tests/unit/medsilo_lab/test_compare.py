@@ -1,4 +1,4 @@
-"""Test comparisons: their rows, runs that are used again, reported failures, and a kill during a run."""
+"""Test comparisons: their rows, reused runs, reported failures, and a kill during a run."""
 
 import json
 import os
@@ -100,7 +100,6 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
     command = ["compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
-    # the process is killed within a run
     command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=12", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, str(whole)]) == 0
@@ -120,7 +119,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
 
 
 class Killed(BaseException):
-    """Ends a run without a summary, as if its process had died."""
+    """End a run without a summary, as if the run's process had died."""
 
 
 @pytest.mark.slow
@@ -191,7 +190,6 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a comparison of two rows, and write the plan and two folders of settings into the same folder."""
     place = tmp_path_factory.mktemp("finished")
     (place / "plan.yaml").write_text(make_plan("fedavg", *SMALL).to_yaml())
     for name, threads in (("one", 1), ("two", 2)):
@@ -209,10 +207,7 @@ def compared(place: Path, methods: str = "fedavg,local", settings: str = "one") 
 def test_a_finished_comparison_is_never_replaced(
     finished: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comparison in a folder uses another plan, other settings, fewer rows or another version of medsilo.
-
-    The error names the differences from the first comparison.
-    """
+    """The second comparison in a folder uses another plan, other settings, fewer rows or another version of medsilo."""
     before = everything_in(finished / "study")
     assert json.loads(before["comparison.json"])["settings"]["device"] == "cpu"
     tried = [
@@ -235,10 +230,10 @@ def test_a_finished_comparison_is_never_replaced(
 def test_power_is_told_before_a_comparison_and_after_it(finished: Path, capsys: pytest.CaptureFixture) -> None:
     """The option --power trains no model.
 
-    Before a comparison, the statistical power follows from assumptions; afterwards, it follows from the scores.
+    Before a comparison, the statistical power follows from assumptions; after the comparison, from the scores.
     """
     before = everything_in(finished / "study")
-    assert main(["compare", *compared(finished), "--power", "--difference", "5"]) == 1  # these runs have only two seeds
+    assert main(["compare", *compared(finished), "--power", "--difference", "5"]) == 1
     assert "repetitions differ" in capsys.readouterr().err
     changes = ["--set", "task.persons=40", "--seeds", "0,1,2,3,4"]
     command = ["compare", "--task", "synthetic-activity", "--methods", "local,fedavg", *changes, "--power"]
@@ -252,10 +247,7 @@ def test_power_is_told_before_a_comparison_and_after_it(finished: Path, capsys: 
 
 
 def test_power_before_a_comparison_is_the_same_in_python(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Without an argument, `medsilo compare` counts the test patients in the data.
-
-    If the same number of test patients is given as an argument, the result is the same.
-    """
+    """Without an argument for the number of test patients, `medsilo compare` counts the test patients in the data."""
     changes = ["task.persons=40", "task.windows=5"]
     command = ["compare", "--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0,1,2,3", "--power"]
     asked = [*command, *(word for one in changes for word in ("--set", one)), "-o", str(tmp_path / "none"), "--json"]
@@ -346,9 +338,9 @@ with alone(Path(sys.argv[1]), "x"):
 
 @pytest.mark.slow
 def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The second comparison in the same folder ends at once with an error.
+    """A second comparison in the same folder ends at once with an error.
 
-    If the first comparison is killed, the operating system releases its lock on the folder.
+    If the first comparison is killed, the operating system releases the comparison's lock on the folder.
     """
     out = tmp_path / "study"
     command = ["compare", "--plan", str(plan), "--methods", "local", "--seeds", "0", "--out", str(out)]
@@ -374,7 +366,7 @@ def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, ca
 def test_images_are_read_once_for_all_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output announces that images are read once for all runs, which changes no score and leaves no file."""
+    """The output announces that medsilo reads images once for all runs, which changes no score and leaves no file."""
     for site in SITES:
         for number in range(12):
             for kind, pixels in zip(("images", "labels"), photograph(number), strict=True):

@@ -37,8 +37,6 @@ def write(folder: Path, change: Callable[[dict[str, Any]], None] = lambda values
 
 
 def put(*path: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a function that sets a key of the consortium's file; the last item of `path` is the key's new value."""
-
     def change(values: Any) -> None:
         for key in path[:-2]:
             values = values[key]

@@ -18,7 +18,7 @@ def page(out: Path) -> str:
     path = out / "page.html"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_text()
-    assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)  # the page loads no other file
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)
     return unescape(text)
 
 
@@ -51,7 +51,7 @@ def test_a_tables_page_has_each_column_with_its_missing_values(tmp_path: Path) -
     assert row(text, "sex")[2] == "f (12), m (12)"
     assert row(text, "<b>note")[0] == "not used" and "free words" not in text and "MUSTER" not in text
     assert "<b>note" not in (tmp_path / "set/page.html").read_text()
-    assert text.count("<svg") == 1  # the ages
+    assert text.count("<svg") == 1
 
 
 @pytest.mark.parametrize("masks", [True, False])

@@ -21,10 +21,6 @@ A, B, C = "hospital-a", "hospital-b", "hospital-c"
 
 
 def decisions(yes: int, no: int, threshold: float | None = 0.35, certain: bool = True) -> Decisions:
-    """Return the decisions for 20 cases of each class, of which `yes` positive and `no` negative cases are correct.
-
-    Each case has the probability 0.15 or 0.85.
-    """
     places = [(0, 0, 0.0)] * 10
     places[1], places[8] = (20, 2, 3.0), (20, 17, 17.0)
     return Decisions(
@@ -62,9 +58,8 @@ def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -
 
 
 def test_roc_and_net_benefit_follow_from_the_told_places(tmp_path: Path) -> None:
-    """Of 40 cases, 19 are ill.
-
-    The threshold 0.8 gives 17 true and 3 false alarms, and the threshold 0.1 gives 40 alarms.
+    """Of 40 cases, 19 are ill; the threshold 0.8 gives 17 true and 3 false alarms, and the threshold 0.1 gives 40
+    alarms.
     """
     text = rendered([save(tmp_path, summary())])[0]
     for title in (

@@ -1,4 +1,6 @@
-"""Test a user's own data as hospitals: data frames with labels and hospitals as text, survival data, and one logit."""
+"""Test users' own data as hospitals: data frames with text labels and a text column of hospitals, survival data, and
+one logit.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ ONCE = {"training.rounds": 2, "training.batch_size": 16}
 
 
 def frame(**more: Any) -> pandas.DataFrame:
-    """Return a data frame of sixty rows, which belong to twenty patients at two hospitals."""
     drawn = np.random.default_rng(0)
     x = drawn.normal(size=COUNT)
     whose = [f"p{number // 3}" for number in range(COUNT)]
@@ -63,7 +64,7 @@ def test_survival_is_a_time_and_an_event_of_a_frame_or_of_arrays() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_survival_arrays_of_other_libraries_are_read(swapped: bool) -> None:
-    """In earlier versions, scikit-survival's structured array was read as labels, and each time became a class."""
+    """In earlier versions, medsilo read scikit-survival's structured array as labels, and each time became a class."""
     drawn = np.random.default_rng(1)
     x, time, event = drawn.normal(size=(COUNT, 2)), drawn.exponential(9, COUNT), drawn.integers(0, 2, COUNT) == 1
     kinds: list[tuple[str, type]] = [("event", bool), ("time", float)]
@@ -79,7 +80,6 @@ FINDINGS = ("effusion", "cardiac oedema", "nodule")
 
 
 def findings() -> pandas.DataFrame:
-    """Return 300 rows with three binary labels: one depends on x, another depends on age, and the third is always 0."""
     drawn = np.random.default_rng(3)
     x, age, count = drawn.normal(size=300), drawn.normal(size=300), np.arange(300)
     whose = {"who": count // 3, "clinic": np.where(count // 3 % 2, "north", "south")}
@@ -88,14 +88,14 @@ def findings() -> pandas.DataFrame:
 
 
 def test_several_labels_of_a_case_are_learned_together() -> None:
-    """In earlier versions, several labels were rejected, or two binary columns were read as a time and an event."""
+    """In earlier versions, medsilo rejected several labels, or read two binary columns as a time and an event."""
     own = read(findings(), target=FINDINGS)
     assert isinstance(own.goal, Findings) and own.goal.label_names == FINDINGS
     assert isinstance(read(findings().drop(columns="nodule"), target=FINDINGS[:2]).goal, Findings)
     changes = {"training.rounds": 20, "training.learning_rate": 1.0, "training.batch_size": 8}
     done = medsilo.run(sites=own, changes=changes, device="cpu")
     cases = done.cases
-    for site in ("north", "south"):  # each rate is computed again from the test cases at the site
+    for site in ("north", "south"):
         test = done.summary.sites[site].test or {}
         here, own_cases = cases.loc[site], done.summary.sites[site].figures
         for name in FINDINGS[:2]:
@@ -144,7 +144,9 @@ def test_each_hospital_may_give_its_own_frame() -> None:
 
 
 def test_a_column_that_may_name_patients_is_asked_about() -> None:
-    """In earlier versions, a column that may name patients became an input, and a patient's rows were split."""
+    """In earlier versions, a column that may name patients became an input, and one patient's rows were split between
+    training and test data.
+    """
     own = frame(pid=range(100, 100 + COUNT)).drop(columns="who")
     with pytest.raises(DataError, match="does column 'pid' name the patient"):
         read(own, patient=None)
@@ -249,6 +251,6 @@ def test_a_folder_of_images_with_hospitals_is_run(tmp_path: Path) -> None:
 
 
 def test_what_is_given_as_data_is_sent_to_sites() -> None:
-    """In earlier versions, data that medsilo.data had read were taken for a description of a folder."""
+    """In earlier versions, medsilo took data that medsilo.data had read for a description of a folder."""
     with pytest.raises(MedsiloError, match="give this object as sites="):
         medsilo.run("fedavg", data=read(frame()))  # type: ignore[arg-type]

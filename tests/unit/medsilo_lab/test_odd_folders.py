@@ -31,29 +31,22 @@ EACH = {"patients": "each image is a patient"}
 
 
 def read_by(study: Path) -> dict[str, Any]:
-    """Return the `data` settings of the data set that `medsilo init` wrote."""
     return DataSet.read(study / "data-set").reading
 
 
 def written(folder: Path, said: Mapping[str, str] = EACH, **asked: Any) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan that `medsilo init` writes before it checks the data, and the `data` settings of the data set."""
     made = make_each(DatasetLayout(folder, "hospital-a", "cpu", **asked), stop_at_questions, said=said)
     plan = write_start(folder.parent / "study", made.sight.choices, made.sets)
     return plan, next(iter(made.sets.values())).data_set.reading
 
 
 def drafted(folder: Path, *more: str, said: Mapping[str, str] = EACH) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan and the `data` settings that `medsilo init` writes.
-
-    `medsilo init` reads all data, and its check gives the result GO.
-    """
     study, each = folder.parent / "study", [f"--set={key}={answer}" for key, answer in said.items()]
     assert main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *each, *more]) == 0
     return load_plan(study / "job/app/config/plan.yaml"), read_by(study)
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture, *more: str) -> str:
-    """Return the error of `medsilo init`, which is one line."""
     assert main(["init", str(folder), "-o", str(folder.parent / "study"), "--no-train", *more]) == 1
     return capsys.readouterr().err.splitlines()[-1]
 
@@ -107,7 +100,7 @@ def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.C
 
 
 def test_classes_and_folders_may_be_spelt_otherwise(tmp_path: Path) -> None:
-    """The hospitals write class names with different capitals, and their folders' names have spaces and umlauts."""
+    """The hospitals write class names with different capitals, and folder names with spaces and umlauts."""
     for site, classes in (("Süd Klinik", ("benign", "Malignant")), ("nord", ("Benign", "malignant"))):
         for label, name in enumerate(classes):
             for number in range(12):

@@ -1,6 +1,5 @@
-"""`medsilo data` reads DICOM studies and recordings as hospitals' systems export them.
-
-If the files do not identify the patient, the command asks.
+"""`medsilo data` reads DICOM studies and recordings as hospitals' systems export them, and asks if the files do not
+identify the patient.
 """
 
 import csv
@@ -18,7 +17,6 @@ AFFINE = np.diag([2.0, 2.0, 3.0, 1.0])
 
 
 def write_visit(folder: Path, patient: str, seed: int) -> None:
-    """Write a patient's CT series and its segmentation."""
     values, mask = np.random.default_rng(seed).integers(-200, 200, (6, 16, 16)), np.zeros((6, 16, 16), np.uint8)
     mask[2:4, 4:10, 5:11] = 1
     write_segmentation(folder / "seg.dcm", write_series(folder / "CT", values, AFFINE, patient), mask, {1: "Tumour"})
@@ -32,7 +30,6 @@ def made(folder: Path, *answers: str) -> DataSet:
 
 
 def asked(folder: Path, capsys: pytest.CaptureFixture[str], *answers: str) -> str:
-    """Return the question at which `medsilo data` stops after these answers."""
     capsys.readouterr()
     said = [part for answer in answers for part in ("--set", answer)]
     assert main(["data", str(folder), "-o", str(folder.parent / "none"), "--yes", *said]) == 1
@@ -41,7 +38,7 @@ def asked(folder: Path, capsys: pytest.CaptureFixture[str], *answers: str) -> st
 
 @pytest.mark.slow
 def test_a_pseudonym_for_each_visit_is_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In earlier versions, a patient with another PatientID in each study was in training and test data."""
+    """In earlier versions, a patient with another PatientID in each study was in both training and test data."""
     folder = tmp_path / "export"
     for visit in range(16):
         write_visit(folder / f"PAT{visit // 2:02}" / f"visit{visit % 2}", f"ANON{visit}", visit)
@@ -70,7 +67,7 @@ def test_studies_of_which_each_folder_is_one_patient_s_are_not_asked_about(tmp_p
 def test_patients_of_one_number_at_two_hospitals_are_asked_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In earlier versions, 24 patients became 12 if two hospitals numbered their patients by the same numbers."""
+    """In earlier versions, medsilo merged 24 patients of two hospitals into 12 patients with the same numbers."""
     for visit in range(24):
         write_visit(tmp_path / f"export/Klinik {visit // 12}/study{visit}", f"{visit % 12 + 1}", visit)
     text = asked(tmp_path / "export", capsys)
@@ -84,7 +81,6 @@ def test_patients_of_one_number_at_two_hospitals_are_asked_about(
 
 
 def write_recordings(folder: Path, head: tuple[str, ...], named: bool = True) -> None:
-    """Write two recordings for each of 12 patients, and a table of the recordings, with a header if `named` is true."""
     folder.mkdir()
     lines = []
     for number in range(24):
@@ -99,7 +95,7 @@ def write_recordings(folder: Path, head: tuple[str, ...], named: bool = True) ->
 
 
 def test_a_recording_is_no_patient_unless_somebody_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In earlier versions, a column `record` with file names was silently taken for the patients' numbers."""
+    """In earlier versions, medsilo silently took a column `record` with file names for the patients' numbers."""
     write_recordings(tmp_path / "ecg", ("record", "diagnosis"))
     text = asked(tmp_path / "ecg", capsys)
     assert "patients: nothing names the patient" in text and "rec000.hea" in text
@@ -131,13 +127,13 @@ def test_labels_in_a_table_without_names_of_columns_are_read(
 ) -> None:
     """PhysioNet's challenges list recordings in rows such as A0001,N without a header.
 
-    In earlier versions, the first row of a table without a header was read as its header.
+    In earlier versions, medsilo read the first row of a table without a header as the header.
     """
     write_recordings(tmp_path / "ecg", ("record", "diagnosis"), named=False)
     (tmp_path / "ecg/records.csv").rename(tmp_path / "ecg/REFERENCE.csv")
     assert "patients: nothing names the patient of" in asked(tmp_path / "ecg", capsys)
     own = made(tmp_path / "ecg", "patients=each case is a patient")
-    # AF is renamed class-1, because the label AF could be a person's name
+    # medsilo renames the label AF to class-1, because AF could be a person's name
     assert own.patients.count == 24 and own.learns["labels"] == ["class-1", "normal"]
     assert own.reading["label_map"]["AF"] == "class-1" and own.inventory.files == 49
     assert any("labels are in REFERENCE.csv beside the names" in line for line in own.found)

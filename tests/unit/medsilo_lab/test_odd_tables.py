@@ -1,7 +1,6 @@
 """`medsilo data` reads tables as hospitals' programs export them, asks the user, or rejects the table.
 
-The command makes no wrong data set from these tables. The command asks and shows its evidence if a wrong guess could
-leak data, split a patient or invert a label.
+The command asks, and shows its evidence, if a wrong guess could leak data, split a patient or invert a label.
 """
 
 import csv
@@ -24,7 +23,6 @@ WHO = 60
 
 
 def people(count: int = WHO, visits: int = 1, **more: Callable[[int, int], Any]) -> Rows:
-    """Draw patients with an age, a stage and an outcome. The argument `more` adds columns."""
     drawn = np.random.default_rng(5)
     rows: Rows = []
     for who in range(count):
@@ -38,7 +36,6 @@ def people(count: int = WHO, visits: int = 1, **more: Callable[[int, int], Any])
 def named(
     called: str, visits: int = 2, name: Callable[[int], Any] = lambda who: 8860 + who, count: int = 0, **more: Any
 ) -> Rows:
-    """Return rows of patients, with the patient's number in the column `called`."""
     rows = people(count or WHO // visits, visits, who=lambda who, _: name(who), **more)
     return [{called: row.pop("who"), **row} for row in rows]
 
@@ -62,14 +59,12 @@ def as_csv(rows: Callable[[], Rows], **how: Any) -> Callable[[Path], None]:
 
 @dataclass(frozen=True)
 class Odd:
-    """A table, the answers to the command's questions, and either the expected data set or the expected error."""
-
     make: Callable[[Path], None]
     answers: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
     right: Mapping[str, Any] | None = None
-    said: Sequence[str] = ()  # words that the error must contain
-    asked: str = ""  # the key of the last question, at which the command stops
+    said: Sequence[str] = ()
+    asked: str = ""
 
 
 DAY = date(2020, 1, 1)
@@ -194,8 +189,6 @@ def frame(ending: str, rows: Callable[[], Rows]) -> Callable[[Path], None]:
 
 
 def coded(**codes: Mapping[int, Any]) -> Callable[[], Rows]:
-    """Return a function that returns rows with these values in some cells."""
-
     def rows() -> Rows:
         found = named("mrn", 1)
         for column, own in codes.items():
@@ -546,7 +539,7 @@ TABLES: dict[str, Odd] = {
             "reading": {"codes": {"smoker": ["No consta", "keine Angabe"]}},
         },
     ),
-    "no and open among levels": Odd(  # ne means no in Czech
+    "no and open among levels": Odd(  # "ne" means no in Czech
         as_csv(lambda: named("mrn", 1, smoker=lambda who, _: ("ano", "ne", "offen")[who % 3])),
         right={"patients": 60, "reading": {"codes": None}},
     ),
@@ -597,7 +590,6 @@ TABLES: dict[str, Odd] = {
 
 
 def reads(own: DataSet, folder: Path) -> set[str]:
-    """Return the columns that the proposed plan reads, without the outcome."""
     learned = {own.learns.get(key) for key in ("target", "time", "event")}
     return {word for word in own.words if word in HEADS} - learned
 
@@ -636,7 +628,7 @@ def test_no_table_is_taken_for_another(what: str, tmp_path: Path, capsys: pytest
 
 
 def test_a_limit_of_detection_is_a_number_for_the_network(tmp_path: Path) -> None:
-    """In earlier versions, a column with values such as "<0,5" was ignored, although most of its cells were numbers."""
+    """In earlier versions, medsilo ignored a column with values such as "<0,5", although most cells were numbers."""
     write(tmp_path / "data/export.csv", crp(), delimiter=";")
     assert main(["data", str(tmp_path / "data"), "-o", str(tmp_path / "set"), "--yes"]) == 0
     source = DataSet.read(tmp_path / "set").source(tmp_path / "set")

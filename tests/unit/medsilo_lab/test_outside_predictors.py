@@ -68,7 +68,7 @@ def test_predict_goes_through_an_outside_predictor(
     told = json.loads((tmp_path / "out/predictions.json").read_text())
     assert told["model"]["plan_hash"] == run.plan.hash
     assert medsilo.predict(run.folder, tmp_path / "new", tmp_path / "again", device="cpu") == told["cases"]
-    assert main([*command[:2], str(run.folder), *command[3:4], str(tmp_path / "none")]) == 1  # a folder without notes
+    assert main([*command[:2], str(run.folder), *command[3:4], str(tmp_path / "none")]) == 1
     assert "there are no notes" in capsys.readouterr().err
 
     released = [str(tmp_path / "release"), "--as", "elsewhere", "-o", str(tmp_path / "validation"), "--device", "cpu"]
@@ -107,7 +107,7 @@ def test_init_goes_through_an_outside_looker(
     assert main(["check", str(out / "job"), *options]) == 0
     capsys.readouterr()
 
-    (notes / "ill/0.txt").write_text("...")  # one hospital
+    (notes / "ill/0.txt").write_text("...")
     assert main(["init", str(notes), "-o", str(tmp_path / "one"), "--no-train", "--json", *each]) == 1
     assert "a note has no sentence; write one" in json.loads(capsys.readouterr().out)["error"]
     assert not (tmp_path / "one").exists(), "nothing is written of data that cannot be read"

@@ -29,7 +29,6 @@ def curve(wild: float, seed: str) -> str:
 
 @pytest.fixture
 def hospital(tmp_path: Path) -> Path:
-    """Write two curves for each of ten patients, in folders named after the classes, and two files of other kinds."""
     for number in range(10):
         kind = "calm" if number % 2 else "uneven"
         (tmp_path / "data" / kind).mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,7 @@ def test_a_table_and_the_disk_serve_an_outside_format(hospital: Path, tmp_path: 
     assert len(kept) == 20
     before = [path.stat().st_mtime_ns for path in kept]
     task.survey("a", ["a"], 0, own)
-    assert [path.stat().st_mtime_ns for path in kept] == before  # the reader gets the curves from the cache
+    assert [path.stat().st_mtime_ns for path in kept] == before
 
 
 def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -> None:
@@ -102,8 +101,6 @@ def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -
 
 
 class Stored(VolumeFolder):
-    """A reader of volumes and masks that were saved by numpy."""
-
     name: str = "stored"
 
     def scan_of(self, files: tuple[Path, ...]) -> Scan:

@@ -40,7 +40,6 @@ def kits_of(folder: Path, *changes: Any, renew: tuple[str, ...] = (), new_key: b
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """Return the bytes and the mode of each file in a folder."""
     return {path: (path.read_bytes(), path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -108,7 +107,7 @@ def test_a_job_waits_a_week_for_its_hospital_and_is_tried_twice_a_minute(
     kits_of(tmp_path)
     server = json.loads((tmp_path / "kits/localhost/local/resources.json").read_text())
     given = next(own["args"] for own in server["components"] if own["id"] == "job_scheduler")
-    assert given["max_jobs"] > 1  # NVFlare's other settings stay unchanged
+    assert given["max_jobs"] > 1
     context, ended = FLContext(), []
     engine = SimpleNamespace(get_clients=list, new_context=lambda: nullcontext(context))
     context.get_engine = lambda: engine
@@ -146,7 +145,7 @@ def test_the_server_gets_further_names_with_a_renewed_certificate(tmp_path: Path
 
 
 def test_a_changed_kit_of_a_person_does_not_connect(tmp_path: Path) -> None:
-    """NVFlare checks the files of a person's kit by their signatures."""
+    """NVFlare compares the files of a person's kit with the kit's signatures."""
     kits_of(tmp_path)
     kit = tmp_path / "kits/lead@clinic.org"
     path = kit / "startup/fed_admin.json"
@@ -159,7 +158,7 @@ def test_a_changed_kit_of_a_person_does_not_connect(tmp_path: Path) -> None:
 def test_a_newcomer_leaves_the_others_kits_untouched(tmp_path: Path) -> None:
     kits_of(tmp_path)
     kits = tmp_path / "kits"
-    (kits / "north/local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")  # the hospital has changed this file
+    (kits / "north/local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")
     before = {name: contents(kits / name) for name in ("localhost", "st-anna", "north", "lead@clinic.org")}
     assert kits_of(tmp_path, lambda values: values["hospitals"].append(SOUTH)) == ["south"]
     assert before == {name: contents(kits / name) for name in before}
@@ -194,7 +193,7 @@ def test_renewal_gives_a_new_certificate_and_keeps_the_rest(tmp_path: Path) -> N
         assert [one.oid for one in new.extensions] == [one.oid for one in old[name].extensions]
         new.verify_directly_issued_by(root_of(kits / "st-anna"))
         private = read_pair_of(kits / name)[1]
-        # a key that does not fit the certificate would raise an error
+        # a private key that does not belong to the certificate would raise an error
         assert public_text(private) == public_text(keys[name])
         party = read_kit(kits / name)
         assert {one.severity for one in [*check_certificates(party), *check_seal(party)]} == {"ok"}

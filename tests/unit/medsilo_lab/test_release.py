@@ -1,4 +1,4 @@
-"""`make release` writes a release that a temporary key signs, and `make verify-release` checks the release."""
+"""`make release` writes a release and signs it with a temporary key, and `make verify-release` checks the release."""
 
 import hashlib
 import json
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-
 
 
 def small_wheel(folder: Path, name: str, *needs: str) -> Path:
-    """Write a wheel that contains one empty module."""
     folder.mkdir(parents=True, exist_ok=True)
     path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + "".join(f"Requires-Dist: {n}\n" for n in needs)
@@ -50,7 +49,6 @@ needs_a_namespace = pytest.mark.skipif(
 
 
 def installed_offline(folder: Path, house: Path) -> Path:
-    """Install a wheelhouse into a new environment without a network; return the environment's folder of programs."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     install = ["pip", "install", "--quiet", "--no-index", "--find-links", house, "--require-hashes", "-r"]
     for command in (

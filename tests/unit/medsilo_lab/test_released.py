@@ -1,4 +1,4 @@
-"""Hospitals that did not train a released model test it, and reject an altered release."""
+"""Hospitals that did not train a released model test the model, and reject an altered release."""
 
 import json
 import random
@@ -91,9 +91,8 @@ def test_all_cases_of_a_hospital_that_did_not_join_are_tested(
 def test_several_kinds_of_models_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """The models are a super model, the personal model of a hospital, and an ensemble of two runs.
-
-    Each model predicts the same from its release as from its run.
+    """A super model, a hospital's personal model and an ensemble of two runs predict the same from their release as
+    from their run.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -123,7 +122,6 @@ def test_a_model_of_round_0_is_not_released(finished: tuple[Plan, Path], tmp_pat
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a release of a model that predicts a binary outcome from one column of a table."""
     root = tmp_path_factory.mktemp("ranked")
     study = marked(root / "study-data", 80)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
@@ -136,10 +134,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def marked(folder: Path, patients: int, ill: str = "1", well: str = "0", each: int = 2) -> Path:
-    """Write a hospital's table in which every patient with a number divisible by `each` is ill.
-
-    For one patient in seven, the marker contradicts the outcome.
-    """
+    """For one patient in seven, the column "marker" contradicts the outcome."""
     folder.mkdir()
     sick = [number % each == 0 for number in range(patients)]
     markers = [one != (number % 7 == 0) for number, one in enumerate(sick)]
@@ -168,9 +163,8 @@ def page_at(ranked: Path, local: Path, capsys: pytest.CaptureFixture) -> tuple[d
 def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
     ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """In the hospital's table, 7 of 84 patients are ill.
-
-    The marker is wrong for one ill patient and for 11 healthy patients; accuracy would hide the first error.
+    """Of 84 patients, 7 are ill; the marker is wrong for 11 healthy patients and one ill patient, whom accuracy would
+    hide.
     """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     _, text, parsed = page_at(ranked, marked(tmp_path / "hospital", 84, each=12), capsys)
@@ -210,7 +204,7 @@ def test_a_second_validation_leaves_nothing_of_the_first(here: Path, capsys: pyt
 def test_a_release_from_a_key_that_nobody_told_of_is_not_tested(
     lead: list[str], words: str, here: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """A valid signature is not enough for a hospital that did not know the signer's key before."""
+    """A hospital that did not know the signer's key before rejects a release even with a valid signature."""
     assert cli.main(["release", "test", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not (here / "out").exists()
@@ -222,7 +216,7 @@ def table_of(folder: Path, patients: int) -> Path:
     lines = [f"{n},{drawn.random():.3f},{drawn.random():.3f},{n % 2}" for n in range(patients)]
     (folder / "cases.csv").write_text("\n".join(["patient,age,marker,outcome", *lines]) + "\n")
     text = f"data:\n  folder: {folder}\n  table: cases.csv\n  columns: {{patient: patient}}\n  outcome: [outcome]\n"
-    text += "  label_map: {0: 'no', 1: 'yes'}\n"  # the labels of three patients are also read
+    text += "  label_map: {0: 'no', 1: 'yes'}\n"
     (folder / "medsilo.yaml").write_text(text)
     return folder
 
@@ -256,7 +250,7 @@ def test_a_release_that_was_touched_is_refused(here: Path) -> None:
         for changed in (kept[:-1], bytes([kept[0] ^ 1]) + kept[1:], kept + b"\n", b""):
             path.write_bytes(changed)
             if path.name == "release.json" and changed.strip() == kept.strip():
-                continue  # JSON ignores these blank lines
+                continue
             with pytest.raises(MedsiloError):
                 Release.open(folder)
         path.write_bytes(kept)
@@ -285,7 +279,6 @@ def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made
 
 
 def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
-    """Return the bytes with a random change: a flipped bit, a missing or repeated block, or an odd value in JSON."""
     changed = bytearray(kept)
     if number % 3 == 0 and kept.startswith(b"{"):
         whole = json.loads(kept)

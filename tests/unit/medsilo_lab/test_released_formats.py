@@ -56,7 +56,6 @@ def series(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
 
 
 def table(folder: Path, patients: int, seed: int, shift: float = 0.0) -> Path:
-    """Write a table of patients in which ill patients have a greater value in the column "marker" on average."""
     drawn, lines = random.Random(seed), ["patient,age,marker,outcome"]
     for number in range(patients):
         sick = drawn.randrange(2)
@@ -84,7 +83,6 @@ def test_a_hospital_without_a_kit_validates_and_predicts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     study, data, files = kind(tmp_path / "patients")
-    # this model was trained for one round only
     own = {"training": {"rounds": 1, "batch_size": 8}, "model_selection": {"keep": "last"}}
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "participation": {"sites": ["a"]}, **own, **study})
     settings = make_settings({**ALL_MINE, "data": data, "device": "cpu"}, "a test")

@@ -35,7 +35,6 @@ def summary_of(
     by_site: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> Summary:
-    """Return the summary of a run of two rounds at all sites, with these changed values."""
     known = [score for score in scores.values() if score is not None]
     sites = {
         name: SiteResult(
@@ -79,12 +78,10 @@ def summary_of(
 
 
 def round_line(number: int, sites: list[str], **changes: Any) -> Round:
-    """Return a round that all its sites answered, with these changed values."""
     return Round(round=number, phase="train", seconds=1.8, asked=sites, answered=sites).changed(**changes)
 
 
 def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Path:
-    """Write a run folder with this summary. Without the argument `rounds`, all sites answered each round."""
     record = Record(root / f"{summary.method}-seed{summary.seed}")
     record.folder.mkdir(parents=True)
     record.write_summary(summary)
@@ -98,7 +95,6 @@ def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Pat
 
 
 def spoil(folder: Path, *path: str, value: Any) -> Path:
-    """Change one value in the file summary.json of a run."""
     file = folder / paths.SUMMARY
     part = content = json.loads(file.read_text())
     for key in path[:-1]:
@@ -110,8 +106,6 @@ def spoil(folder: Path, *path: str, value: Any) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Write runs of Local, FedAvg, FedBN with a lost round, a failed AdaFed, and Central."""
-
     def scores(*values: float | None) -> dict[str, float | None]:
         return dict(zip(SITES, values, strict=True))
 
@@ -130,7 +124,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 class Page(HTMLParser):
-    """An HTML parser that checks that each element is closed, and in the right order."""
+    """An HTML parser that checks that all elements are closed in the right order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -139,7 +133,7 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.scripts = 0
         self.rows: list[list[str]] = []
-        self.sections: list[str] = []  # section of each row
+        self.sections: list[str] = []
         self.section = ""
         self.header_text = ""
         self.feed(text)
@@ -173,7 +167,6 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
     def row(self, start: str, section: str = "") -> list[str]:
-        """Return the first row of a table whose first cell begins with `start`."""
         rows = [row for row, own in zip(self.rows, self.sections, strict=True) if section in ("", own)]
         return next(row for row in rows if row and row[0].strip().startswith(start))
 
@@ -195,7 +188,6 @@ def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> No
 
 
 def captions(text: str) -> list[str]:
-    """Return the captions of a page's tables and figures without HTML tags."""
     found = re.findall(r"<(caption|figcaption)>(.*?)</\1>", text, re.DOTALL)
     return [re.sub(r"<[^>]*>", "", words) for _, words in found]
 

@@ -1,4 +1,4 @@
-"""Test which sentences, colours and headings the pages show for learned and for untrained models."""
+"""Test the sentences, colours and headings that pages show for learned and for untrained models."""
 
 import json
 import re
@@ -30,7 +30,6 @@ SITES = ("hospital-a", "hospital-b")
 
 # ---------------------------------------------------------------------------------------------------- learned or not
 def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
-    """Return the top of a run's page for this test score and validation curve at each site."""
     one = {
         "validation": curve,
         "test": {metric: score, "loss": 0.3, "cases": 40},
@@ -71,7 +70,7 @@ def test_rounded_scores_are_said_to_be_so_and_nothing_is_concluded_from_them(tmp
         ("concordance", 0.7, ""),
         ("concordance", 0.52, "has not learned"),
         ("concordance", 0.4, "is below guessing"),
-        ("closeness", 0.4, ""),  # the score of guessing is unknown for this metric
+        ("closeness", 0.4, ""),  # the metric "closeness" has no known score of guessing
     ],
 )
 def test_the_headline_says_whether_a_model_is_better_than_guessing(
@@ -87,7 +86,7 @@ def test_the_headline_says_whether_a_model_is_better_than_guessing(
     [
         ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], True),
         ([0.1, 0.7, 0.8, 0.81, 0.81, 0.81, 0.81], False),
-        ([0.1, 0.2, 0.3], False),  # too few rounds
+        ([0.1, 0.2, 0.3], False),
         ([0.3, 0.6, 0.65, 0.7, 0.68, 0.73, 0.78, 0.8, 0.79, 0.83, 0.86, 0.88, 0.9], True),
     ],
 )
@@ -113,7 +112,7 @@ def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Pa
 
 
 def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
-    """The model's errors are a fifth of those of predicting the mean, so the closeness is 0.9 and not 0.5."""
+    """The model's errors are a fifth of the errors of predicting the mean, so the closeness is 0.9 and not 0.5."""
     folder = tmp_path / "sites/hospital-a"
     values = torch.tensor([0.0, 10.0, 0.0, 10.0], dtype=torch.float64)
     measures = {"closeness": torch.full((4,), 0.9), "mae": torch.ones(4), "value": values}
@@ -123,7 +122,7 @@ def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- one list
-# with this learning rate, the model of round 0 is selected
+# with this small learning rate, medsilo selects the model of round 0
 UNTAUGHT = ["task.name=synthetic-activity", *SMALL, "training.rounds=1", "training.learning_rate=1e-5"]
 AS_OPTIONS = [word for change in UNTAUGHT for word in ("--set", change)]
 
@@ -133,9 +132,8 @@ def lines_of(notices: list[Notice]) -> list[str]:
 
 
 def test_a_run_says_everywhere_that_its_model_was_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """In earlier versions, `run fedavg --set algorithm.name=fedbn ...` printed scores without a warning about training.
-
-    The terminal, the page, JSON and Python report that the model is untrained.
+    """In earlier versions, `run fedavg --set algorithm.name=fedbn ...` printed scores without a warning about
+    training.
     """
     out = ["-o", str(tmp_path), "--name", "run", "--engine", "inprocess", "--json"]
     assert main(["run", "fedavg", *AS_OPTIONS, *out]) == 0
@@ -230,7 +228,7 @@ def test_every_section_but_the_limits_is_folded_and_no_link_leads_nowhere(tmp_pa
     runs = [save(tmp_path, summary_of(name, name, dict.fromkeys(SITES, 0.5))) for name in ("local", "fedavg")]
     text = render(read_all(runs), "T")
     parsed = Page(text)
-    assert re.findall(r"<main[^>]*>\s*<section id=\"(\w+)\"", text) == ["limits"]  # directly below the picture
+    assert re.findall(r"<main[^>]*>\s*<section id=\"(\w+)\"", text) == ["limits"]
     sections = re.findall(r'<section id="([\w-]+)"[^>]*>\s*<(details|h2)', text)
     assert {name for name, tag in sections if tag == "h2"} == {"limits"} and len(sections) > 5
     inside = {address[1:] for address in parsed.addresses if address.startswith("#")}

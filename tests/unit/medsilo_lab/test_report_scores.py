@@ -1,4 +1,6 @@
-"""Pages and outputs show a rounded score as a range, and no score with more digits than its patients allow."""
+"""Pages and outputs show a rounded score as a range, and show no score with more digits than the number of patients
+allows.
+"""
 
 import json
 import re
@@ -38,13 +40,13 @@ def digits_in(text: str) -> list[int]:
 def test_no_score_has_more_digits_than_its_step_and_patients_allow(
     truth: float, patients: int, rounds: bool, trained: bool
 ) -> None:
-    """A score of 100 patients is shown with three digits, and a score of fewer patients with two digits.
+    """medsilo shows a score of 100 patients with three digits, and a score of fewer patients with two digits.
 
     A rounded score has as many digits as half of its rounding step.
     """
     rounding = Resolution(1 / patients, 5 if rounds else 0, 5 if rounds else 1, size=patients)
     step = rounding.step(0, 1)
-    if step > 1:  # a score is suppressed if its rounding step is larger than its range
+    if step > 1:  # medsilo suppresses a score whose rounding step is larger than the score's range
         return
     score = Score.told(rounding.mean(truth, 0, 1), patients, step, trained=trained)
     text = str(score)
@@ -73,7 +75,6 @@ def test_a_range_or_what_is_suppressed_is_never_a_number() -> None:
 # ---------------------------------------------------------------------------------------------------- everywhere
 @pytest.fixture(scope="module")
 def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a study at hospitals that have few patients and round their scores."""
     root = tmp_path_factory.mktemp("rounded")
     data = {
         "folder": marked(root / "data", 300),
@@ -90,7 +91,6 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def concluded(run: Path) -> Console:
-    """Return the screen with the last lines that a command prints about this run."""
     screen = Console()
     conclude(screen, run)
     screen.end()
@@ -113,39 +113,38 @@ def test_a_rounded_score_is_a_range_in_every_place(rounded: Path, capsys: pytest
     assert low <= sum(truth_of(rounded, site) for site in "ab") / 2 <= high
 
     capsys.readouterr()
-    screen = concluded(rounded)  # the terminal
+    screen = concluded(rounded)
     lines = capsys.readouterr().out.splitlines()
     table = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines if re.match(r"(a|b|mean|pooled)\s{2,}", line))
     assert table["a"] == shown["a"] and table["b"] == shown["b"] and table["mean"] == mean
 
-    told = json.loads((rounded / "summary.json").read_text("utf-8"))["scores"]  # JSON
+    told = json.loads((rounded / "summary.json").read_text("utf-8"))["scores"]
     assert told == screen.document["summary"]["scores"]
     assert told["sites"]["a"] | {"kind": "range", "value": None, "trained": True} == told["sites"]["a"]
     assert told["sites"]["a"]["low"] < told["sites"]["a"]["high"] and told["sites"]["a"]["n"] > 0
     assert [told["mean"][end] for end in ("low", "high")] == pytest.approx([low, high], abs=0.0051)
 
-    text = (rounded / "report.html").read_text("utf-8")  # the run's page
+    text = (rounded / "report.html").read_text("utf-8")
     row = Page(text).row("FedAvg", "results")
     assert row[1] == mean and row[3].startswith(shown["a"]) and row[4].startswith(shown["b"])
     assert Page(text).row("FedAvg a", "figures")[1] == shown["a"] and mean in text
 
-    run = medsilo.Run(rounded)  # Python
+    run = medsilo.Run(rounded)
     line = run.table.loc["a"]
     assert line["kind"] == "range" and f"{line['low']:g} to {line['high']:g}" == shown["a"] and line["n"] > 0
     assert line.isna()["accuracy"] and mean in repr(run)
 
-    # the progress line of a round before the study has ended
     before = round_lines(read_rounds(rounded)[1], 3, "accuracy")
     assert len(before) == 2 and all(re.search(r"accuracy before [\d.]+ to [\d.]+  loss", one) for one in before)
 
-    card: dict[str, Any] = card_facts(Source.open(rounded, ""))  # the facts for others
+    card: dict[str, Any] = card_facts(Source.open(rounded, ""))
     assert card["scores"]["a"]["shown"] == shown["a"] and card["scores"]["a"]["low"] < card["scores"]["a"]["high"]
     write_card(Source.open(rounded, ""), rounded / "card")
     assert f"| {shown['a']} (rounded" in (rounded / "card/MODEL_CARD.md").read_text("utf-8")
 
 
 def test_what_follows_from_rounded_counts_is_called_about(rounded: Path) -> None:
-    """Areas under the ROC curve and class frequencies are computed from rounded counts of patients."""
+    """medsilo computes areas under the ROC curve and class frequencies from rounded counts of patients."""
     concluded(rounded)
     page = Page((rounded / "report.html").read_text("utf-8"))
     names, own = page.row("Method", "figures"), page.row("FedAvg a", "figures")

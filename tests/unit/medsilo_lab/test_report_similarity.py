@@ -1,4 +1,4 @@
-"""AdaFed's similarity matrix on a run's page has a row and a column for each site."""
+"""On a run's page, AdaFed's similarity matrix has a row and a column for each site."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Test for each conditional sentence of a page when the page includes it."""
+"""Test under which conditions a page includes each conditional sentence."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ FEW = Needed(of="test patients", number=1000, difference=0.076)
             if_unseen(difference(0.076, 0.021, 0.132, unseen_low=-0.1, unseen_high=0.25, failing=0.218)),
             "at most 22 % of all, −10.0 to +25.0",
         ),
-        (if_unseen(difference(0.076, 0.021, 0.132)), ""),  # from an earlier verdict.json
+        (if_unseen(difference(0.076, 0.021, 0.132)), ""),
         (in_points(difference(0.0, -1.0, 1.0)), "no interval"),
         (
             in_points(difference(-0.05, -0.09, -0.01, patients=1, seeds=1)),
@@ -85,7 +85,6 @@ def test_a_gain_s_numbers(said: str, numbers: str) -> None:
     assert numbers in said and bool(said) == bool(numbers)
 
 
-# Test how FedAvg's differences at hospitals, their spread, patients and seeds lead to the verdict and the headline.
 VERDICTS = [
     (0.2, 0.05, 40, 4, "better", "Federated training with fedavg is better: mean test accuracy is "),
     (-0.2, 0.05, 40, 4, "worse", "Federated training with fedavg is worse: mean test accuracy is "),
@@ -101,7 +100,7 @@ def test_each_verdict_is_given_where_it_holds(
     mean: float, spread: float, patients: int, seeds: int, word: str, begin: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(1)
-    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # the change of each patient's score, whose mean is exact
+    own = mean + spread * np.linspace(-1.6, 1.6, patients)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
         luck = 0.002 * random.normal()
@@ -116,7 +115,7 @@ def test_each_verdict_is_given_where_it_holds(
         if one.needed:
             assert seeds >= LEAST_SEEDS or one.needed.of == "seeds"
             assert one.needed.number is None or one.needed.number > (seeds if seeds < LEAST_SEEDS else patients)
-        # No verdict contradicts its confidence interval.
+        # A verdict must not contradict its confidence interval.
         assert word == (
             "better"
             if one.difference.sure and one.difference.interval[0] > 0
@@ -127,8 +126,8 @@ def test_each_verdict_is_given_where_it_holds(
 
 
 def test_as_many_patients_as_are_needed_find_the_difference() -> None:
-    """The stated number of patients finds the difference in 80 % of simulated studies, and half of this number in
-    fewer.
+    """The stated number of patients finds the difference in 80 % of simulated studies, and half of the stated number in
+    fewer studies.
     """
     spread, gain, random = 0.1, 0.04, np.random.default_rng(0)
     own = spread * np.linspace(-1.6, 1.6, 30)
@@ -154,12 +153,12 @@ def test_as_many_patients_as_are_needed_find_the_difference() -> None:
     assert found(number) == pytest.approx(0.8, abs=0.1) and found(number // 2) < 0.65
     lucky = pilot(0.05)
     assert lucky and lucky.needed(0.06, 0.05).of == "seeds"
-    assert seen.needed(0.001, 0.05) == ("test patients", None, None)  # more than the largest number that a page states
-    assert seen.needed(0.9, 0.05).number is None  # no score can differ by so much
+    # the needed number is larger than the largest number that a page states
+    assert seen.needed(0.001, 0.05) == ("test patients", None, None)
+    assert seen.needed(0.9, 0.05).number is None  # no score can differ by 0.9
 
 
 def study(**changes: Any) -> str:
-    """Return the page of a comparison from given statistics instead of runs."""
     one = difference(0.1, -0.1, 0.3)
     row = VerdictRow(title="FedProx", method="fedprox", baseline="FedAvg", from_single_site={"a": one})
     row = row.changed(sites={"a": None}, difference=Differences(mean=one, sites={"a": None}))
@@ -172,7 +171,6 @@ def study(**changes: Any) -> str:
 
 
 ANY = {"first": None, "declared": None}
-# Each sentence on the page, with changes that make it appear, and changes that make it disappear.
 OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("asked before the runs", {}, ANY),
     ("corrected for 1 hospital and all methods", ANY, {}),

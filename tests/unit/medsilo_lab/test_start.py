@@ -115,13 +115,13 @@ def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None
     ("own", "patients"),
     [
         (names("{}_0", "{}_1", count=8), 8),
-        # the pattern that joins the most files to a patient, and still leaves enough patients
+        # medsilo chooses the pattern that joins the most files to a patient and still leaves enough patients
         (names("s{}_3_0", "s{}_4_1", count=8), 8),
-        (names("case_{}", count=30), None),  # the number in these file names is that of a case, not of a patient
+        (names("case_{}", count=30), None),  # the number in these file names is the number of a case, not of a patient
         (names("p{}/a", "p{}/b", count=8), 8),
         (names("p{}", count=8), None),
         (names("Nr. {}_Übersicht", "Nr. {}_links", count=8), 8),
-        (names("{}_0", "{}_1", count=4), None),  # too few files to find a pattern
+        (names("{}_0", "{}_1", count=4), None),
     ],
 )
 def test_patients_are_guessed_from_names(own: list[str], patients: int | None) -> None:
@@ -173,7 +173,6 @@ def write_classes(folder: Path) -> Path:
 
 
 def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
-    """Write a CT series of DICOM slices with a distance of 2.5 mm."""
     folder.mkdir(parents=True)
     writer, uid = SimpleITK.ImageFileWriter(), f"1.2.826.0.1.3680043.2.1125.{number}"
     writer.KeepOriginalImageUIDOn()
@@ -199,7 +198,7 @@ def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write photographs of two classes as files. Tests must not change the files of this fixture."""
+    """Write photographs of two classes as files, which tests must not change."""
     return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
 
 
@@ -277,7 +276,7 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
         "rgb",
     )
     assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
-    assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are in the test data
+    assert task["shares"] == [0.44, 0.28, 0.28]
     assert nested(draft.settings)["data"]["label_map"] == {255: "structure"}
     assert all(why for _, why in (*draft.plan.values(), *draft.settings.values()))
 
@@ -319,7 +318,6 @@ def test_volumes_get_a_spacing_and_pieces_of_their_shape(tmp_path: Path) -> None
 # ---------------------------------------------------------------------------------------------------- DICOM
 @pytest.fixture(scope="module")
 def scanner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write each patient's CT as a DICOM series, and each patient's mask as a NIfTI file."""
     folder = tmp_path_factory.mktemp("ct")
     for number, patient in enumerate(PATIENTS[:9]):
         values, mask = ball((8, 24, 20), (1.5, 1.5, 2.5), number)
@@ -406,7 +404,7 @@ def test_init_writes_checks_and_overwrites_nothing(
     assert told["check"]["hospital-a"]["go"] and told["trial"] is None and all(row["why"] for row in told["choices"])
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.goal.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
-    # the lead receives the plan that one hospital made
+    # one hospital made the plan, which the lead receives by mail
     mailed = " ".join((out / "job/app/config/plan.yaml").read_text().split())
     assert not re.search(r"(?<!fewer than )\b\d+ (of them|patients|cases|flat|images)", mailed), mailed
     settings = SiteSettings.read(out)
@@ -449,7 +447,7 @@ def test_a_classification_is_tried(
 
 
 def in_general(text: str) -> list[str]:
-    """Return output in which numbers, column widths and verdicts are replaced, because they depend on the processor."""
+    """Return output without numbers, column widths and verdicts, which depend on the processor."""
     told = re.sub(r"[+−-]?\d+(\.\d+)?", "0", text)
     told = re.sub(r"0 (bytes|[kMG]B)", "0 bytes", re.sub(" +", " ", told))
     told = re.sub(r"better|worse|inconclusive", "VERDICT", told)
@@ -459,7 +457,6 @@ def in_general(text: str) -> list[str]:
 
 
 def missing(sample: str, told: str) -> list[str]:
-    """Return the lines of the sample from its first line that the output lacks; "..." stands for any lines."""
     left, said = [line.removesuffix("...").strip() for line in in_general(sample)], iter(in_general(told))
     while left and any(left[0] in line for line in said):
         left.pop(0)
@@ -476,9 +473,8 @@ def test_a_sample_is_held_to_its_order_and_its_words() -> None:
 def test_the_tutorial_runs_as_it_stands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Each command of docs/start/tutorial.md prints the text on the page when run in order in an empty folder.
-
-    Other pages show output of the same commands. The test trains for fewer rounds.
+    """In an empty folder, the commands of docs/start/tutorial.md print the text on the page; the test trains for fewer
+    rounds.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("medsilo_lab.start.trial.ROUNDS", 3)
@@ -508,7 +504,7 @@ def test_the_tutorial_runs_as_it_stands(
     assert page.count('class="overlay"') == 9 and "reaches a mean test dice of 0." in page
     verdict = read_verdict(tmp_path / "runs/first")
     [fedavg] = [row.score for row in verdict.rows if row.title == "fedavg"]
-    assert fedavg and fedavg.mean > 0.5 and "single-site training" in verdict.headline  # it has learned
+    assert fedavg and fedavg.mean > 0.5 and "single-site training" in verdict.headline
     assert (tmp_path / "runs/first/report.html").is_file() and (tmp_path / "bundle/configs/metadata.json").is_file()
     assert (tmp_path / "predictions/overview.png").is_file()
     masks = [SimpleITK.ReadImage(str(path)) for path in (tmp_path / "predictions").glob("*.nii.gz")]

@@ -59,12 +59,10 @@ LINES = ("--set", "patients=each line is a patient")
 
 
 def begun(folder: Path, study: Path, *more: str) -> int:
-    """Run `medsilo init` with these answers and without training; return the exit code."""
     return main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *more])
 
 
 def made(folder: Path, **said: str) -> MadeSets:
-    """Return the data sets made from a folder whose tables have one row for each patient."""
     layout = DatasetLayout(folder, "hospital-a", "cpu")
     return make_each(layout, stop_at_questions, said={"patients": "each line is a patient", **said})
 
@@ -75,7 +73,6 @@ def drafted(folder: Path) -> Draft:
 
 
 def not_read(folder: Path) -> list[tuple[str, str]]:
-    """Return the columns that `medsilo init` ignores, each with the reason."""
     lines = first_sight(DatasetLayout(folder, "hospital-a")).summary
     return re.findall(r"^not read: (.+?) \((.*)\)$", "\n".join(lines), re.MULTILINE)
 
@@ -208,7 +205,7 @@ def test_from_tables_to_an_answer(
 def test_a_hospital_with_a_kit_of_another_name_is_told_how_to_check_its_own_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # `check` writes the names of faulty files into this folder
+    monkeypatch.chdir(tmp_path)  # `check` writes the names of faulty files into the current folder
     kits_of(tmp_path)
     kit, study = tmp_path / "kits/north", tmp_path / "study"
     write(tmp_path / "data/export.csv", HEAD, rows(40, 1))
@@ -225,7 +222,7 @@ def test_a_hospital_with_a_kit_of_another_name_is_told_how_to_check_its_own_job(
 
 
 def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path) -> None:
-    """Tables of patients are often sorted by the label. In a recording, each label occurs in several stretches."""
+    """Tables of patients are often sorted by the label, but in a recording, each label occurs in several stretches."""
     drawn = np.random.default_rng(0)
     found = []
     for name, labels in (("patients", ["a", "b", "c"]), ("steps", ["a", "b", "c", "a"])):
@@ -241,7 +238,8 @@ def test_points_between_thousands_beside_a_decimal_comma_are_no_category(tmp_pat
     write(tmp_path / "cases.csv", ["pid", "leukocytes", "outcome"], lines, delimiter=";")
     choices = drafted(tmp_path)
     assert choices.plan["task.columns"][0] == ["leukocytes"] and choices.settings["data.decimal"][0] == ","
-    lines = [[f"P{n}", f"1,{300 + n}.5", f"{n}.5", n % 2] for n in range(40)]  # English number format: no decimal comma
+    # numbers in English format, without decimal commas
+    lines = [[f"P{n}", f"1,{300 + n}.5", f"{n}.5", n % 2] for n in range(40)]
     write(tmp_path / "cases.csv", ["pid", "leukocytes", "crea", "outcome"], lines, delimiter=";")
     choices = drafted(tmp_path)
     assert choices.plan["task.columns"][0] == ["crea"] and "data.decimal" not in choices.settings
@@ -274,7 +272,7 @@ def test_a_registry_tells_patients_and_deaths_in_its_language(language: str, tmp
 
 
 def test_a_mark_in_some_cells_is_no_class(tmp_path: Path) -> None:
-    """In earlier versions, rows of units or totals became a class, and rows with an empty label were ignored."""
+    """In earlier versions, rows of units or totals became a class, and medsilo ignored rows with an empty label."""
     lines = [[n % 7, "x" if n % 3 else ""] for n in range(60)]
     write(tmp_path / "export.csv", ["dose", "target"], [["mg", "x = ja"], *lines, [9999, 40]])
     with pytest.raises(DataError, match="empty cells"):
@@ -316,9 +314,9 @@ PEOPLE = {  # columns in six languages whose values many patients share
     "indirizzo": ["Via Roma 3", "Corso Como 9", "Via Po 12"],
     "Straße": ["Lindenweg 4", "Am Markt 1", "Hauptstr. 77"],
     "record": ["REC88123", "REC88124", "REC88125"],
-    # the column's name does not reveal its content, and three patients have each value
+    # the column's name does not reveal the content, and three patients have each value
     "comment": ["Frau Yildiz", "Herr Petersen", "Mme Lefèvre"],
-    "ward": ["Zimmer Weber", "Zimmer Horvat", "main"],  # each of the first two values belongs to one patient
+    "ward": ["Zimmer Weber", "Zimmer Horvat", "main"],
 }
 
 
@@ -354,7 +352,7 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_notes_give_no_category(tmp_path: Path) -> None:
-    """Notes never become levels, not even if many patients have the same note or only two notes occur."""
+    """Free-text notes never become levels, even if many patients have the same note or only two notes occur."""
     sentences = [
         f"{who} came on foot after the accident on the ring road and wants to be called at home" for who in "AB"
     ]
@@ -380,7 +378,7 @@ def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: 
 
 @over_all("sites", [["."], ["north", "south"]])
 def test_tables_of_the_same_patients_are_no_hospitals_and_no_recordings(sites: Sequence[str], tmp_path: Path) -> None:
-    """In earlier versions, a second table was silently ignored, or tables in folders were read as time series."""
+    """In earlier versions, medsilo silently ignored a second table, or read tables in folders as time series."""
     folder = tmp_path / str(len(sites))
     for site in sites:
         write(folder / site / "laboratory.csv", ["Patient", "crp"], [[f"P{n}", n % 9] for n in range(40)])
@@ -423,7 +421,7 @@ def test_dates_are_no_category_and_a_tumours_site_is_no_hospital(tmp_path: Path)
 
 @over_all("text", ["id;age;outcome\n", "id;age;outcome\n1;70;0;\n2;80;1;\n"])
 def test_a_table_without_whole_lines_is_named(text: str, tmp_path: Path) -> None:
-    """In earlier versions, an empty or incomplete table was read as a recording, together with the folder's other
+    """In earlier versions, medsilo read an empty or incomplete table as a recording, together with the folder's other
     tables.
     """
     (tmp_path / "south.csv").write_text(text)
@@ -432,7 +430,7 @@ def test_a_table_without_whole_lines_is_named(text: str, tmp_path: Path) -> None
         drafted(tmp_path)
 
 
-NUMBERS = {  # the values of the outcome, and the outcome's kind
+NUMBERS = {
     "grades": (range(5), "classification"),
     "ten scanners": (range(10), "classification"),
     "grades, and 99 for unknown": ([0, 1, 2, 3, 4, 5, 99], "classification"),
@@ -482,7 +480,7 @@ NAMED = {  # for four more languages: the columns of patient, doctor and referre
 
 @pytest.mark.parametrize("language", NAMED)
 def test_columns_that_name_somebody_are_told_in_ten_languages(language: str, tmp_path: Path) -> None:
-    """A column of doctors, streets or surnames is recognised even if many patients have the same value."""
+    """medsilo recognises a column of doctors, streets or surnames even if many patients have the same value."""
     people, harmless = NAMED[language]
     lines = [
         [n % 7 + 0.5, ["yes", "no"][n % 3 // 2], ["a", "b"][n % 2]]
@@ -553,7 +551,6 @@ SURVIVAL = ["inst", "time", "status", "age", "sex"]
 
 
 def survivals(path: Path, sites: Sequence[str], unlike: str = "") -> Path:
-    """Write survival data with a column of hospitals, in which the hospital `unlike` has no event."""
     drawn = np.random.default_rng(0)
     lines = [
         [site, drawn.integers(5, 900), int(site != unlike and n % 3 > 0), drawn.integers(40, 80), n % 2]
@@ -564,10 +561,7 @@ def survivals(path: Path, sites: Sequence[str], unlike: str = "") -> Path:
 
 
 def test_a_hospital_is_the_same_however_its_number_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """pandas writes the integers of a column as 3.0 if a value is missing.
-
-    If pandas wrote the hospital 3 as 3.0, the plan still names the hospital 3.
-    """
+    """pandas writes the integers of a column as 3.0 if a value is missing, but the plan names the hospital 3."""
     survivals(tmp_path / "data/all.csv", ["3.0", "11.0"])
     assert begun(tmp_path / "data", tmp_path / "study", *LINES) == 0
     assert load_plan(tmp_path / "study/job/app/config/plan.yaml").participation.everyone == ("11", "3")
@@ -579,8 +573,8 @@ def test_a_hospital_is_the_same_however_its_number_is_written(tmp_path: Path, ca
 def test_a_hospital_whose_name_has_blanks_takes_part_by_a_name_without(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """In earlier versions, the hospital's name 'Nord Ost' stopped `medsilo init`, although its spaces could be
-    replaced.
+    """In earlier versions, the hospital name 'Nord Ost' stopped `medsilo init`, although medsilo can replace the
+    space.
     """
     survivals(tmp_path / "data/all.csv", ["Nord Ost", "St. Anna Klinik"])
     assert begun(tmp_path / "data", tmp_path / "study", *LINES) == 0
@@ -600,7 +594,6 @@ def test_a_hospital_of_few_events_is_left_out_and_named(tmp_path: Path, capsys: 
     assert main(["init", str(tmp_path / "data"), "-o", str(tmp_path / "study"), "--device", "cpu", *LINES]) == 0
     told = capsys.readouterr().out
     assert "left out: hospital 'south' (of fewer than 5 events" in told and "medsilo compare" in told
-    # patients of the hospital "south" are not counted
     assert "60 lines of 60 patients" in told and "north (30), west (30)" in told
     assert load_plan(tmp_path / "study/job/app/config/plan.yaml").participation.sites == ("north", "west")
 
@@ -620,18 +613,16 @@ def test_a_comparison_that_would_fail_is_not_advised_and_the_hospital_is_named(
 
 
 def sent_by(study: Path) -> str:
-    """Return the joined text of all files in a study's job."""
     return "".join(path.read_text() for path in study.joinpath("job").rglob("*") if path.is_file())
 
 
 def visits(path: Path, target: str = "") -> Path:
-    """Write a table of one patient's visits, which has no column for the patient."""
     lines = [[50 + n % 9, n % 7, target or ["yes", "no"][n % 2]] for n in range(24)]
     return write(path, ["age", "dose", "outcome"], lines)
 
 
 def pictures(folder: Path, count: int, kind: str = "images") -> None:
-    first = 50 * sum(map(ord, folder.name + kind))  # each image is unique
+    first = 50 * sum(map(ord, folder.name + kind))
     for number in range(count):
         image, mask = photograph(first + number)
         write_pixels(folder / kind / f"{number}.png", image)
@@ -661,7 +652,6 @@ def a_table_for_each_patient(data: Path) -> None:
 
 
 def a_diagnosis_of_one(data: Path) -> None:
-    """Write a table without a column for the patient, in which only one patient has the diagnosis "Quast"."""
     lines = [[50 + n % 9, n % 7, "Quast" if n < 6 else ["benign", "malignant"][n % 2]] for n in range(40)]
     write(data / "export.csv", ["age", "dose", "diagnosis"], lines)
 
@@ -686,7 +676,7 @@ def recordings_of_patients(data: Path) -> None:
     [
         (recordings_of_patients, ["patients=each case is a patient"]),
         (patients_as_classes, ["folders=classes", "patients=each image is a patient"]),
-        (few_patients_as_hospitals, ["folders=patients"]),  # too few patients for training
+        (few_patients_as_hospitals, ["folders=patients"]),
         (patients_with_classes, ["folders=patients"]),
         (a_table_for_each_patient, ["patients=each line is a patient"]),
         (a_diagnosis_of_one, ["patients=each line is a patient"]),
@@ -696,7 +686,9 @@ def recordings_of_patients(data: Path) -> None:
 def test_no_word_that_may_be_a_name_is_sent(
     layout: Callable[[Path], None], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """If no column identifies the patient, `medsilo init` asks, and the plan contains no name after the answer."""
+    """If no column identifies the patient, `medsilo init` asks, and the plan contains no person's name after the
+    answer.
+    """
     layout(tmp_path / "data")
     study, answers = tmp_path / "study", [f"--set={answer}" for answer in said]
     if said:

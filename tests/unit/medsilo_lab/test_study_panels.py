@@ -19,7 +19,7 @@ from medsilo_server.record import Record
 from tests.conftest import SITES
 from tests.unit.medsilo_lab.test_report import Page, save, summary_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study serves all tests of this group
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # all tests of this group share one study
 
 FEDSM = "fedsm:pull=0.6"
 A, B, C = SITES
@@ -31,7 +31,6 @@ TESTED = {A: {A: 6, "global": 2}, B: {B: 8}, C: {B: 4}}
 
 @pytest.fixture
 def copy(panels_study: Study, tmp_path: Path) -> Study:
-    """Copy the study into a temporary folder, in which a test may change files."""
     shutil.copytree(panels_study.folder, tmp_path / "study")
     cells = [Cell(cell.row, cell.seed, cell.plan, tmp_path / "study" / cell.folder.name) for cell in panels_study.cells]
     return Study(tmp_path / "study", panels_study.about, cells)
@@ -42,7 +41,6 @@ def folder_of(study: Study, title: str, seed: int) -> Path:
 
 
 def tell(study: Study, title: str, **change: Any) -> None:
-    """Change facts about the super model in the first run of a row of the comparison."""
     folder = folder_of(study, title, 0)
     summary = read_summary(folder)
     found = summary.details.super_model.changed(**change)
@@ -60,7 +58,6 @@ def picture(path: Path) -> str:
 
 
 def run_section(folder: Path, name: str) -> tuple[str, Page]:
-    """Return a section of a run's page as HTML, and as a parsed page."""
     found = re.search(rf'<section id="{name}".*?</section>', page.render([read(folder)], "T"), re.DOTALL)
     assert found
     return found.group(), Page(found.group())

@@ -1,4 +1,4 @@
-"""A study's page and table repeat the scores of its runs, and no method wins by chance."""
+"""A study's page and table repeat the scores of the study's runs, and no method wins by chance."""
 
 import re
 import shutil
@@ -84,7 +84,7 @@ def test_the_page_shows_the_verdict(study: Study) -> None:
 
 
 def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> None:
-    """The page names the method for which joining was tested, or no method if any method counts."""
+    """The page names the method whose gain over single-site training was tested, or no method if any method counts."""
     verdict = verdict_of(study)
     of_any = verdict.model_copy(update={"declared": None, "against": None})
     notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]
@@ -131,7 +131,7 @@ def test_every_comparison_names_its_test_patients(study: Study) -> None:
         [line] = [" ".join(row) for row in parsed.rows if row[:2] == [site, one.word]]
         assert one.difference.patients == verdict.patients[site]
         assert re.search(rf"{one.word}.* points ?.* n = {one.difference.patients}$", line)
-        assert f"{one.difference.seeds} repetitions of the training." in captions(page)[0]  # equal for all lines
+        assert f"{one.difference.seeds} repetitions of the training." in captions(page)[0]
 
 
 def test_a_sheet_names_no_more_test_patients_than_every_seed_has(study: Study, tmp_path: Path) -> None:

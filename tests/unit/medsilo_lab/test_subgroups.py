@@ -71,7 +71,6 @@ def made(folder: Path, out: Path, *more: str) -> DataSet:
 
 
 def hospitals(root: Path, *more: str, **of: Any) -> Path:
-    """Write the data sets of two hospitals, which declare subgroups; return the folder of the hospitals' settings."""
     for seed, site in enumerate(SITES):
         made(registry(root / "data" / site, seed, **of), root / "sets" / site, *(more or ASKED))
         (root / "settings" / site).mkdir(parents=True)
@@ -90,7 +89,6 @@ def section(page: Path) -> str:
 
 
 def cases_by_sex(run: Path, site: str, folder: Path) -> dict[str, list[float]]:
-    """Return the scores of a site's test cases by sex, computed from the site's files."""
     with (folder / "registry.csv").open(newline="") as file:
         outcome = {row["Patient ID"]: row for row in csv.DictReader(file)}
     plan = medsilo.Run(run).plan
@@ -112,7 +110,6 @@ def test_a_person_declares_subgroups_in_a_data_set(tmp_path: Path, capsys: pytes
     assert own.reading["subgroups"]["sex"]["levels"] == {"m": "male", "w": "female"}
     assert {"sex", "female", "age", "under 45"} <= {*own.words}
     again = made(tmp_path / "data", tmp_path / "set", "--target", "outcome")
-    # the data set's next version has the same subgroups with the same names
     assert again.reading["subgroups"] == own.reading["subgroups"] and again.words == own.words
     gone = made(tmp_path / "data", tmp_path / "set", "--target", "outcome", "--subgroup", "age=")
     assert [*gone.reading["subgroups"]] == ["sex"] and "under 45" not in gone.words
@@ -208,7 +205,6 @@ def test_a_runs_page_json_and_python_have_the_same_subgroups(own_run: Path) -> N
 
 # ----------------------------------------------------------------------------------------------------- disclosed scores
 def protected(root: Path, **of: Any) -> Summary:
-    """Run a study at hospitals whose settings protect small groups of patients."""
     settings = read_settings_of_all(hospitals(root, **of))
     return inprocess.run(parse_plan(STUDY), folder=root / "runs/one", settings=settings).summary
 
@@ -225,11 +221,10 @@ def test_a_hospital_rounds_what_it_tells_of_subgroups(tmp_path: Path) -> None:
 
 
 def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> None:
-    """Of 60 test patients, one to four are men.
-
-    The men's score would follow from the score of women and the score of all patients.
+    """One to four of 60 test patients are men, whose score would follow from the women's score and all patients'
+    score.
     """
-    for number in range(20):  # a hospital's key draws so few men in two of three attempts
+    for number in range(20):  # a hospital's random key draws so few men in two of three attempts
         root = tmp_path / f"draw {number}"
         summary = protected(root, women=0.95)
         if all(0 < _men_tested(root, site) < 5 for site in SITES):
@@ -240,7 +235,7 @@ def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> No
         assert told["sex", "male"].score is None and told["sex", "male"].patients == 0
         assert told["sex", "female"].score is None, "it would tell that of few men"
         assert told["hospital", site].score is not None
-        members = subgroups.read_members(root / "runs/one", site)  # a comparison of methods reads these scores
+        members = subgroups.read_members(root / "runs/one", site)
         assert not len(members["sex", "female"]) and not len(members["sex", "male"])
     frame = medsilo.Run(root / "runs/one").subgroups
     assert frame.loc["sex", "female"].kind == "suppressed"
@@ -248,14 +243,12 @@ def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> No
 
 
 def _men_tested(root: Path, site: str) -> int:
-    """Return the number of men in the test data, which the hospital's secret key drew."""
     with (root / "data" / site / "registry.csv").open(newline="") as file:
         men = {row["Patient ID"] for row in csv.DictReader(file) if row["Geschlecht"] == "m"}
     return len(men & {*_test_patients(root, parse_plan(STUDY), site)})
 
 
 def follows(groups: Sequence[frozenset[str]], least: int) -> bool:
-    """Return True if linear equations on the disclosed scores give the score of fewer than `least` patients."""
     people = sorted(frozenset[str]().union(*groups))
     known = np.array([[who in own for who in people] for own in groups], float)
     whole = np.linalg.matrix_rank(known)
@@ -279,13 +272,13 @@ def test_no_sum_or_difference_of_what_is_told_is_of_few_patients() -> None:
         only_floor = [own for own in levels.values() if len(own) >= 4]
         floored += follows([whole, *only_floor], 4)
         assert reveals_few([whole, *only_floor], 4) == follows([whole, *only_floor], 4)
-    # in most cases, a limit on the number of patients alone would have disclosed the score of a few patients
+    # in most cases, a limit on the number of patients alone would have disclosed a few patients' score
     assert floored > 30
 
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_nobody_learns_whether_a_level_has_one_patient_or_none(classes: int) -> None:
-    """In earlier versions, the women's score was suppressed only if the test data contained a man."""
+    """In earlier versions, medsilo suppressed the women's score only if the test data contained a man."""
     women = [f"w{number}" for number in range(30)]
     found = set()
     for men in ([], ["m0"], ["m0", "m1", "m2"]):
@@ -436,10 +429,6 @@ def test_a_damaged_list_of_subgroups_is_one_line(tmp_path: Path, own_run: Path) 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 def study_of(drawn: np.random.Generator, people: Sequence[int], gap: float, seeds: int = 4) -> list[dict[str, Any]]:
-    """Return scores for each level of one subgroup.
-
-    The scores of all patients in a seed are shifted by the same random value.
-    """
     own = [drawn.normal(0.8 - gap * place, 0.06, size) for place, size in enumerate(people)]
     luck = drawn.normal(0, 0.01, seeds)
     study = []
@@ -452,7 +441,7 @@ def study_of(drawn: np.random.Generator, people: Sequence[int], gap: float, seed
 def test_differences_between_levels_hold_their_error_and_find_what_is_there() -> None:
     drawn = np.random.default_rng(1)
     false = sum(any(one.sure for one in of_row("r", study_of(drawn, (20, 15, 30), 0.0))[0].pairs) for _ in range(300))
-    assert false <= 0.05 * 300 + 2 * (0.05 * 0.95 * 300) ** 0.5  # three tests at once
+    assert false <= 0.05 * 300 + 2 * (0.05 * 0.95 * 300) ** 0.5
     found = sum(of_row("r", study_of(drawn, (30, 30), 0.06))[0].pairs[0].sure for _ in range(60))
     assert found > 50  # Student's t-test finds the difference in 96 of 100 studies
     few = of_row("r", study_of(drawn, (5, 40), 0.5))[0]

@@ -1,4 +1,4 @@
-"""Test verdicts, the correction for several tests, and endpoints on random scores without training."""
+"""Test verdicts, the correction for multiple tests, and endpoints on random scores without training."""
 
 import re
 import time
@@ -27,7 +27,6 @@ SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=
 
 
 def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn) -> Statistics:
-    """Return the statistics of a comparison whose scores come from the function `drawn` instead of runs."""
     plan = make_plan("fedavg", *SMALL)
     found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None)
     for row in found.rows:
@@ -58,9 +57,8 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:
-    """With four methods and four seeds, one hospital has a difference of 40 points.
-
-    In earlier versions, the correction for all methods made this verdict inconclusive.
+    """In earlier versions, the correction for all methods made a difference of 40 points at one hospital
+    inconclusive.
     """
     random = np.random.default_rng(5)
 
@@ -76,12 +74,11 @@ def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -
     assert found.headline.startswith("Federated training with fedavg is better")
     assert found.hospitals["hospital-a"].word == "better"
     alone = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], seeds, scores), tmp_path)
-    # a comparison of one method has no sentence about differences between methods
     assert alone.hospitals["hospital-a"].word == "better" and not alone.between
 
 
 def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
-    """In earlier versions, the headline and a table of a page had different intervals for the same difference."""
+    """In earlier versions, a page's headline and table had different intervals for the same difference."""
     random = np.random.default_rng(7)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -103,9 +100,8 @@ def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
 
 
 def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> None:
-    """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does not.
-
-    The file has the plain and the corrected interval, and the page's title calls no hospital's difference significant.
+    """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does
+    not.
     """
     random = np.random.default_rng(11)
     own = {site: 0.1 * random.normal(size=40) for site in SITES}
@@ -126,7 +122,7 @@ def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> None:
-    """The size of the difference has no effect, and neither have identical seeds."""
+    """Neither a large difference nor identical seeds give a verdict."""
     random = np.random.default_rng(8)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -139,7 +135,7 @@ def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> No
 
 
 def test_models_that_all_name_one_class_give_no_verdict(tmp_path: Path) -> None:
-    """In earlier versions, a difference without any variance was reported as "no gain, +0.0 (+0.0 to +0.0)"."""
+    """In earlier versions, medsilo reported a difference without any variance as "no gain, +0.0 (+0.0 to +0.0)"."""
     verdict = verdict_of(
         statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], lambda *_: np.repeat([0.0, 1.0], 4)), tmp_path
     )
@@ -305,7 +301,6 @@ KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def any_table(random: np.random.Generator, folder: Path) -> Statistics:
-    """Return statistics of random scores at one to three hospitals, with suppressed scores and failed runs."""
     sites = list("abc"[: random.integers(1, 4)])
     titles = ["local", "fedavg", "fedprox", "fedbn"][: random.integers(2, 5)]
     seeds = range(int(random.choice([1, 2, 4, 5])))
@@ -316,7 +311,6 @@ def any_table(random: np.random.Generator, folder: Path) -> Statistics:
         for site in sites
     }
     kinds, lost, gain = random.choice([*KINDS], 2), random.random() < 0.3, 0.2 * (random.random() < 0.3)
-    # the base scores are equal in all rows that have a difference
     base = {site: random.uniform(0.2, 0.7, len(own)) for site, own in patients.items()}
     for row in found.rows:
         for seed in seeds:

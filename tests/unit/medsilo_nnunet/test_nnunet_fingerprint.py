@@ -23,13 +23,11 @@ from tests.federations import federation, intensities_are_near, pooled_fingerpri
 
 
 def numbers(seed: int, size: int = 4000) -> np.ndarray:
-    """Return random numbers of many magnitudes, with both signs and some zeros."""
     drawn = np.random.default_rng(seed)
     return drawn.normal(size=size) * 10.0 ** drawn.integers(-6, 7, size) * (drawn.uniform(size=size) > 0.01)
 
 
 def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
-    """Return a hospital's fingerprint after it was converted to JSON and read again."""
     return Fingerprint.received(json.loads(Fingerprint.of(cases, samples, least).model_dump_json()))
 
 
@@ -61,7 +59,6 @@ def test_histograms_add_up() -> None:
 
 def test_neighbouring_bins_are_put_together_until_enough_cases_have_a_part() -> None:
     cases = [FloatHistogram.of(own) for own in ([1, 1, 10], [2, 10, 14], [3, 10, 4], [90])]
-    # the values 1, 1, 2, 3 and the values 4, 10, 10, 10 come from three cases each, and all other values from two cases
     kept = covering(cases, 3)
     assert (kept.values, kept.counts) == ([1, 10], [4, 6])
     assert covering(cases, 4).counts == [10]
@@ -96,7 +93,6 @@ def test_medians_are_those_of_all_data_in_one_place(number: int) -> None:
 
 
 def along(fingerprint: dict[str, Any], axis: int) -> list[tuple[float, int]]:
-    """Return the spacing and the size of each case along one axis, sorted by spacing."""
     cases = zip(fingerprint["spacings"], fingerprint["shapes_after_crop"], strict=True)
     return sorted((spacing[axis], size[axis]) for spacing, size in cases)
 
@@ -120,8 +116,7 @@ def test_with_a_smallest_group_each_number_covers_so_many_cases(number: int) -> 
     assert own.cases == groups * least
     for axis, counted in enumerate(own.extents):
         assert all(one.cases % least == 0 for one in counted)
-        # The k-th of g disclosed values lies within the k-th of g groups of cases in ascending order. The rank of a
-        # disclosed value differs from the exact rank by at most the size of one group.
+        # The k-th of g disclosed values lies within the k-th of g groups of cases in ascending order.
         real = sorted(case.spacing[axis] for case in cases)
         for group, value in enumerate(sorted(spacing for spacing, _ in extents_of(counted))[::least]):
             low, high = real[group * len(real) // groups], real[min((group + 1) * len(real) // groups, len(real) - 1)]
@@ -135,14 +130,12 @@ def test_fewer_cases_than_the_smallest_group_tell_nothing() -> None:
 
 # ------------------------------------------------------------------------------------------------------ messages
 def good() -> dict[str, Any]:
-    """Return a hospital's fingerprint of four cases as JSON values."""
     cases = [CaseFacts((3.0, 1.0, 1.0), (20 + n, 100, 120), 0.8, [[1.0 * n, 7.0]]) for n in range(4)]
     sent: dict[str, Any] = json.loads(Fingerprint.of(cases, 2).model_dump_json())
     return sent
 
 
 def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
-    """Return the fingerprint of the function good() with one changed value."""
     sent = place = good()
     for key in path[:-1]:
         place = place[key]  # type: ignore[index]

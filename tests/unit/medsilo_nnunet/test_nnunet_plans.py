@@ -37,7 +37,6 @@ INTENSITIES = "foreground_intensity_properties_per_channel"
 
 
 def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
-    """Return the image reader and the GPU memory that each hospital reports."""
     return {
         site: MeasuredSite.model_construct(reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
         for site in drawn.hospitals
@@ -45,7 +44,6 @@ def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
 
 
 def merged(drawn: Federation) -> Fingerprint:
-    """Merge the fingerprints that all hospitals of a federation disclose."""
     return Fingerprint.merged(
         Fingerprint.received(json.loads(Fingerprint.of(cases, drawn.samples).model_dump_json()))
         for cases in drawn.hospitals.values()
@@ -54,7 +52,6 @@ def merged(drawn: Federation) -> Fingerprint:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with the subfolders in which nnU-Net works."""
     for key in ("raw", "preprocessed", "results"):
         (tmp_path / key).mkdir()
         monkeypatch.setenv(f"nnUNet_{key}", str(tmp_path / key))
@@ -64,7 +61,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plans_in_one_place(
     home: Path, question: SegmentationQuestion, fingerprint: Mapping[str, Any], planner: str
 ) -> dict[str, Any]:
-    """Return nnU-Net's plans for the pooled data."""
     from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
     from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
 
@@ -94,10 +90,6 @@ def without_intensities(plans: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> list[str]:
-    """Compare the plans of a synthetic federation with the plans for its pooled data; `larger` enlarges the volumes.
-
-    Return the names of the planned configurations.
-    """
     drawn, planner = enlarged(federation(number), larger), PLANNERS[number // len(KINDS) % 3]
     pooled = plans_in_one_place(home, drawn.question, pooled_fingerprint(drawn.cases), planner)
     own = make_plans(drawn.question, merged(drawn), holdings_of(drawn), planner).plans
@@ -108,8 +100,6 @@ def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> 
 
 
 def enlarged(drawn: Federation, times: float) -> Federation:
-    """Return a federation whose volumes have `times` as many voxels along each axis."""
-
     def larger(case: CaseFacts) -> CaseFacts:
         return replace(case, size=[max(1, round(times * voxels)) for voxels in case.size])
 
@@ -118,9 +108,8 @@ def enlarged(drawn: Federation, times: float) -> Federation:
 
 @pytest.mark.long
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
-    """If disclosed numbers cover several cases, medsilo lists the keys in which the plans may differ.
-
-    The images of each tested federation come from two scanning protocols.
+    """If disclosed numbers cover several cases, medsilo lists the keys of the plans that may differ from plans for
+    pooled data.
     """
     differ, missed, named, told = 0, 0, 0, 0
     for drawn in map(federation, range(12)):
@@ -173,7 +162,7 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
     fixed = make_plans(drawn.question, fingerprint, small, memory=12)
     assert (fixed.memory, fixed.too_small) == (12, ("hospital-0",))
     assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # nnU-Net's default memory is 8 GB
-    assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # after the test, the environment variable has its old value
+    assert Path(os.environ[FOLDERS[0]]) == home / "raw"
     other = dict(small) | {"hospital-1": MeasuredSite.model_construct(reader="NibabelIO")}
     with pytest.raises(MedsiloError, match="NibabelIO and SimpleITKIO; agree on one"):
         make_plans(drawn.question, fingerprint, other)
@@ -181,7 +170,6 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
 
 # ------------------------------------------------------------------------------------------------------ real volumes
 def question_of(number: int) -> SegmentationQuestion:
-    """Return the segmentation task of a federation whose volumes are files."""
     channels = [("CT",), ("FLAIR",), ("T1", "T2")][number % 3]
     return SegmentationQuestion(name="Dataset007_Volumes", channels=channels, labels={"background": 0, "lesion": 1})
 

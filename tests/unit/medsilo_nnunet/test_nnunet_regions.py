@@ -60,7 +60,6 @@ def test_what_masks_hold_has_names() -> None:
 # ------------------------------------------------------------------------------------------------------ in training
 @pytest.fixture(scope="module")
 def tumours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return two hospitals' volumes, in which each lesion has three structures, and nnU-Net's plans for them."""
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     folder = tmp_path_factory.mktemp("tumours")
     write_hospitals(folder, ["brno", "graz"], 4, width=32)
@@ -102,7 +101,7 @@ def test_the_loss_is_that_of_nnunets_trainer(
     target = torch.randint(-1, 4, (2, *image.shape[2:]))
     regions = labels.foreground_regions if labels.has_regions else None
     scales = trainer._get_deep_supervision_scales()
-    # nnU-Net's last transforms for training are applied to each patch after augmentation
+    # nnU-Net applies its last training transforms to each patch after augmentation
     last = trainer.get_validation_transforms(scales, regions=regions)
     each = [last(image=image[0], segmentation=one[None].short())["segmentation"] for one in target]
     wanted = trainer._build_loss()(network(image), [torch.stack(own) for own in zip(*each, strict=True)])
@@ -133,7 +132,6 @@ def test_regions_are_learned_found_and_measured(tumours: tuple[Path, Any]) -> No
 
 
 def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
-    """Copy all volumes, and replace one label in the masks of the hospital Brno."""
     for path in folder.glob("*/**/*.nii.gz"):
         image: Any = nibabel.load(path)
         values = np.asanyarray(image.dataobj).copy()
@@ -147,7 +145,7 @@ def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
 def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     tumours: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """The hospital Brno did not annotate the core of lesions, so the core is background in its masks.
+    """The hospital Brno did not annotate the core of lesions, so the core is background in Brno's masks.
 
     The training and the scores at Brno ignore the core.
     """
@@ -164,10 +162,9 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
         for number in range(6):
             (image, target), (same, labels) = one[number], other[number]
             assert torch.equal(image, same) and partial_labels.marks_in(target[None]) == [partial_labels.mark_of([2])]
-            assert torch.equal(
-                partial_labels.labels_in(target), labels.clamp(min=0)
-            )  # the data sets with two and with three labels give the same patches
-    # Moving probability from the background to the core, which is not annotated, changes the naive loss only.
+            assert torch.equal(partial_labels.labels_in(target), labels.clamp(min=0))
+    # Moving probability from the background to the unannotated core changes only a loss that takes unannotated voxels
+    # for background.
     target = torch.stack([one[number][1] for number in range(2)])
     network = plan.build_networks()["model"].train()
     outputs = network(torch.stack([one[number][0] for number in range(2)]))
@@ -186,7 +183,6 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     merged = [torch.cat([one[:, [0, 2]].logsumexp(1, keepdim=True), one[:, [1, 3]]], 1) for one in outputs]
     labels = labels_of(target)
     assert torch.equal(loss, told.task.goal.loss(merged, torch.where(labels == 3, 2, labels)))  # type: ignore[arg-type]
-    # a whole study runs with the data of these two hospitals
     known = {"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}
     sites = {
         site: SiteSettings(**known, data=DataSource(folder=tmp_path, unannotated=absent))
@@ -199,7 +195,6 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     with mock.patch.object(condistfl, "distilled", wraps=condistfl.distilled) as distilled:
         run(plan_of(plans, SEVERAL, "condistfl"), settings=EachSites(**known, sites=sites))
     sizes = {tuple(one.shape[2:]) for call in distilled.call_args_list for one in call.args[:2]}
-    # the outputs of both models have the largest resolution
     assert sizes == {tuple(outputs[0].shape[2:])} and outputs[0].shape > outputs[1].shape
     for absent, words in (
         (("FLAIR",), "'FLAIR' can't be absent; .*core.* can"),
@@ -213,7 +208,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
 
 @pytest.mark.slow
 def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, Any], tmp_path: Path) -> None:
-    """The hospital Brno did not annotate the enhancing region, so its loss and its scores leave out this region."""
+    """The hospital Brno did not annotate the enhancing region, so Brno's loss and scores leave out this region."""
     folder, plans = tumours
     redraw(folder, tmp_path, 3, 2)
     plan = plan_of(plans, TUMOUR)
@@ -233,7 +228,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     labels = labels_of(target)
     assert torch.equal(loss, told.goal.loss([one[:, :2] for one in outputs], labels))
     assert torch.equal(task.goal.loss(outputs[0], target), told.goal.loss(outputs[0][:, :2], labels))
-    mixed = torch.stack([target[0], labels[1]])  # this batch has one case from each hospital
+    mixed = torch.stack([target[0], labels[1]])
     apart = [task.goal.loss([out[n : n + 1] for out in outputs], mixed[n : n + 1]) for n in range(2)]
     torch.testing.assert_close(task.goal.loss(outputs, mixed), (apart[0] + apart[1]) / 2)
     assert task.goal.judged(mixed).tolist() == [[True, True, False], [True, True, True]]
@@ -246,7 +241,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     assert found["brno"].absent == ["enhancing"] and found["brno"].figures["dice_enhancing"] is None
     assert None not in (found["brno"].figures["dice_core"], found["graz"].figures["dice_enhancing"])
     with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
-        read("whole")  # the masks show voxels of the whole region outside of the core
+        read("whole")
     with pytest.raises(DataError, match="masks show a structure that data.unannotated names"):
         read("enhancing", site="graz")
     with pytest.raises(PlanError, match="structures that do not overlap"):

@@ -40,7 +40,6 @@ AS_NNUNET = {"momentum": 0.99, "nesterov": True, "weight_decay": 3e-5, "clip": 1
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the volumes of each hospital, and with nnU-Net's plans for all these volumes."""
     folder, told, holdings = tmp_path_factory.mktemp("hospitals"), [], {}
     for site, between in HOSPITALS.items():
         write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(CASES)], 1, (1, 1, between), 48)
@@ -53,7 +52,6 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_of(hospitals: Path, training: Mapping[str, Any] = SHORT, **task: Any) -> Plan:
-    """Return a study's plan for these volumes."""
     plans = json.loads((hospitals / "plans.json").read_text())
     own = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans, "mirror": False, **task}
     return parse_plan(
@@ -101,14 +99,15 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
 
     for batch in (2, 3, 7, 19):
         drawn = plan.task.draw_batches(data.train, batch, 40, 0)
-        loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)  # nnU-Net's default fraction
+        # nnU-Net's default fraction of patches with foreground
+        loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)
         rule = partial(nnUNetDataLoader._oversample_last_XX_percent, loader)
         assert [place >= drawn.certain for place in range(batch)] == [rule(place) for place in range(batch)]
         assert len(drawn) == 40 * batch
     counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
-    # cases are drawn with replacement, so that each batch is full
+    # the sampler draws cases with replacement, so that each batch is full
     assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1
-    few = Subset(data.train, [len(data.train) - 1])  # the setting `training.truncate` selects cases in this way
+    few = Subset(data.train, [len(data.train) - 1])  # `training.truncate` also selects cases by a Subset
     pairs = ((few, 0), (data.train, len(data.train) - 1))
     one, other = (held.kept(place) for held, place in (held_case(*pair) for pair in pairs))
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
@@ -122,7 +121,8 @@ def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration:
     plans = json.loads((hospitals / "plans.json").read_text())
     own = dict(plans["configurations"]["3d_fullres"])
     lower = {"spacing": [1.5 * along for along in own["spacing"]], "next_stage": "3d_cascade_fullres"}
-    plans["configurations"]["3d_lowres"] = own | lower  # nnU-Net's planner writes this configuration for larger volumes
+    # nnU-Net's planner writes the configuration 3d_lowres for larger volumes
+    plans["configurations"]["3d_lowres"] = own | lower
     plan = plan_of(hospitals, plans=plans, configuration=configuration)
     data = plan.task.site_data("north", plan.participation.sites, 0, DataSource(folder=hospitals))
     image, labels = plan.task.draw_batches(data.train, 2, 1, 0)[1]
@@ -153,7 +153,6 @@ def test_a_plan_takes_question_and_plans_from_files_beside_it(hospitals: Path, p
 
 @pytest.fixture
 def trainer(hospitals: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Return a trainer of nnU-Net that uses the same plans."""
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
     monkeypatch.setenv("nnUNet_results", str(tmp_path))
@@ -167,7 +166,6 @@ def trainer(hospitals: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def batch_of(plan: Plan, data: SiteData, trainer: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Return a batch of three patches with labels for medsilo's training, and the same batch for nnU-Net's trainer."""
     from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
     drawn = plan.task.draw_batches(data.train, 3, 1, seed)

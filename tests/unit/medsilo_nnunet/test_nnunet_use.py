@@ -1,6 +1,6 @@
-"""A model of the task nnunet predicts the same masks in medsilo and after its export in nnU-Net.
+"""A model of the task nnunet predicts the same masks in medsilo as in nnU-Net after the model's export.
 
-The task also supports interrupted studies and folds of cross-validation.
+Studies of the task nnunet may be interrupted, and may use folds of cross-validation.
 """
 
 from dataclasses import replace
@@ -45,9 +45,6 @@ SITES = ("brno", "graz")
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return a folder in the layout of nifti-folder with the volumes of two hospitals, and nnU-Net's plans for these
-    volumes.
-    """
     folder = tmp_path_factory.mktemp("brains")
     write_hospitals(folder, SITES, 4, width=32)
     return folder, plans_of(folder, SITES, 2000)
@@ -55,7 +52,6 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.fixture(scope="module")
 def trained(hospitals: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run whose network segments some structures."""
     folder, plans = hospitals
     run = tmp_path_factory.mktemp("run") / "run"
     training = {"rounds": 2, "batch_size": 8, "local_steps": 10, "learning_rate": 0.02, "momentum": 0.9}
@@ -100,7 +96,6 @@ def test_so_do_they_in_three_dimensions(images: Path, tmp_path: Path) -> None:
 
 
 def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
-    """Compare medsilo's predicted masks with the masks that nnU-Net's predictor makes with the exported model."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"
@@ -157,7 +152,6 @@ def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
     held = torch.load(model / "fold_all" / "checkpoint_final.pth", weights_only=True)
     assert held["init_args"] == {"configuration": "2d"} and held["inference_allowed_mirroring_axes"] == [0, 1]
-    # the second export fails, because the output folder already exists
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 1
 
 
@@ -178,11 +172,6 @@ def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
 
 
 class Watched(Trainer):
-    """A trainer that records tensors at the start and the end of each round.
-
-    A test can make the trainer fail within one round.
-    """
-
     dies_in = 0
     begins: dict[int, Tensors]
     ends: dict[int, tuple[Tensors, float]]
@@ -191,7 +180,6 @@ class Watched(Trainer):
         return {name: tensor for name, tensor in self._all().items() if name.startswith("optimizer")}
 
     def _all(self) -> Tensors:
-        """Copy all tensors of networks and optimizers."""
         found = {
             f"module/{module}/{name}": tensor.clone()
             for module, network in self.state.modules.items()
@@ -221,9 +209,10 @@ class Watched(Trainer):
 def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     hospitals: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a site's process dies within a round, the site takes part again in the next round.
+    """A site whose process dies within a round takes part again in the next round.
 
-    The site then uses the shared model, its saved momentum, and the learning rate and the patches of the new round.
+    After its process died, a site uses the shared model, the saved momentum, and the next round's learning rate and
+    patches.
     """
     patches: dict[str, list[Tensor]] = {}
     draw = NnUNetFolder.draw_batches
@@ -264,7 +253,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     assert all(torch.equal(tensor, brno.begins[3][name]) for name, tensor in model.items())
     assert any(not torch.equal(tensor, graz.begins[2][name]) for name, tensor in model.items())
     assert rate == pytest.approx(plan.training.learning_rate * (1 - 2 / 4) ** 0.9)
-    # Brno and Graz draw their patches anew in each round. Graz also drew patches in the round in which its process
+    # Brno and Graz draw their patches anew in each round, and Graz also drew patches in the round in which its process
     # died.
     whole, lost = patches["whole"], patches["lost"]
     assert len(whole) == len(lost) == 8 and all(map(torch.equal, whole, lost))
@@ -293,7 +282,6 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
         run = tmp_path / str(number)
         medsilo.run(study(plans, SITES, {"name": "fedavg"}, training, {"fold": fold}), data=folder, folder=run)
         assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 0
-        # the output folder already contains this fold
         assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 1
     assert sorted(path.name for path in model.glob("fold_*/checkpoint_final.pth")) == ["checkpoint_final.pth"] * 2
     other = study(plans, SITES, {"name": "fedavg"}, training, {"fold": {"number": 3, "of": 4}, "mirror": False})

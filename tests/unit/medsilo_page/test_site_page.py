@@ -1,4 +1,6 @@
-"""Test the web page of a hospital: who can open it, what it shows, and that the site obeys its decisions."""
+"""Test a hospital's web page: who can open the page, the content of the page, and that the site obeys decisions made on
+the page.
+"""
 
 import csv
 import html
@@ -81,7 +83,6 @@ class Visitor:
             line.close()
 
     def begin(self) -> None:
-        """Exchange the one-time token for the cookie of a session."""
         split = urlsplit(self.gate.start)
         status, _, headers = self.get(f"{split.path}?{split.query}")
         assert status == 200
@@ -89,21 +90,18 @@ class Visitor:
         self.cookie = headers["Set-Cookie"].partition(";")[0]
 
     def page(self, path: str = "/", status: int = 200) -> str:
-        """Return the text of a page below the path of the session."""
         got, text, headers = self.get(self.gate.base + path)
         assert got == status, text
         assert headers["Cache-Control"] == "no-store" and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         return html.unescape(text)
 
     def send(self, path: str, **fields: str) -> Answer:
-        """Send a form as the page in the browser does."""
         [word] = set(re.findall(r'name="word" value="([^"]+)"', self.page(path.rpartition("/")[0])))
         return self.post(self.gate.base + path, {"word": word, **fields})
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Create a hospital with a plan that waits for a decision, and a study in its second round."""
     home = Home(tmp_path_factory.mktemp("page") / "kit")
     home.permission()._keep()
     plan = home.plan
@@ -125,7 +123,6 @@ def write_rows(home: Home, rounds: Any, text: str = "0.5") -> None:
 
 @contextmanager
 def serving(server: PageServer) -> Iterator[Gate]:
-    """Serve a page at a real socket during a with statement."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -149,9 +146,8 @@ def visitor(served: Gate) -> Visitor:
 
 
 def test_each_page_says_that_the_airlock_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hospital requires the airlock, but its machine lacks a sandbox.
-
-    In earlier versions, a page on which a person approves scripts did not mention the missing airlock.
+    """In earlier versions, the page on which a person approves scripts did not mention that the machine lacks a sandbox
+    for the airlock.
     """
     home = Home(tmp_path / "kit")
     home.permission()._keep()
@@ -179,12 +175,12 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: H
             assert status == 403 and home.plan.hash not in text
         for verb in ("approve", "decline", "withdraw", "check"):
             assert stranger.post(f"{served.base}{path}/{verb}", {"word": served.word})[0] == 403
-    stranger.cookie = f"{COOKIE}={served.session}"  # the visitor guesses a wrong path
+    stranger.cookie = f"{COOKIE}={served.session}"
     assert stranger.get("/guess/")[0] == 403
     stranger.cookie = ""
     stranger.begin()
     split = urlsplit(served.start)
-    assert Visitor(served).get(f"{split.path}?{split.query}")[0] == 403  # the token was used
+    assert Visitor(served).get(f"{split.path}?{split.query}")[0] == 403
     assert not home.approvals.decisions()
     listening = [one.laddr for one in Process().net_connections("tcp") if one.status == CONN_LISTEN]
     assert [place.ip for place in listening if place.port == stranger.port] == [HOST] == ["127.0.0.1"]
@@ -193,7 +189,6 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: H
 def test_the_token_is_good_once_whoever_asks_at_the_same_time(served: Gate) -> None:
     visitors, split = [Visitor(served) for _ in range(16)], urlsplit(served.start)
     start = f"{split.path}?{split.query}"
-    # this token has not yet been used
     assert visitors[0].ask("HEAD", start, None, {})[0] == 501 and visitors[0].post(start, {})[0] == 403
     with ThreadPoolExecutor(len(visitors)) as pool:
         answers = list(pool.map(lambda one: one.get(start), visitors))
@@ -213,8 +208,8 @@ def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
 
 
 def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> None:
-    """Forms are rejected from another site, from another port, from a sandboxed page, and without the session's secret
-    word.
+    """The page rejects forms from another site, from another port, from a sandboxed page, and without the session's
+    secret word.
     """
     path, word = f"{visitor.gate.base}/plan/{home.plan.hash}/approve", {"word": visitor.gate.word}
     for origin in (
@@ -253,7 +248,7 @@ def test_large_slow_and_odd_requests(visitor: Visitor, home: Home, monkeypatch: 
 
 
 def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client never ends its headers, and another client sends a byte of its body at long intervals."""
+    """One client never ends its headers, and another client sends one byte of its body at long intervals."""
     gate = visitor.gate
     head = f"POST {gate.base}/plan/{home.plan.hash}/approve HTTP/1.1\r\nHost: 127.0.0.1:{visitor.port}\r\n"
     head += f"Cookie: {visitor.cookie}\r\nOrigin: {visitor.origin}\r\nContent-Length: 100\r\n"
@@ -277,7 +272,7 @@ def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pyt
 
 
 def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If too many connections are open at once, silent connections are closed after some time."""
+    """If too many connections are open at once, the page closes silent connections after some time."""
     with ExitStack() as idle:
         address = ("127.0.0.1", visitor.port)
 
@@ -286,7 +281,7 @@ def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch:
 
         monkeypatch.setattr(page_server, "PATIENCE", 600.0)
         silent(MOST_AT_ONCE + 8)
-        assert visitor.page("/")  # no silent connection has been closed yet
+        assert visitor.page("/")
         monkeypatch.setattr(page_server, "PATIENCE", 1.0)
         for line in silent(8):
             with suppress(ConnectionError):
@@ -367,7 +362,7 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     with pytest.raises(Refused, match="at most 2 rounds"):
         permission.check(number=3)
     _, raw, _ = visitor.get(visitor.gate.base + plan)
-    # the page escapes the name, so it is not read as HTML
+    # the page escapes the name, so that browsers do not read the name as HTML
     assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw
     assert visitor.send(f"{plan}/withdraw")[0] == 303
     refused(home, "has withdrawn")
@@ -384,7 +379,6 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Create a hospital with an accepted data set, two studies' plans, and a canary's plan."""
     folder = tmp_path_factory.mktemp("desk")
     home = Home(folder / "kit")
     rows = [{"patient": f"p{n}", "age": 30 + n % 60, "stage": "I" * (1 + n % 2)} for n in range(80)]
@@ -444,7 +438,6 @@ def test_a_request_says_what_changed_since_the_last_plan_of_its_study(desk: Home
 
 
 def test_the_terminal_says_what_changed_too(desk: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    # the command's input is not a terminal
     assert main(["approve", desk.plan.hash[:12], "--kit", str(desk.folder)]) == 1
     said = capsys.readouterr().out
     assert "training.rounds: 95, before 90" in said and "task.columns: age: high 95.0, before 90.0" in said
@@ -460,7 +453,7 @@ def test_a_plan_with_words_that_nobody_accepted_is_not_approved_on_the_page_eith
         _, text, _ = visitor.post(f"{gate.base}/plan/{plan.hash}/approve", {"word": gate.word, "by": "A. Person"})
     assert "would never run here" in text and "hiv" in text
     assert desk.approvals.last(plan.hash) is None
-    desk.approvals.decide(plan.hash, "declined", "engineer", None, plan.code)  # other tests count the waiting plans
+    desk.approvals.decide(plan.hash, "declined", "engineer", None, plan.code)
 
 
 def test_the_desk_shows_what_studies_sent_and_the_account_of_answers(desk: Home) -> None:
@@ -497,9 +490,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
 def test_a_request_is_decided_on_the_first_screen(width: int, scheme: str, desk: Home, tab: Browser) -> None:
-    """The first screen shows title, purpose, disclosures, data set, cost, check and buttons.
-
-    No text is cut off at the screen's edge, and axe-core finds no fault.
+    """The first screen shows the title, purpose, disclosures, data set, cost, check and buttons.
 
     In earlier versions, a person had to scroll 4,300 pixels to the buttons.
     """
@@ -528,10 +519,7 @@ HIT = """(button => {
 
 @pytest.mark.slow
 def test_a_person_decides_with_the_keyboard(desk: Home, tab: Browser) -> None:
-    """The person reaches all elements by the Tab key.
-
-    The name that the person writes into the form signs the decision.
-    """
+    """The person reaches all elements by the Tab key; the person's name in the form signs the decision."""
     tab.size(1400, 900)
     with serving(serve(desk.folder, 0)) as gate:
         tab.visit(gate.start)
@@ -555,7 +543,7 @@ def test_a_person_decides_with_the_keyboard(desk: Home, tab: Browser) -> None:
 def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
     plan = f"/plan/{home.plan.hash}"
     assert visitor.send(f"{plan}/check")[0] == 303
-    wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")  # no server is running
+    wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")
     shown = visitor.page(plan)
     assert "stops, network" in shown and "stops, rehearsal" not in shown
 
@@ -577,14 +565,14 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     note(home.place, kind="ended", reason="the job ended here")
     assert f"The training process died: {reason}" in visitor.page("/study/study")
     note(home.place, {"task": "round", "round": 2}, kind="answered")
-    note(home.place, kind="died", reason=reason)  # the process died between two requests of the server
+    note(home.place, kind="died", reason=reason)
     note(home.place, {"task": "round", "round": 3}, kind="answered")
     shown = visitor.page("/study/study")
     assert "Waiting for the server; answers to 3 of 4" in shown
     assert f"<strong>the training process died</strong> between two tasks: {reason}" in shown
-    note(home.place, kind="ended", reason="the job ended here")  # another hospital has rejected the plan
+    note(home.place, kind="ended", reason="the job ended here")
     shown = visitor.page("/study/study")
     assert "Waiting" not in shown and "ended here before its last task" in shown and "the job ended here" in shown
     write_rows(home, range(1, 401))
     rows = re.findall(r'<tr><th scope="row">(\d+)</th>', visitor.page("/study/study"))
-    assert rows == [str(number) for number in range(201, 401)]  # the last decisions
+    assert rows == [str(number) for number in range(201, 401)]

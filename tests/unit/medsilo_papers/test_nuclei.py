@@ -1,5 +1,5 @@
-"""Test the nuclei task with synthetic and real tiles: reading, splitting patients who occur at several sites,
-rejections.
+"""Test the nuclei task with synthetic and real tiles: reading tiles, splitting patients who occur at several sites,
+rejecting faulty data.
 """
 
 import os
@@ -34,9 +34,6 @@ def save(path: Path, pixels: np.ndarray) -> None:
 
 
 def draw(folder: Path, sets: list[str] = SETS, images: int = 12, size: int = 32) -> Path:
-    """Write a folder with the layout of the real data, in which bright squares are nuclei, with two tiles for each
-    image.
-    """
     random = np.random.default_rng(0)
     for position, chosen in enumerate(sets):
         for image in range(images):
@@ -66,7 +63,6 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
         assert cases.inputs.min() >= 0 and cases.inputs.max() <= 1
         assert set(cases.targets.unique().tolist()) == {0, 1}
         inside = cases.inputs.mean(1)[cases.targets == 1].mean()
-        # the mask covers the bright nuclei of the image
         assert inside > cases.inputs.mean(1)[cases.targets == 0].mean() + 0.2
         assert (cases.targets.sum((1, 2)) == 64).all()
     first = Path(folder / "tnbc" / "images" / f"{data.train.patients[0]}_0.png")
@@ -77,7 +73,8 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
 def test_tiles_are_resized_to_one_size(folder: Path) -> None:
     small = Nuclei(size=16).load("tnbc", SETS, 0, folder).test
     assert small.inputs.shape[1:] == (3, 16, 16)
-    areas = small.targets.sum((1, 2))  # a pixel belongs to a nucleus if more than half of its area does
+    # a pixel belongs to a nucleus if the nucleus covers more than half of the pixel's area
+    areas = small.targets.sum((1, 2))
     assert ((areas >= 9) & (areas <= 16)).all()
 
 
@@ -104,7 +101,7 @@ def assert_no_leak(folder: Path, task: Nuclei) -> None:
             for patient in getattr(data, part).patients:
                 where.setdefault(patient, set()).add(part)
     assert all(len(parts) == 1 for parts in where.values())
-    assert SHARED in where  # this patient occurs in two data sets
+    assert SHARED in where
 
 
 def test_patients_and_source_images_are_told_by_the_names() -> None:

@@ -1,4 +1,4 @@
-"""Test the audit that asks whether a model reveals its training patients (python -m results.analyses privacy)."""
+"""Test the audit of whether a model reveals its training patients (python -m results.analyses privacy)."""
 
 import math
 

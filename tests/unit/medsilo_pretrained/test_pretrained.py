@@ -63,7 +63,6 @@ def tuned_plan(method: str = "fedavg", of: Mapping[str, Any] = VIT, **more: Any)
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Store a checkpoint of the ViT with random weights in this process's cache."""
     folder = tmp_path_factory.mktemp("backbone")
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
     save_tensors(folder / "vit.safetensors", drawn.state_dict())
@@ -112,16 +111,14 @@ def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -
     assert all(own.requires_grad for own in model.parameters()) and list(selector.parameters())
     numbers = sum(own.numel() for own in model.state_dict().values())
     assert numbers == sum(own.numel() for own in model.parameters()) < 0.2 * sum(o.numel() for _, o in values_of(model))
-    # the networks also share one copy on another device
     moved = model.to("meta"), copy.deepcopy(networks[1]).to("meta")
     one, other = (net.get_submodule("blocks.0.attn.qkv").weight for net in moved)
     assert one.is_meta and one is other
 
 
 def test_a_site_in_bfloat16_keeps_half_the_bytes_and_the_same_numbers(backbone: dict[str, Any], tmp_path: Path) -> None:
-    """FedSM has five networks that share frozen weights.
-
-    After a training step, the test adds up the sizes of all tensors, and counts shared memory once.
+    """After a training step, the test adds up the sizes of FedSM's tensors, counting memory that the five networks
+    share once.
     """
     plan = tuned_plan("fedsm", network={"from": backbone})
     images, kept = torch.randn(4, 3, 32, 32), {}
@@ -148,11 +145,10 @@ def test_a_site_in_bfloat16_keeps_half_the_bytes_and_the_same_numbers(backbone: 
         layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d) and "weight" in layer._buffers
     ]
     matrices = sum(own.numel() for layer in layers for own in layer._buffers.values() if own is not None)
-    # the five networks share one copy of the frozen matrices
     assert matrices > 20_000 and kept["float32"][0] - kept["bfloat16"][0] == 2 * matrices
     with compute.cast():  # mixed precision rounds the weights in the same way
         assert torch.equal(whole(images), model(images))
-    assert torch.allclose(model(images), whole(images), atol=0.1)  # the networks also agree without mixed precision
+    assert torch.allclose(model(images), whole(images), atol=0.1)
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
@@ -164,7 +160,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
         network.train()(torch.randn(4, 1, 32, 32))
     assert before and all(torch.equal(own, before[name]) for name, own in values_of(network) if name in before)
     assert network.state_dict().keys() == trained
-    # a dictionary without torch's notes on versions, as in a file of weights
+    # like a file of weights, this dictionary lacks torch's notes on versions
     network.load_state_dict(dict(network.state_dict()))
 
 
@@ -183,7 +179,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @over_all("method", METHODS)
 def test_every_method_works_over_what_trains(method: str, backbone: dict[str, Any], tmp_path: Path) -> None:
     train = ["bias", "head", "norms"]
-    # adafed measures batch norms, and a ViT has no batch norms
+    # adafed measures batch norms, which a ViT lacks
     here = {"from": backbone} if method != "adafed" else {"of": {"name": "small-cnn"}}
     plan = tuned_plan(method, network={**here, "train": train}, algorithm=METHODS[method], participation=TWO)
     first = plan.build_networks()["model"]
@@ -193,7 +189,7 @@ def test_every_method_works_over_what_trains(method: str, backbone: dict[str, An
     run = inprocess.run(plan, folder=tmp_path / method)
     for site in TWO["sites"]:
         last = run.models[site]
-        last = last.model if method == "harmofl" else last  # the model without HarmoFL's input layer
+        last = last.model if method == "harmofl" else last
         values = dict(values_of(last))
         assert all(torch.equal(values[name], own) for name, own in frozen.items())
         assert any(not torch.equal(values[name], own) for name, own in first.state_dict().items() if "bias" in name)
@@ -212,7 +208,7 @@ def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, Any], tmp_path
 def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     promise = {"epsilon": 3.0, "delta": 0.001}
     plan = tuned_plan(network={"from": backbone}, privacy=promise)
-    model = plan.build_networks()["model"].train()  # this network has no dropout
+    model = plan.build_networks()["model"].train()
     inputs, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 1, 0])
     weights = list(model.parameters())
     _, found = gradients_of_cases(model, nn.functional.cross_entropy, inputs, labels)
@@ -255,10 +251,7 @@ def test_the_disclosure_and_a_robust_mean_see_what_trains_alone(backbone: dict[s
 @pytest.mark.slow
 @pytest.mark.usefixtures("known_key")
 def test_the_ledger_charges_a_part_what_it_charges_a_whole_network(tmp_path: Path) -> None:
-    """The privacy cost of a step depends on noise and sampling, but not on the number of trained weights.
-
-    The ledger charges nothing for frozen weights.
-    """
+    """The privacy cost of a step depends on noise and sampling, but not on the number of trained weights."""
     photos = write_photos(tmp_path / "photos", NAMES)
     spent = []
     for name, more in (
@@ -280,7 +273,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     save_tensors(tmp_path / "a.safetensors", state)
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"state_dict": under, "epoch": 3}, tmp_path / "wrapped.pt")
-    torch.save(  # checkpoints of nnU-Net and nnssl also contain numbers of numpy
+    torch.save(  # checkpoints of nnU-Net and nnssl also contain numpy scalars
         {
             "network_weights": state,
             "init_args": plans,
@@ -300,7 +293,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bundle.zip") as bundle:
         bundle.extractall(tmp_path)
     whole = tuned_plan().model_dump(mode="json")
-    whole["network"]["from"] = "spleen"  # an unpacked bundle
+    whole["network"]["from"] = "spleen"
     (tmp_path / "plan.yaml").write_text(json.dumps(whole))
     begun = getattr(load_plan(tmp_path / "plan.yaml").network, "from")
     assert begun.sha256 == weight_cache.hash_of_file(tmp_path / "plain.pt") and begun.file == "model.pt"
@@ -345,7 +338,6 @@ OTHERS = ("DenseNet121", "SwinUNETR", "ViT")
 
 
 def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **start: Any) -> nn.Module:
-    """Return a network for one channel and two classes, which starts from these weights in a file."""
     save_tensors(folder / "given.safetensors", state)
     model_folders.look_in(folder)
     file = folder / "given.safetensors"
@@ -355,7 +347,6 @@ def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **s
 
 
 def monai_defaults() -> dict[str, tuple[nn.Module, Tensor, list[dict[str, Any]]]]:
-    """Return networks with MONAI's default settings, and the plan's sections that could describe each network."""
     flat, small = torch.randn(2, 1, 32, 32), {"features": [4, 8, 8]}
     norms = ["batch", "batch-statistics", "instance", "instance-statistics", "none"]
     ways = [(norm, own) for norm in norms for own in ("relu", "leaky-relu", "prelu")]
@@ -395,7 +386,7 @@ def monai_defaults() -> dict[str, tuple[nn.Module, Tensor, list[dict[str, Any]]]
 def test_a_foreign_checkpoint_never_becomes_another_network(name: str, tmp_path: Path) -> None:
     """A checkpoint from MONAI gives the same scores as in MONAI, or medsilo rejects the checkpoint in one line.
 
-    The weights in a checkpoint do not show whether the network has a ReLU or a norm without weights.
+    The weights in a checkpoint do not reveal whether the network has a ReLU or a norm without weights.
     """
     torch.manual_seed(0)
     network, inputs, ways = monai_defaults()[name]
@@ -409,7 +400,7 @@ def test_a_foreign_checkpoint_never_becomes_another_network(name: str, tmp_path:
             continue
         assert torch.allclose(found, wanted, atol=1e-5), own
         loaded.append(own)
-    assert len(loaded) == (name != "ViT"), loaded  # the ViT of medsilo has biases for queries, keys and values
+    assert len(loaded) == (name != "ViT"), loaded  # medsilo's ViT has biases for queries, keys and values
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -455,7 +446,7 @@ def test_tensors_that_are_no_plain_numbers_never_become_weights(kind: str, tmp_p
 
 
 def test_an_activation_that_is_not_named_changes_no_plan() -> None:
-    """A plan of an earlier version, which lacks this key, keeps its hash."""
+    """A plan of an earlier version, which names no activation, keeps its hash."""
     unet = TABLES["network"].read({"name": "unet"})
     assert "activation" not in unet.model_dump() and unet.activation == "relu"
     assert TABLES["network"].read({"name": "unet", "activation": "prelu"}).model_dump()["activation"] == "prelu"
@@ -464,7 +455,7 @@ def test_an_activation_that_is_not_named_changes_no_plan() -> None:
 # -------------------------------------------------------------------------------------------------------- after a study
 @pytest.mark.slow
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
-    """A network that starts from a file is exported as a network of MONAI, which does not need this file any more."""
+    """The export of a network that starts from a file of weights is a MONAI network that does not need this file."""
     unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
     task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 4}
     sections = {"task": task, "participation": {"sites": SITES[:2]}}
@@ -512,8 +503,6 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
         monkeypatch.setattr(model_folders, "FOLDERS", folders[who])
 
     class Line:
-        """A site whose connection counts the received bytes."""
-
         def __init__(self) -> None:
             at("a")
             settings = SimpleNamespace(models=())
@@ -548,7 +537,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     kept = tmp_path / "hospital" / "_models" / name
     assert kept.read_bytes() == content and kept.stat().st_mode & 0o077 == 0
     asked(line)
-    again = Line()  # the next study, in another process
+    again = Line()
     asked(again)
     assert line.bytes == len(content) and again.bytes == 0
     kept.write_bytes(b"damaged")
@@ -560,9 +549,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     with pytest.raises(Refused, match="100 at most"):
         weight_cache.keep(name, memoryview(content), kept.parent, 100)
     later = b"other weights" * 400
-    weight_cache.keep(
-        hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000
-    )  # the cache has space for only one of the two files
+    weight_cache.keep(hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000)
     assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
     line.site.inner = None
     for odd in ("0" * 64, f"{'0' * 64}.0", f"{name}.x", name):

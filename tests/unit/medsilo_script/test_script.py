@@ -99,8 +99,6 @@ class Shuffled:
 
 
 class Loss(nn.Module):
-    """Computes the loss of a task as a training script does."""
-
     def __init__(self, goal: Objective) -> None:
         super().__init__()
         self.goal = goal
@@ -110,8 +108,6 @@ class Loss(nn.Module):
 
 
 class Script:
-    """A site that runs a training script. If `restarts` is true, a new process of the script computes each answer."""
-
     def __init__(
         self, own: Plan, plan: Plan, site: str, folder: Path, restarts: bool, given: Mapping[str, Any]
     ) -> None:
@@ -127,7 +123,7 @@ class Script:
         self.started: ScriptSite | None = None
 
     def start(self) -> ScriptSite:
-        torch.manual_seed(7)  # these initial weights are replaced by the weights in the recipe
+        torch.manual_seed(7)  # the weights in the recipe replace these initial weights
         self.model = self.own.network.build(self.own.task.channels, self.own.task.goal.outputs)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=0.9)
         self.loader = Shuffled(self.own, self.name, self.data.train)
@@ -164,10 +160,6 @@ class Script:
 def scripted(
     own: Plan, folder: Path, restarts: bool = False, by: type[Script] = Script, **given: Any
 ) -> tuple[Record, dict[str, dict[str, Tensor]]]:
-    """Run the same study as `own` with training scripts; return the study's record and the last model of each site.
-
-    The arguments `given` are passed to `join`.
-    """
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
     shape = own.task.shape if own.algorithm.amplitude else None
@@ -236,8 +228,6 @@ def test_fedsm_of_a_script_ends_with_a_super_model(restarts: bool, tmp_path: Pat
 
 
 class Tiny:
-    """A site whose script trains a small network on images of the given size and precision."""
-
     def __init__(self, plan: Plan, site: str, folder: Path, model: nn.Module, size: int) -> None:
         torch.manual_seed(len(site))
         precision = next(model.parameters()).dtype
@@ -265,8 +255,6 @@ class Tiny:
 def tiny_study(
     method: dict[str, Any], size: int, precision: torch.dtype, folder: Path
 ) -> tuple[Record, dict[str, Tiny], nn.Module]:
-    """Run a study of two sites of the class Tiny."""
-
     def model() -> nn.Module:
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
         return nn.Sequential(*layers).to(precision)
@@ -320,11 +308,6 @@ def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: 
 
 
 def ends_of(method: str, folder: Path, scheduled: bool, restarts: bool = False, times: int = 1) -> dict[str, Tensor]:
-    """Return the last round of a site whose script has parameter groups, a schedule, mixed precision and clipping.
-
-    If `scheduled` is true, torch's scheduler changes the learning rates. Each round is requested `times` times, as if
-    answers had been lost.
-    """
     torch.manual_seed(0)
     cases = torch.utils.data.TensorDataset(torch.randn(24, 2), torch.tensor([0, 1] * 12))
     plan, site, sent, given = None, None, {}, {}
@@ -385,10 +368,7 @@ def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(
 def test_fedsm_extra_of_a_script_that_sends_scores_and_has_no_evaluate_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rounds train only the selector, so the models have no new scores in these rounds.
-
-    In earlier versions, sites had no best model after a study whose last rounds train only the selector.
-    """
+    """In earlier versions, sites had no best model after a study whose last rounds train only the selector."""
     own, finish = make_plan("fedsm-extra", "training.rounds=3"), ScriptSite.finish
     monkeypatch.setattr(ScriptSite, "finish", lambda site: finish(site, {"accuracy": 0.5}))
     record, _ = scripted(own, tmp_path, evaluate=None)
@@ -398,7 +378,9 @@ def test_fedsm_extra_of_a_script_that_sends_scores_and_has_no_evaluate_ends(
 
 
 class OtherUnits(Script):
-    """A script whose metric is not between 0 and 1, but a percentage (as in NVFlare's hello-pt) or a loss."""
+    """A script whose metric is a percentage (as in NVFlare's hello-pt) or a loss, instead of a score between 0 and
+    1.
+    """
 
     factor = 100.0
 
@@ -430,7 +412,6 @@ def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> N
 
 # ------------------------------------------------------------------------------------------------------ the description
 def networks() -> list[nn.Module]:
-    """Return networks of other libraries, and networks with unusual layers."""
     from monai.networks import nets
 
     class Tied(nn.Module):
@@ -492,7 +473,7 @@ def with_buffer(own: Tensor) -> nn.Module:
 
 
 def hooked(change: Callable[[dict[str, Tensor]], object]) -> nn.Module:
-    """Return a layer whose state dict differs from its tensors, as that of a quantised layer does."""
+    """Return a layer whose state dict differs from the layer's tensors, as the state dict of a quantised layer does."""
 
     def changed(module: nn.Module, kept: dict[str, Tensor], prefix: str, meta: object) -> None:
         change(kept)
@@ -523,7 +504,7 @@ def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto"])
 def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str, tmp_path: Path) -> None:
-    """In earlier versions, the server rejected the first round, because the layer has two names."""
+    """In earlier versions, the server rejected the first round of a network in which one layer has two names."""
     block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model = nn.Sequential(block, block, nn.Linear(2, 2))
     batch = (torch.randn(6, 2), torch.tensor([0, 1] * 3))
@@ -547,9 +528,7 @@ def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str
 
 
 class Flare:
-    """Replaces NVFlare's Client API at a site in a study of two rounds, in which the site receives its own first
-    weights.
-    """
+    """Stand in for NVFlare's Client API at a site in a study of two rounds; the site receives its own first weights."""
 
     def __init__(self, plan: Plan, groups: dict[str, dict[str, Tensor]]) -> None:
         tasks = [("join", 0), ("round", 1), ("round", 2), ("deliver", 2)]
@@ -580,7 +559,6 @@ class Flare:
 
 
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Return the names that the examples in the docstring of `medsilo.client` use, in the folder of a job."""
     (tmp_path / "app/custom").mkdir(parents=True)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model.register_buffer("mask", torch.tensor([True, False]))
@@ -676,7 +654,6 @@ def test_sites_whose_names_are_known_have_a_job_without_the_weights(
         recipe.export(str(place)) if env is None else (recipe.execute(env), Path("jobs").rename(place))
         apps = {file.parents[1].name for file in place.rglob(INITIAL)}
         assert apps == {"app_server"} and len(list(place.rglob(paths.PLAN))) == 3
-        # without this line, NVFlare's list of classes lacks medsilo
         assert len(list(place.rglob("app_*/custom/client.py"))) == 3
     Path("jobs").mkdir()
     anywhere = Poc(num_clients=2)
@@ -778,9 +755,8 @@ def test_who_brings_an_aggregator_reads_what_takes_its_place_and_that_works() ->
 def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A plan cannot name all layers of MONAI's DenseNet264.
-
-    In earlier versions, each site rejected a plan with too many layers after the job had started.
+    """In earlier versions, each site rejected a plan with too many layers, such as MONAI's DenseNet264, after the job
+    had started.
     """
     monkeypatch.setattr(recipes, "LARGEST_YAML", 3000)
     small, large = (nn.Sequential(*(nn.Linear(1, 1) for _ in range(number))) for number in (3, 20))
@@ -790,7 +766,7 @@ def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is
 
 
 class Simulator(SimEnv):
-    """Replaces NVFlare's simulator: instead of training, it empties the workspace and writes the files in `left`."""
+    """Stand in for NVFlare's simulator: empty the workspace without training, and write the files in `left`."""
 
     left: Mapping[str, str] = {}
 
@@ -808,7 +784,9 @@ class Simulator(SimEnv):
 def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In earlier versions, a second run of the same name deleted the first study, and the error was a return code."""
+    """In earlier versions, a second run of the same name deleted the first study, and the error was only a return
+    code.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "client.py").write_text("import medsilo.client as flare")
     run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
@@ -826,7 +804,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     lost.left = {f"server/medsilo/one/{paths.SUMMARY}": failed}
     with pytest.raises(MedsiloError, match="aborted before site-1 answered; logs: .*lost.again"):
         recipe.execute(lost)
-    # the command line of NVFlare splits arguments at spaces
+    # NVFlare's command line splits arguments at spaces
     with pytest.raises(MedsiloError, match="' ': choose another workspace_root"):
         recipe.execute(Simulator(num_clients=2, workspace_root="my work"))
 
@@ -836,13 +814,12 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    # if the error were missing, NVFlare would empty the folder of the earlier run
+    # without the error, NVFlare would empty the folder of the earlier run
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
-    # the log of a training script in a separate process
     env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
         recipe.execute(env)
@@ -852,7 +829,6 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
 
 
 def configs(place: Path) -> dict[str, dict[str, object]]:
-    """Return the configuration of the client for each app in an exported job."""
     found = sorted(place.rglob("config_fed_client.json"))
     return {file.parents[1].name: json.loads(file.read_text()) for file in found}
 
@@ -882,7 +858,9 @@ def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatc
 
 
 def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, arguments for single sites were ignored, so each site read the first site's data."""
+    """In earlier versions, medsilo ignored script arguments for single sites, so each site read the first site's
+    data.
+    """
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
     recipe = recipes.FedAvgRecipe(model=nn.Linear(2, 3), min_clients=2, train_script="client.py", train_args="--all")
@@ -901,7 +879,7 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
 def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tag of a logged number may be an enum, as in MONAI's TensorBoardStatsHandler.
 
-    In earlier versions, the server could not read a tag that is an enum.
+    In earlier versions, the server could not read an enum tag.
     """
     told: list[tuple[str, Shareable]] = []
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss"])
@@ -954,7 +932,6 @@ def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(sectio
 def stepped(
     tmp_path: Path, method: str, numbers: dict[str, object] | None = None, loss: Any = None
 ) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
-    """Return a site in its first round, with its model and its optimizer."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     method_of_plan = {"name": method, **(numbers or {})}
     plan = plan_of_script(model, tmp_path, method_of_plan, rounds=2, minimum=1, sites=["a"])
@@ -969,7 +946,6 @@ def stepped(
 
 
 def asked_of(site: ScriptSite, task: str, number: int, last: int) -> StudyMessage:
-    """Return the server's request to a site of FedBN, which keeps its batch norm."""
     shared = {name: own.clone() for name, own in site.plan.build_networks()["model"].state_dict().items()}
     groups = {"model": {name: own for name, own in shared.items() if not name.startswith("1.")}}
     return Request(task=task, round=number, study="s", plan=site.plan.hash, sites=("a",), last=last).parcel(groups)
@@ -1021,7 +997,9 @@ def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path
 
 
 def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
-    """medsilo must use the script's thread, because the script's GPU, logger or connection may belong to it."""
+    """medsilo must compute scores in the script's thread, because the script's GPU, logger or connection may belong to
+    this thread.
+    """
     threads = []
 
     def evaluate(net: nn.Module) -> float:
@@ -1073,7 +1051,7 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
 
 
 def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
-    """In earlier versions, a script whose optimizer belongs to another network silently trained nothing."""
+    """In earlier versions, a script whose optimizer belongs to another network silently trained no weights."""
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
     frozen = deepcopy(model).requires_grad_(False)
@@ -1083,7 +1061,6 @@ def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:
-    """In earlier versions, the script's error was an internal number."""
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path, {"name": "ditto"}, rounds=2, minimum=1, sites=["a"])
     model_folders.look_in(tmp_path)
@@ -1094,7 +1071,7 @@ def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> No
 
 
 def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cifar10 example of NVFlare sends differences of weights instead of weights."""
+    """NVFlare's cifar10 example sends differences of weights instead of weights."""
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -1119,7 +1096,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
     with pytest.raises(MedsiloError, match=r"is_running: .*not sent.*send\(\)"):
         client.is_running()
     client.send(0.5)
-    client.send(0.7)  # in earlier versions, this call ended the script before its first answer was sent
+    client.send(0.7)  # in earlier versions, this call ended the script before sending the first answer
     assert "send: this round was already sent" in caplog.text
     assert client.flare.sent[-1].metrics == {"validation": 0.5} and len(client.flare.sent) == 2
     assert client.is_running()
@@ -1150,7 +1127,9 @@ def test_scores_of_monais_algorithm_are_seen(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_second_join_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, a second join replaced the model, but medsilo still corrected steps of the first model."""
+    """In earlier versions, a second join replaced the model, but medsilo still corrected the steps of the first
+    model.
+    """
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     other = deepcopy(known["model"])
@@ -1287,7 +1266,7 @@ def test_a_copy_of_a_network_has_its_input_layer(tmp_path: Path) -> None:
     plan = plan_of_script(model, tmp_path, {"name": "harmofl"}, rounds=1, minimum=1, input_shape=own.task.shape)
     model_folders.look_in(tmp_path)
     passed: list[Tensor] = []
-    model.register_forward_pre_hook(lambda *_: None)  # a hook that the user's script has registered
+    model.register_forward_pre_hook(lambda *_: None)
     model.register_forward_hook(lambda _, inputs, __: passed.append(inputs[0]))
     site = Script(own, plan, SITES[0], tmp_path, False, {})
     started = ScriptSite(
@@ -1325,14 +1304,12 @@ def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: P
 
 
 def rounds_of(site: ScriptSite, train: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
-    """Train each network of a round once, and send the answer."""
     for net, optimizer in site.networks():
         train(net, optimizer)
     site.finish()
 
 
 def learn(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make one step."""
     optimizer.zero_grad()
     nn.functional.cross_entropy(net(torch.randn(6, 2)), torch.tensor([0, 1] * 3)).backward()
     optimizer.step()
@@ -1375,9 +1352,9 @@ def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: P
 def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In this test, the script has two optimizers, of which only one joins.
+    """The script has two optimizers, only one of which joins.
 
-    In earlier versions, HarmoFL perturbed only half of the weights, and a second network trained only half.
+    In earlier versions, HarmoFL perturbed only the half of the weights that belongs to the joined optimizer.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     numbers = {"amplitude": None} if method == "harmofl" else {}
@@ -1401,8 +1378,8 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
 
 @pytest.mark.parametrize("thaws", [False, True])
 def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: Path) -> None:
-    """In earlier versions, the server rejected each site for missing groups, and from round 3 on the script raised an
-    error.
+    """In earlier versions, the server rejected each site for missing groups, and the script raised an error from round
+    3 on.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     model[0].requires_grad_(not thaws)
@@ -1510,8 +1487,8 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
 def test_a_loop_that_trains_where_the_method_does_so_by_itself_is_refused(
     method: str, joined: bool, tmp_path: Path
 ) -> None:
-    """In earlier versions, the script's loop never ran, so its clipping and its differential privacy were silently
-    skipped.
+    """In earlier versions, the script's loop never ran, so medsilo silently skipped the loop's clipping and
+    differential privacy.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
@@ -1548,17 +1525,17 @@ def test_a_method_with_a_loop_of_its_own_takes_the_scores_of_the_model_as_it_arr
 
 
 BESIDE_OPACUS = ("fedavg", "fedprox", "fedbn", "ditto")
-MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that use the training data not only in training steps
+MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that also use the training data outside of training steps
 
 
 @pytest.mark.parametrize("method", [*BESIDE_OPACUS, *MORE])
 def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, hello-dp of NVFlare ran under MOON, and claimed differential privacy that it did not
+    """In earlier versions, NVFlare's hello-dp ran under MOON, and claimed differential privacy that MOON did not
     provide.
     """
-    monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())  # as if the script had imported Opacus
+    monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())
     source = ["algorithm.pretraining.source=initial"] if method == "adafed" else []
     own = make_plan(method, *(IMAGES if method == "harmofl" else ()), *source, "training.rounds=3")
     if method in BESIDE_OPACUS:
@@ -1659,16 +1636,13 @@ def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
     [
         ("import notthere", "No module named 'notthere'"),
         ("raise SystemExit('no data here')", "no data here"),
-        ("raise SystemExit(0)", "call send()"),  # a script that ends before its last round
+        ("raise SystemExit(0)", "call send()"),
     ],
 )
 def test_why_a_script_ended_is_in_the_sites_log(
     line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, the server's message named a log that did not contain the script's failed import or exit.
-
-    For a script that ended without an error, no message named a remedy.
-    """
+    """In earlier versions, the server's message named a log that did not contain the script's failed import or exit."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setattr(script_process.LOG, "disabled", False)  # in another test, NVFlare may have disabled this logger
     (tmp_path / "client.py").write_text(f"{line}\n")
@@ -1691,7 +1665,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
 
 # --------------------------------------------------------------------------------------------------------- whose chance
 class PrivateScript:
-    """As in hello-dp of NVFlare, Opacus adds noise to training steps, and numpy adds noise to a number of patients."""
+    """As in NVFlare's hello-dp, Opacus adds noise to training steps, and numpy adds noise to a number of patients."""
 
     def __init__(self, patients: torch.utils.data.TensorDataset) -> None:
         torch.manual_seed(11)
@@ -1708,7 +1682,6 @@ class PrivateScript:
         )
 
     def work(self) -> tuple[Tensor, Tensor, float]:
-        """Return the secret sum of clipped gradients, the result of a step, and a number of patients with noise."""
         before = self.weights()
         for rows, classes in self.loader:
             nn.functional.cross_entropy(self.private(rows), classes).backward()
@@ -1724,7 +1697,6 @@ class PrivateScript:
 def asked_of_script(
     script: PrivateScript, folder: Path, seed: int | None, home: SiteSettings, site: str = "a"
 ) -> ScriptSite:
-    """Return the site of a script that has joined, chosen a secret seed, and received its first request."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = plan_of_script(script.model, folder, {"name": "fedavg"}, rounds=1, minimum=1, sites=[site], seed=seed)
     model_folders.look_in(folder)
@@ -1800,8 +1772,8 @@ def test_what_is_asked_to_repeat_repeats_at_each_site_with_numbers_of_its_own(tm
         place = str(home.public_data)
         assert work(place, 3, home) == work(place, 3, home) != work(place, 4, home)
         assert work(place, 3, home) != work(place, 3, home, "b")
-    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # the random numbers are the same on each machine
-    assert work("other", 3, REAL) != work("False", 3, REAL)  # the second hospital has another secret
+    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)
+    assert work("other", 3, REAL) != work("False", 3, REAL)
 
 
 @pytest.mark.parametrize(("approval", "runs"), [("required", False), ("except-canary", False), ("none", True)])
@@ -1891,9 +1863,9 @@ def test_log_calls_carry_no_more_than_is_said(
 def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script is limited for each kind of message, in each round and in the whole study.
+    """medsilo limits the bits of each kind of a script's messages, in each round and in the whole study.
 
-    The limit for weights of 32 bits is 32 bits for each parameter that is sent.
+    A sent weight of 32 bits counts as 32 bits.
     """
     heard: dict[str, list[StudyMessage]] = {}
 
@@ -1923,7 +1895,7 @@ def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
 
 
 def test_a_site_warns_by_kinds_and_numbers(tmp_path: Path) -> None:
-    """In earlier versions, nine lines of free text in each round reached the record at the server."""
+    """In earlier versions, nine lines of a site's free text reached the server's record in each round."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     reply = site.finish()
@@ -1987,7 +1959,7 @@ def unequal(
 ) -> Record:
     """Run a study in which the third site multiplies its weights in round 1 by `times`.
 
-    The argument `part` is the largest fraction of all cases that the plan allows a site to report.
+    `part` is the largest fraction of all cases that the plan allows a site to report.
 
     The site `late` answers without joining, and the site `grows` reports more cases in each round.
     """
@@ -2045,9 +2017,8 @@ def test_a_site_that_states_nearly_all_cases_is_named_to_all(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_site_that_states_more_than_the_plans_part_of_all_cases_is_refused(late: bool, tmp_path: Path) -> None:
-    """In earlier versions, a site that reported too many cases only caused a warning, and its model became the mean.
-
-    The server also rejects a site that answers although it has not joined.
+    """In earlier versions, a site that reported too many cases only caused a warning, and the site's model became the
+    mean.
     """
     large = {SITES[2]: 200_000}
     record = unequal(tmp_path, large, late=SITES[2] if late else "")

@@ -1,7 +1,7 @@
 """A server that follows the protocol and some helping hospitals attack a site that uses secure aggregation.
 
 Each test searches for a site's model in all values that the attackers know. If one mask comes from a public key, the
-attack succeeds, which shows that the search finds a model.
+attack succeeds, which shows that the search would find a model.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def take_off_own(best: Words, server: relay.MaskedSums, seed: bytes) -> None:
 
 
 def take_off_pairs(best: Words, server: relay.MaskedSums, place: int, secrets: dict[int, bytes]) -> None:
-    """Remove the pairwise masks of one site, which the attack computes from the site's secrets with other sites."""
+    """Remove a site's pairwise masks, which the attack computes from the site's secrets with other sites."""
     context = context_of(server)
     add_streams(
         best,
@@ -59,7 +59,7 @@ def take_off_pairs(best: Words, server: relay.MaskedSums, place: int, secrets: d
 
 
 def secret_part(models: dict[str, Tensors], target: str, honest: Sequence[str]) -> Tensor:
-    """Return the target's model minus the mean of the honest sites' models, which the attackers can compute anyway."""
+    """Return the target's model minus the mean of the honest sites' models, which the attackers know anyway."""
     known = sum(models[site]["a"] for site in honest) / len(honest)
     return models[target]["a"] - known  # type: ignore[no-any-return]
 
@@ -69,10 +69,7 @@ def secret_part(models: dict[str, Tensors], target: str, honest: Sequence[str]) 
 def test_the_server_and_all_helpers_but_the_threshold(
     count: int, threshold: int, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server and fewer helping hospitals than the threshold learn nothing about the target's model.
-
-    The attack removes the target's own mask, and all pairwise masks between the target and the helping hospitals.
-    """
+    """The attack removes the target's own mask, and all pairwise masks between the target and the helping hospitals."""
     if left_out:
         with_known_key(monkeypatch, left_out)
     study, models = Hospitals(terms(count, threshold=threshold)), numbers(count, SIZE)
@@ -85,7 +82,7 @@ def test_the_server_and_all_helpers_but_the_threshold(
     best = words_of(own, uploads[target])
     take_off_own(best, server, server._secret(target, True))
     public, known = server._offers[target].offered.mask, dict[int, bytes]()
-    for site in honest[1:] if left_out else ():  # any key is right, because the pairwise masks are public in this case
+    for site in honest[1:] if left_out else ():
         known[study.terms.place(site)] = b"any"
     for helper in helpers:
         turn = study.members[helper]._kept.turn
@@ -98,9 +95,8 @@ def test_the_server_and_all_helpers_but_the_threshold(
 
 @pytest.mark.parametrize("left_out", ["", "own_mask"])
 def test_an_upload_that_comes_after_its_site_was_given_up(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late upload stays hidden by its site's own mask, although other sites have revealed the site's pairwise keys.
-
-    The models that the site sent in other rounds also stay hidden.
+    """A late upload stays hidden by its site's own mask, although other sites have revealed the site's pairwise
+    keys.
     """
     if left_out:
         with_known_key(monkeypatch, left_out)
@@ -121,7 +117,7 @@ def test_an_upload_that_comes_after_its_site_was_given_up(left_out: str, monkeyp
     take_off_own(late, server, b"any")
     found = correlation(read(late), models["site-3"]["a"])
     assert found > 0.99 if left_out else found < CHANCE
-    # in the next round, the attackers use all secrets of this round against the same site
+    # in the next round, the attackers use all secrets of the earlier round against the same site
     server = study.begin(2, [own])
     again = words_of(own, study.seal(server, as_groups(models))["site-3"])
     study.open(server)

@@ -1,4 +1,4 @@
-"""Test secure aggregation with sites that drop out, a server that restarts, and a search for models on the server's
+"""Test secure aggregation with sites that drop out and a server that restarts, and search for models on the server's
 disk.
 """
 
@@ -30,7 +30,7 @@ from tests.unit.medsilo_server.test_coordinator import LOST, SMALL, Answers, Scr
 
 HOSPITALS = ["a", "b", "c", "d"]
 CPU = SiteSettings(device="cpu", public_data=True)
-WIDE = [  # a long sequence of 460 800 convolution weights is not similar to other bytes by chance
+WIDE = [  # a long sequence of 460 800 convolution weights, which resembles no other bytes by chance
     "task.name=synthetic-histology",
     "task.size=32",
     "task.patients=5",
@@ -55,7 +55,6 @@ def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
 
 
 def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
-    """Run a study over a transport that changes answers as the script says."""
     transport = Scripted(participants_of(plan, folder), script)
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(folder), "scripted", settings=CPU)
     coordinator.run(resume)
@@ -76,8 +75,6 @@ def furthest(one: Path, other: Path) -> float:
 
 
 def at(task: str, number: int, does: Callable[[Callable[[], StudyMessage]], Answers], site: str = "d") -> Script:
-    """Return a script that changes the answer of one site to one task in one round."""
-
     def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if who == site and (asked.facts["task"], asked.facts["round"]) == (task, number):
             return does(work)
@@ -102,10 +99,6 @@ def stops(work: Callable[[], StudyMessage]) -> Answers:
 # ------------------------------------------------------------------------------------------------------------- dropouts
 @cache
 def clear(method: str, how: str) -> Path:
-    """Run the same study without secure aggregation for comparison.
-
-    In round 2, site d does not answer, answers too late, or takes part.
-    """
     folder = Path(mkdtemp()) / "run"
     script = {"never": at("round", 2, never), "too late": at("round", 2, too_late), "there": honest}[how]
     lead(plan_of(method, "none", *GO_ON), folder, script)
@@ -147,9 +140,8 @@ def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
-    """A hospital that was absent at the start joins in a later round, and its masks cancel in that round's sum.
-
-    The test covers shared models and personal models.
+    """A hospital that was absent at the start joins in a later round, and the hospital's masks cancel in this round's
+    sum.
     """
 
     def away(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -165,8 +157,7 @@ def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
 def test_a_silent_hospital_s_features_still_count_for_fedsm_s_selector(tmp_path: Path) -> None:
     """FedSM's selector also uses features of a hospital that is absent in this round.
 
-    The server computes the mean of each hospital's features from the opened sum, and reads no features of a single
-    hospital.
+    The server computes each hospital's mean features from the opened sum, and reads no features of a single hospital.
     """
 
     def away(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -183,9 +174,6 @@ def test_a_silent_hospital_s_features_still_count_for_fedsm_s_selector(tmp_path:
 
 # ------------------------------------------------------------------------------------------------ answers that are lost
 def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
-    """Return a script that loses the first answer of site d to one task, before or after the site has computed this
-    answer.
-    """
     lost: list[str] = []
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -222,7 +210,7 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: P
 
 
 @pytest.mark.slow
-# losing help with unmasking is not tested, because any three sites can unmask
+# losing help with unmasking is not tested, because any three sites can unmask the sum
 @pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path
@@ -248,11 +236,6 @@ def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: st
 
 
 def stopped_while_unmasking(folder: Path) -> None:
-    """Stop the server in round 2, after two of the three present sites have helped to open the sum.
-
-    Site d is absent in round 2.
-    """
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2):
             return LOST
@@ -268,7 +251,7 @@ def stopped_while_unmasking(folder: Path) -> None:
 def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_path: Path) -> None:
     """After a restart, the server repeats an opened round without site d, which was absent when the sum was opened.
 
-    The difference of a sum with site d and a sum without site d would reveal the model of site d.
+    The difference of a sum with site d and a sum without site d would reveal site d's model.
     """
     stopped_while_unmasking(tmp_path / "run")
     coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", resume=True)
@@ -277,9 +260,8 @@ def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_pa
 
 
 def back_up(checkpoints: Path, folder: Path) -> None:
-    """Copy the server's checkpoints as soon as the server has saved round 1.
-
-    The server may delete an earlier checkpoint while this function copies.
+    """Copy the server's checkpoints as soon as the server has saved round 1; the server may delete an earlier
+    checkpoint meanwhile.
     """
     while not (checkpoints / "round-1.safetensors").exists():
         sleep(0.01)
@@ -290,9 +272,8 @@ def back_up(checkpoints: Path, folder: Path) -> None:
 
 
 def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before(tmp_path: Path) -> None:
-    """The server is restored from a backup that was made before round 2, in which site d was absent.
-
-    Site d is also excluded when the server repeats round 2.
+    """The server is restored from a backup from before round 2, in which site d was absent, and excludes site d when
+    repeating round 2.
     """
     folder, backup = tmp_path / "run", tmp_path / "backup"
 
@@ -336,15 +317,12 @@ def test_a_site_goes_on_with_no_keys_but_those_that_were_agreed_on_last(tmp_path
 # ------------------------------------------------------------------------------------------------- models at the server
 @pytest.mark.slow
 def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
-    """No file of the server contains the weights of a site's personal model.
-
-    In a study without secure aggregation, the same search finds the weights of personal models.
+    """In a study without secure aggregation, the same search finds the weights of personal models.
 
     The test subtracts the published mean of all models from each searched model.
     """
 
     def led(how: str) -> tuple[list[bytes], Tensor, Tensor, Tensor]:
-        """Run a study; return the server's files, the final weight of site a, the initial weight and the mean."""
         folder = tmp_path / how
         plan = make_plan("fedsm", "model_selection.keep=last", *WIDE, f"secure_aggregation.mode={how}", sites=HOSPITALS)
         personal: dict[str, dict[str, Tensor]] = {}

@@ -124,7 +124,7 @@ def test_certificates_that_are_not_believed() -> None:
 
 def test_a_certificate_of_another_root() -> None:
     key, own_key = fresh(), fresh()
-    foreign = certificate("root", key, "root", key, ca=True)  # another root certificate with the same name
+    foreign = certificate("root", key, "root", key, ca=True)
     stranger = Certified.read(pem(certificate("site-0", own_key, "root", key)), pem(own_key), pem(foreign))
     with pytest.raises(Refused, match="site-0: (the signature|its certificate)"):
         certified("site-1").check("site-0", stranger.certificates, stranger.sign(b"this"), b"this")
@@ -132,10 +132,7 @@ def test_a_certificate_of_another_root() -> None:
 
 @pytest.mark.parametrize("ca", [True, False])
 def test_a_chain_holds_if_those_between_may_sign(ca: bool) -> None:
-    """A chain of certificates is valid only if each certificate between root and site may sign certificates.
-
-    A hospital's certificate must not sign another certificate.
-    """
+    """A chain of certificates is valid only if each certificate between root and site may sign certificates."""
     (above, signs), between_key, own_key = root(), fresh(), fresh()
     between = certificate("between", between_key, "root", signs, ca=ca)
     own = certificate("site-0", own_key, "between", between_key)
@@ -160,7 +157,7 @@ def test_a_kit_that_does_not_fit_together() -> None:
 
 def test_a_server_that_swaps_keys_is_noticed() -> None:
     """A site rejects keys with which the server replaced another site's keys, whatever certificate the server sends
-    with them.
+    with the keys.
     """
     study = Hospitals(terms(3), {site: certified(site) for site in names(3)})
     fresh_members = {site: Member.begin(study.terms, site, study.signer(site)) for site in names(3)}
@@ -184,8 +181,8 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
 
 
 def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() -> None:
-    """Without certificates, a server can send different keys to two sites, but these sites cannot decrypt each other's
-    key shares.
+    """Without certificates, a server can send different keys to two sites, but the two sites cannot decrypt each
+    other's key shares.
     """
     study, models = Hospitals(terms(3)), numbers(3)
     honest = study.assembly.introductions

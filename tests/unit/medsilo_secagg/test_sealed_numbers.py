@@ -20,9 +20,8 @@ from tests.sealed import Hospitals, as_groups, block, numbers, terms
 
 # ------------------------------------------------------------ fixed point
 def test_the_scale_follows_from_range_and_weights() -> None:
-    """With 6 sites and weights up to 8, the fixed-point scale is 2^63 / 6 / 8, rounded down to the power of two 2^57.
-
-    Doubling the number of sites or the bound of the weights halves the fixed-point scale.
+    """With 6 sites and weights up to 8, the fixed-point scale is 2^63 / 6 / 8, rounded down to the power of two
+    2^57.
     """
     assert FixedPoint(8.0, 6).scale == 2.0**57
     assert FixedPoint(8.0, 12).scale == 2.0**56
@@ -51,9 +50,9 @@ def test_sums_are_right_in_every_order(values: list[float], weights: list[int]) 
 
 @pytest.mark.parametrize("cases", [30, 30_000, 300_000])
 def test_a_mean_by_numbers_of_cases_keeps_its_digits(cases: int) -> None:
-    """The mean weighted by the number of cases is accurate to 5e-7, also with 30,000 cases.
+    """The mean weighted by numbers of cases is accurate to 5e-7, even with 30,000 cases.
 
-    An earlier version multiplied by the number of cases after rounding, so its mean was accurate only to 1e-3.
+    An earlier version multiplied by the number of cases after rounding, so the mean was accurate only to 1e-3.
     """
     shares = [cases, cases // 3, cases // 10]
     fixed, flat = FixedPoint(2.0**38, 3 * cases, cases), Flat.of({"x": torch.zeros(200)})
@@ -122,8 +121,8 @@ def test_no_two_purposes_are_told_in_the_same_words() -> None:
 
 
 def test_no_stream_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site uses each mask stream only once in all blocks, rounds and studies, even if it repeats a round after a
-    restart.
+    """A site uses each mask stream only once in all blocks, rounds and studies, even if the site repeats a round after
+    a restart.
     """
     used: list[bytes] = []
 

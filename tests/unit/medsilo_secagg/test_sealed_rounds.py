@@ -1,4 +1,4 @@
-"""Sums of masked models are correct whichever sites drop out, and whenever they drop out.
+"""Sums of masked models are correct whichever sites drop out, and whenever the sites drop out.
 
 If too few sites remain, the round ends with an error that names the reason.
 """
@@ -25,10 +25,7 @@ MOMENTS = ("before the upload", "after the upload", "during unmasking")
     "count", [3, 4, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
 )
 def test_any_dropouts_at_any_moment(count: int) -> None:
-    """While enough sites remain, a site that drops out changes the sum only by its own missing model.
-
-    If too few sites remain, the round ends with an error that names the reason.
-    """
+    """While enough sites remain, a site that drops out changes the sum only by its missing model."""
     study = Hospitals(terms(count))
     models, sites, number = numbers(count), names(count), 0
     own = block(models)
@@ -66,7 +63,7 @@ def test_the_sum_does_not_depend_on_the_order_or_the_masks() -> None:
 
 
 def test_weights_that_nobody_is_told() -> None:
-    """The sites' numbers of cases are masked like the models.
+    """Masks also hide the sites' numbers of cases.
 
     The mean is the opened sum of the weighted models divided by the opened sum of the numbers of cases.
     """
@@ -113,7 +110,9 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
 
 
 def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
-    """A server that repeats a round after a stop can open a sum over the same sites only, even without its keys."""
+    """A server that repeats a round after a stop can open a sum over the same sites only, even without the server's
+    keys.
+    """
     study, models = Hospitals(terms(5)), numbers(5)
     own, groups = block(models), as_groups(models)
     for number, begins_anew in ((1, False), (2, True)):
@@ -211,7 +210,7 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
 
 
 def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
-    """A site can decrypt key shares only for the same offer and round, so changes by the server are detected."""
+    """A site can decrypt key shares only for the same offer and round, so the site detects changes by the server."""
     study, models = Hospitals(terms(4)), numbers(4)
     own, groups = block(models), as_groups(models)["site-0"]
     old = study.begin(1, [own]).deals()["site-0"]

@@ -1,6 +1,6 @@
 """Studies with secure aggregation give the same models as studies without secure aggregation.
 
-A plan whose messages cannot be masked is rejected with the reason.
+medsilo rejects a plan whose messages cannot be masked, and gives the reason.
 """
 
 from pathlib import Path
@@ -19,8 +19,8 @@ from tests.conftest import PERSONAL, PLAIN, SITES, SMALL, make_plan
 from tests.inprocess import StudyResult
 
 SETTINGS = SiteSettings(device="cpu", public_data=True)
-# Training itself amplifies a rounding difference, for example at a ReLU whose input is near zero. A small learning rate
-# prevents this, so differences come from secure aggregation only.
+# Training amplifies rounding differences, for example at a ReLU whose input is near zero. A small learning rate
+# prevents this amplification, so that differences between two studies come from secure aggregation only.
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
 IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
 OWN: dict[str, list[str]] = {
@@ -46,8 +46,8 @@ def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> St
 
 
 def furthest(one: StudyResult, other: StudyResult) -> float:
-    """Return the largest difference between the models of two studies, divided by the tensor's largest value if it
-    exceeds one.
+    """Return the largest difference between the models of two studies, divided by the tensor's largest value if this
+    value exceeds one.
     """
     worst = 0.0
     for site, model in one.models.items():
@@ -113,9 +113,8 @@ def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: 
 def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the package medsilo_secagg, a plan that requires secure aggregation is rejected in one line.
-
-    A plan without secure aggregation does not need the package medsilo_secagg.
+    """Without the package medsilo_secagg, medsilo rejects a plan that requires secure aggregation, with an error of one
+    line.
     """
     every = registry._entries
     without = {"medsilo.aggregations": {}}
@@ -151,7 +150,7 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
 
 
 def test_sums_over_features_keep_their_digits() -> None:
-    """Sums over features are scaled by the plan's bound on these sums, so that small features keep their digits."""
+    """The plan's bound on sums over features scales the sums, so that small features keep their digits."""
     plan = plan_of("fedsm", "pairwise", "secure_aggregation.clip=1000")
     blocks = Blocks(plan, terms_of(plan, "study", plan.participation.sites), 1)
     sums = [blocks.of(phase, plan.build_networks()).get("sums") for phase in plan.course.phases]

@@ -1,4 +1,4 @@
-"""Compare the package with values from a second implementation that was written from the documented protocol only."""
+"""Compare the package with values from a second implementation, which was written from the documented protocol only."""
 
 import json
 from typing import Any
@@ -44,7 +44,6 @@ def parts(own: Vectors) -> tuple[SealedBlock, letters.Roster, dict[str, letters.
 
 
 def member_of(own: Vectors, site: str, assembly: letters.Roster, offer: letters.Offer) -> Member:
-    """Return the state of one hospital in the protocol, with the secrets from the file of fixed values."""
     keys = {kind: bytes.fromhex(value) for kind, value in expected()["secrets"][site].items()}
     both = own.shares(site, site)
     shares = {site: (both[:SHARE], both[SHARE:])}
@@ -60,10 +59,7 @@ def tensors_of(site: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("gone", [(), (DROPPED,)], ids=["all", "one dropped out"])
 def test_the_package_makes_the_same(gone: tuple[str, ...]) -> None:
-    """Each hospital's messages and the sum are equal to the values of the second implementation in every bit.
-
-    The package also decrypts the key shares that the second implementation encrypted.
-    """
+    """Each hospital's messages and the sum equal the values of the second implementation in every bit."""
     own, wanted = Vectors(), expected()
     block, assembly, offers = parts(own)
     members = {site: member_of(own, site, assembly, offers[site]) for site in SITES}

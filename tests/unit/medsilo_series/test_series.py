@@ -37,7 +37,6 @@ STEPS, RATE = 16, 20
 
 
 def rows(patient: int, seconds: float = 20.0) -> list[list[Any]]:
-    """Return the rows of a person who rests and walks alternately for four seconds each."""
     drawn = np.random.default_rng(patient)
     time = np.arange(int(seconds * RATE)) / RATE
     walks = (time // 4) % 2 == 1
@@ -83,7 +82,6 @@ def plan_of(method: str = "fedavg", **task: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the data of two hospitals, each of which has one recording for each of ten persons."""
     folder = tmp_path_factory.mktemp("series")
     for number, site in enumerate(SITES):
         for person in range(10):
@@ -103,7 +101,9 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """Each piece has a number of rows, a label, possibly a gap before it, and possibly an unlabelled last row."""
+    """Each piece has a number of rows, a label, possibly a gap before the piece, and possibly an unlabelled last
+    row.
+    """
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:
         begins += [gap or not begins, *[False] * (length - 1)]
@@ -159,7 +159,7 @@ def test_times_are_in_the_unit_that_comes_nearest_to_the_rate(tmp_path: Path) ->
     for own in found.values():
         assert own.rate == pytest.approx(RATE) and own.seconds == pytest.approx(found["s"].seconds)
     halved = recordings.Reader(plan_of().task.limits, source_of(tmp_path), 2 * RATE).read(tmp_path / "ms.csv")
-    # a sampling rate other than the plan's rate is noted first and rejected later
+    # medsilo first reports and later rejects a sampling rate other than the plan's rate
     assert halved.rate == pytest.approx(RATE)
 
 
@@ -168,7 +168,7 @@ def test_recordings_become_windows_of_their_patients(hospitals: Path) -> None:
     data = task.site_data("a", SITES, 0, source_of(hospitals))
     parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
     assert [len(part) for part in parts] == [6, 2, 2] and not parts[0] & parts[1] | parts[2] & (parts[0] | parts[1])
-    each = (80 - STEPS) // 8 + 1  # windows of four seconds
+    each = (80 - STEPS) // 8 + 1
     assert len(data.train) == 6 * 5 * each
     known = np.array([row[1:3] for row in rows(0)], np.float32)
     own = [data.train[n] for n, patient in enumerate(data.train.patients) if patient == "SECRET0"] or [
@@ -215,8 +215,6 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
 
 # ---------------------------------------------------------------------------------------------------- odd files
 def cell(row: int, column: int, value: Any) -> Callable[[Path], Any]:
-    """Return a function that writes a recording in which one cell has another value."""
-
     def spoil(folder: Path) -> None:
         lines = rows(50)
         lines[row][column] = value
@@ -295,7 +293,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    for person in range(4):  # earlier versions read a column of seconds that contained milliseconds as seconds
+    for person in range(4):  # earlier versions read milliseconds in a column of seconds as seconds
         late = [[1000 * time, *own] for time, *own in rows(person, 4)]
         write(tmp_path / f"ms/SECRET{person}_1.csv", late, ("time_s", "x", "y", "doing"))
     with pytest.raises(DataError, match="times say about 0.02 Hz where the plan reads 20"):
@@ -328,7 +326,6 @@ def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: st
 # ---------------------------------------------------------------------------------------------------- a study
 @pytest.fixture(scope="module")
 def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Run a study; return the run's folder and the folder that contains a hospital's settings."""
     run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
     settings = make_settings(
         {"data": described(hospitals), "min_patients_per_metric": 1, "public_data": True}, "a test"
@@ -435,8 +432,8 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
     task, data = drafted("several")
     assert (
         data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and task["rate"] == 1000 * RATE
-    )  # this reader is selected by the file's name
-    for site in ("clinic-a", "clinic-b"):  # each file contains rows of several patients
+    )  # the file's name selects the reader
+    for site in ("clinic-a", "clinic-b"):
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
@@ -455,7 +452,6 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The test applies the steps of docs/start/tutorial.md to recordings."""
     study, run, out = (str(tmp_path / name) for name in ("study", "run", "out"))
     for site in SITES:
         for person in range(10):

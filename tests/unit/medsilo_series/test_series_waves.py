@@ -1,4 +1,4 @@
-"""WFDB and EDF recordings are read with the values that were written, and false headers are rejected."""
+"""medsilo reads WFDB and EDF recordings with the values that were written, and rejects false headers."""
 
 from pathlib import Path
 
@@ -54,7 +54,6 @@ def test_what_ptb_xl_says_of_its_samples_holds(shared_data: Path) -> None:
         lines = [line.split() for line in path.read_text("utf-8").splitlines()[1:13]]
         stored = np.rint(values.astype(np.float64) * 1000).astype(np.int64)
         assert stored[0].tolist() == [int(line[5]) for line in lines]
-        # these are the checksums in the header of the recording
         assert (stored.sum(0) % 65536).tolist() == [int(line[6]) for line in lines]
         assert wave.rows == 1000 and wave.names[:2] == ("I", "II")
 
@@ -103,7 +102,7 @@ def test_edf_is_read_as_its_library_wrote_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(read, values[::-1].T, atol=20 / 65535)
     slow = [*heads[:1], heads[1] | {"sample_frequency": 50}]
     edf.highlevel.write_edf(str(tmp_path / "b.edf"), [values[0], values[1][:200]], slow, edf.highlevel.make_header())
-    assert wave_of(tmp_path / "b.edf").names == ("I",)  # the signals that have the highest sampling rate
+    assert wave_of(tmp_path / "b.edf").names == ("I",)  # the signals with the highest sampling rate
     with pytest.raises(DataError, match="different sampling rates"):
         rows_of(tmp_path / "b.edf", ["I", "II"])
     whole = (tmp_path / "a.edf").read_bytes()
@@ -123,7 +122,7 @@ def test_init_deals_recordings_by_the_tables_column(tmp_path: Path) -> None:
             f"records/{number:02}.hea,{['slow', 'fast'][number % 2]},p{number},{'north' if number < 14 else 'south'}"
         )
     (tmp_path / "data/cases.csv").write_text("\n".join(lines), "utf-8")
-    (tmp_path / "data/all.csv").write_text("a,b\n1,2\n", "utf-8")  # another table is in the folder
+    (tmp_path / "data/all.csv").write_text("a,b\n1,2\n", "utf-8")
     sight = first_sight(DatasetLayout(tmp_path / "data", "here"))
     chosen = {key: value for key, (value, _) in sight.choices.plan.items()}
     assert chosen["participation.sites"] == ["north", "south"] and chosen["task.partition"] == {"kind": "column"}

@@ -35,8 +35,6 @@ A, B, C = SITES
 GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 LOST = Missing("lost", "no answer")
 
-# The server gets one of these messages instead of an honest answer: answers with their senders, or the reason for
-# absence.
 Answers = list[tuple[str, StudyMessage]] | Missing
 Script = Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]
 
@@ -46,8 +44,6 @@ def honest(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> 
 
 
 class Scripted:
-    """Carries messages to real participants, and lets a script change their answers before the server gets them."""
-
     def __init__(
         self,
         participants: dict[str, TrainingSite],
@@ -85,8 +81,6 @@ class Scripted:
 
 
 class Study:
-    """A run of a study, with its coordinator and its files."""
-
     def __init__(self, plan: Plan, folder: Path, script: Script = honest, **options: Any) -> None:
         self.plan, self.folder = plan, folder
         data = options.pop("data", {})
@@ -123,8 +117,6 @@ def task_and_round(parcel: StudyMessage) -> tuple[str, int]:
 
 @cache
 def without_c(method: str = "fedavg", rounds: int = 2) -> dict[str, Tensor]:
-    """Return the shared model of a study in which each answer of site C is lost."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return LOST if site == C and asked.facts["task"] == "round" else honest(site, asked, work)
 
@@ -168,7 +160,7 @@ def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> N
         assert list(study.rounds[-1].refused) == [B]
         assert study.rounds[-1].answered == [A, C]
         assert list(summary.sites[B].missed) == [2]
-        assert summary.sites[A].contributed == 1  # a round that failed does not count as a contribution
+        assert summary.sites[A].contributed == 1  # a failed round does not count as a contribution
     assert load_tensors(study.folder / "checkpoints" / f"round-{done}.safetensors")[1]["round"] == done
 
 
@@ -211,10 +203,7 @@ def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
-    """The transport, and not the answer, determines the sender's name.
-
-    An answer that a transport attributes to another site replaces that site's answer only once.
-    """
+    """The transport, and not the answer, determines the sender's name."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return [(A, work())] if site == C else honest(site, asked, work)
@@ -244,7 +233,6 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- participation
 def loses(times: int, site: str = C, task: str = "round") -> Script:
-    """Return a script that loses the first few answers of a site."""
     left = [times]
 
     def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -274,7 +262,7 @@ def test_continue_goes_on_and_says_who_contributed(tmp_path: Path) -> None:
     assert [record.answered for record in study.rounds] == [[A, B], [A, B, C]]
     assert summary.sites[C].missed == {1: "lost: no answer"}
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 1]
-    assert summary.sites[C].validation[0] is None  # no score of the initial model is known for this site
+    assert summary.sites[C].validation[0] is None
 
 
 def test_continue_needs_its_minimum(tmp_path: Path) -> None:
@@ -380,7 +368,7 @@ def test_a_named_site_that_is_not_there_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
-    """A site with a new process and without its files reports that its state is lost.
+    """A site with a new process and without files reports that its state is lost.
 
     A site that has only missed a round does not report a lost state.
     """
@@ -409,7 +397,7 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- order, privacy
 def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
-    """A transport may send tensors long after the server has passed them to the transport."""
+    """A transport may send tensors long after receiving them from the server."""
     copies: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -427,8 +415,6 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the choice
 def scores(*values: float | None, spread: float = 0.0) -> Script:
-    """Return a script that gives the sites' validation scores these means, after each round."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         task, number = task_and_round(asked)
@@ -450,7 +436,7 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
         ((0.5, 0.5, 0.5, 0.5), 0),
         ((0.1, 0.2, 0.1, 0.3), 3),
         ((None, 0.2, None, 0.1), 1),
-        ((None, None, None, None), 3),  # without scores, the last round is selected
+        ((None, None, None, None), 3),  # without scores, the server selects the last round
         ((0.2, 0.1, 0.15, 0.25), 3),
     ],
 )
@@ -470,7 +456,8 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
         assert_equal(study.model(f"sites/{site}/best"), after[chosen])
         assert_equal(study.model(f"sites/{site}/last"), after[3])
     if chosen == 3:
-        assert ("test", 3) not in given  # the sites already have this model, so the server does not send it again
+        # the sites already have the selected model, so the server does not send the model again
+        assert ("test", 3) not in given
     else:
         assert_equal(given["test", 3], after[chosen])
 
@@ -545,8 +532,6 @@ def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing:
 
 @pytest.mark.parametrize("broken", [LOST, OSError()])
 def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError, tmp_path: Path) -> None:
-    """The file error occurs before or after the end of the first round."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if task_and_round(asked) == ("join", 0) or site == A:
             return honest(site, asked, work)

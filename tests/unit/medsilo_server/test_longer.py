@@ -1,4 +1,4 @@
-"""A finished run can be trained for more rounds, and gives the same tensors as one long run."""
+"""Training a finished run for more rounds gives the same tensors as one long run."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.federation.test_participant import SMALL
 
 CPU = SiteSettings(device="cpu", public_data=True)
-# the phases of these methods depend on the total number of rounds
+# methods whose phases depend on the total number of rounds
 DIVIDED = {"f-adafed", "fedsm-extra", "fedsm-ensemble"}
 ONE_OF_EACH = ["fedavg", "ditto", "adafed", "fedsm", "scaffold"]
 IMAGES = ["task.name=synthetic-histology", "network.name=small-cnn", "task.patients=4"]

@@ -18,7 +18,6 @@ from tests.unit.medsilo_lab.test_provision import kits_of
 
 
 def server(folder: Path, storage: Path, *, renew: tuple[str, ...] = ()) -> Path:
-    """Make or renew the kits in a folder, and return the server's kit."""
     folder.mkdir(exist_ok=True)
     kits_of(folder, lambda values: values["server"].update(storage=str(storage)), renew=renew)
     return folder / "kits/localhost"

@@ -1,6 +1,6 @@
 """Scores and counts over too few cases do not leave the site, are reported as suppressed, and enter no mean.
 
-Suppressing scores and counts changes nothing else in the study.
+Suppressing scores and counts does not affect other results of the study.
 """
 
 from pathlib import Path
@@ -39,7 +39,6 @@ def data_of(plan: Plan, site: str, sizes: dict[str, int]) -> SiteData:
 
 
 def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: SiteSettings = STRICT) -> dict[str, Any]:
-    """Run a study in which some sites have few cases, and all sites have the same settings."""
     sites = {
         site: site_of(plan, site, SITES, settings, root / "sites" / site, data_of(plan, site, sizes.get(site, {})))
         for site in SITES
@@ -49,7 +48,7 @@ def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: Site
 
 def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    sizes = {A: {"test": 4}, B: {"test": 5}}  # one case fewer than the minimum, and exactly the minimum
+    sizes = {A: {"test": 4}, B: {"test": 5}}  # one test case fewer than the minimum, and exactly the minimum
     summary = run(tmp_path / "run", plan, sizes)
     site = summary.sites[A]
     assert site.test == {"accuracy": None, "loss": None, "cases": 4}
@@ -77,9 +76,8 @@ def test_a_synthetic_hospital_tells_of_single_cases_unless_it_says_otherwise(tmp
 
 
 def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
-    """Site A discloses no scores at all.
-
-    Site B discloses no scores by class, because one class has only a single case. Site C discloses all scores.
+    """Site A discloses no scores, site B discloses no scores by class (one class has only a single case), and site C
+    discloses all scores.
     """
     plan = make_plan("fedavg", *SMALL, "task.windows=12")
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
@@ -106,7 +104,7 @@ def test_the_best_round_is_chosen_by_the_others(tmp_path: Path) -> None:
     assert summary.selected.rounds == dict.fromkeys(SITES, means.index(max(means)))
     assert summary.sites[A].suppressed == []
     rows = (tmp_path / "run/sites" / A / "metrics.csv").read_text().splitlines()
-    assert all(row.split(",")[5] for row in rows[1:])  # the file at the hospital contains the scores
+    assert all(row.split(",")[5] for row in rows[1:])
 
 
 def test_a_site_alone_with_too_few_still_chooses_its_own_model(tmp_path: Path) -> None:

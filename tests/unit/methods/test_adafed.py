@@ -126,7 +126,7 @@ def course_by_hand(method: str, plan: Plan) -> tuple[dict[str, State], np.ndarra
         f = pretrained_by_hand(plan, data)
         layers = [f[0][1], f[1][1]] if method == "adafed" else [f[6]]
         weights = weights_by_hand([inputs_by_hand(f, layers, data[site].train.inputs) for site in SITES])
-        first = 2  # round 1 only measures
+        first = 2  # sites only measure statistics in round 1
     for number in range(first, first + plan.training.rounds):
         for site, model in models.items():
             train_by_hand(plan, model, optimizers[site], data[site], site, number, 0.0)
@@ -160,8 +160,6 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
 
 # ------------------------------------------------------------------------------------------------ phases and messages
 class Carrier(inprocess.Loop):
-    """An engine that records its messages, and loses or changes the answers that a test names."""
-
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
         self.carried: list[tuple[str, int, str, StudyMessage, StudyMessage]] = []
@@ -267,7 +265,7 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
     slow_but([("adafed", 1), ("f-adafed", 2)], product(VARIANTS, [1, 2, 3, 4]), [("adafed", 3), ("d-adafed", 4)]),
 )
 def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, stop_in: int, tmp_path: Path) -> None:
-    """The study stops while statistics are measured, in the first round of weighted means, or in a later round."""
+    """The study stops while sites measure statistics, in the first round of weighted means, or in a later round."""
     plan = quick(method, "training.rounds=4")
     whole = inprocess.run(plan, folder=tmp_path / "whole" / "run")
     study = Study(plan, tmp_path / "part" / "run")
@@ -305,7 +303,6 @@ def test_a_site_lost_after_measuring_keeps_its_model(tmp_path: Path) -> None:
     mixed = sum(
         w * carried[2, s][1].groups["model"][name].double().numpy() for w, s in zip(weights[2], SITES, strict=True)
     )
-    # the model equals the state after round 2
     np.testing.assert_allclose(carried[4, SITES[2]][0].groups["model"][name], mixed, atol=1e-6)
 
 
@@ -349,7 +346,6 @@ def test_models_can_start_from_f() -> None:
             quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
         )
         scores.append([facts.validation for facts in run.summary.sites.values()])
-    # The list contains the scores of the models before training.
     before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)
     assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
     assert after > before + 0.2

@@ -24,7 +24,7 @@ from tests.sites import sites_of
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 State = dict[str, Tensor]
 
-# The names of layers are their positions in ActivityCnn: 0.1 and 1.1 are batch norms, and 6 is the last layer.
+# Names of layers in ActivityCnn are positions: 0.1 and 1.1 are batch norms, and 6 is the last layer.
 NORM, HEAD = ("0.1.", "1.1."), ("6.",)
 
 
@@ -65,7 +65,6 @@ def with_state(plan: Plan, state: State) -> nn.Module:
 def batches_by_hand(
     plan: Plan, site: str, cases: tuple[Tensor, Tensor], number: int, epoch: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the shuffled batches of a round, except a batch that would have only one case."""
     order = torch.randperm(len(cases[0]), generator=generator_for(plan.seed, site, "shuffle", number, epoch))
     parts = [part for part in order.split(plan.training.batch_size) if len(part) > 1]
     return [(cases[0][part], cases[1][part]) for part in parts]
@@ -104,7 +103,6 @@ def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
 def study_by_hand(
     plan: Plan, travels: Callable[[str], bool], mu: float = 0.0, uniform: bool = False
 ) -> list[dict[str, State]]:
-    """Return the evaluated model of each site before training and after each round."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
@@ -147,7 +145,6 @@ def assert_close(mine: State, expected: State) -> None:
 
 
 def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, State]], personal: bool) -> None:
-    """Assert that models, validation scores, selected rounds and test scores are equal."""
     data = load_data(plan)
     for site in SITES:
         assert_close(run.models[site].state_dict(), curve[-1][site])
@@ -171,8 +168,6 @@ def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, 
 
 # ---------------------------------------------------------------------------------------------------- the wire
 class Listening(inprocess.Loop):
-    """An engine that copies all of its messages."""
-
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
         self.sent: list[tuple[str, StudyMessage]] = []

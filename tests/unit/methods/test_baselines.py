@@ -1,7 +1,4 @@
-"""FedNova, SCAFFOLD, MOON and FedProx with stragglers equal separate loops in torch and numpy.
-
-The tests of the server optimizers FedAvgM, FedAdam, FedYogi and FedAdagrad are in test_server.py.
-"""
+"""FedNova, SCAFFOLD, MOON and FedProx with stragglers equal separate loops in torch and numpy."""
 
 import copy
 from collections.abc import Callable
@@ -47,8 +44,6 @@ UNIFORM = "algorithm.weighting=uniform"
 # -------------------------------------------------------------------------------------------------------------- by hand
 @dataclass
 class Site:
-    """A site's state."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -56,15 +51,11 @@ class Site:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-Local = Callable[[Site, State], object]  # trains the model of a site, and returns the message to the server
+Local = Callable[[Site, State], object]
 Server = Callable[[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], dict[str, float], dict], dict]
 
 
 def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> list[State]:
-    """Return the global model before training and after each round.
-
-    The function `server` aggregates the trained weights, and all other tensors are averaged.
-    """
     data = load_data(plan)
     sites = {}
     for name in SITES:
@@ -91,7 +82,6 @@ def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> li
 
 
 def plain(site: Site, given: State) -> int:
-    """Train locally without corrections, and return the number of steps."""
     for inputs, targets in site.batches:
         site.optimizer.zero_grad()
         functional.cross_entropy(site.model(inputs), targets).backward()
@@ -100,7 +90,6 @@ def plain(site: Site, given: State) -> int:
 
 
 def fresh(site: Site, given: State) -> int:
-    """Train locally with a momentum that starts at zero, and return the number of steps."""
     site.optimizer.state.clear()
     return plain(site, given)
 
@@ -108,7 +97,7 @@ def fresh(site: Site, given: State) -> int:
 def nova(rho: float) -> Server:
     def step(w: dict, sent: dict, weights: dict, steps: dict) -> dict:
         total = sum(weights.values())
-        # The table has for each method how often each gradient is applied, summed over the steps of a round.
+        # For each method, how often each gradient is applied, summed over the steps of a round.
         norms = {
             name: sum((1 - rho**left) / (1 - rho) for left in range(1, count + 1)) for name, count in steps.items()
         }

@@ -80,7 +80,7 @@ def test_a_model_out_of_turn_is_refused_and_a_missed_turn_leaves_the_model_as_it
             return LOST
         reply = work()
         if (site, task, number) == (C, "round", 1):
-            reply.groups = asked.groups  # hospital C sends a model although it is another hospital's turn
+            reply.groups = asked.groups
         return [(site, reply)]
 
     study = Study(make_plan("cyclic", *SMALL, *GO_ON, "training.rounds=3"), tmp_path / "run", script)

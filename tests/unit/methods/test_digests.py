@@ -1,4 +1,4 @@
-"""Each method gives the same tensors as recorded by tests/digests.py.
+"""Each method gives the tensors that tests/digests.py has recorded.
 
 In the slow cases, sites remove their networks from memory between their answers, as with many sites.
 """
@@ -23,20 +23,17 @@ IN_EVERY_RUN = [
 ]
 
 
-# These methods use only the loss and the scores of a network, so one task is enough for the tests at each change.
+# Methods that use only a network's loss and scores, so that one task is enough for the tests at each change.
 ANY_NETWORK = [
     *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
     *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
 ]
-# At each change, the tests run one method of each kind.
+# one method of each kind, for the tests at each change
 SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
 
 
 def cases() -> Iterator[Any]:
-    """Yield the cases.
-
-    A method for any loss is tested with masks in the tests at night, and with classes at each change.
-    """
+    """Methods for any loss are tested with masks at night, and with classes at each change."""
     several = [case.split(", ")[0] for case in IN_EVERY_RUN]
     late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
     late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}

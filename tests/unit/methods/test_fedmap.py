@@ -1,4 +1,6 @@
-"""Rounds of FedMAP equal numpy with independently derived gradients; false answers and too large plans are rejected."""
+"""Rounds of FedMAP equal numpy with independently derived gradients; medsilo rejects false answers and too large
+plans.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,7 +30,7 @@ ALPHA, EPSILON, STEP, STEPS = 0.02, 3e-4, 0.01, 3
 
 
 def prior_of(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Layers]:
-    """Return W and b of each layer in the prior network of each tensor, in double precision."""
+    """Return W and b of each layer in each tensor's prior network, in double precision."""
     return {
         name: [
             tuple(
@@ -132,7 +134,6 @@ class TestByHand(OfReference):
 
 
 def carried(folder: Path, changed: dict[str, float], *changes: str) -> list[StudyMessage]:
-    """Return the requests to the first site in a study in which some sites report another value."""
     plan = make_plan("fedmap", *SMALL, "algorithm.hidden=[8, 4]", *changes)
     settings, asked = SiteSettings(device="cpu", public_data=True), list[StudyMessage]()
 
@@ -162,7 +163,7 @@ def test_who_lies_about_its_contribution_counts_for_the_largest_share_at_most(tm
     assert [line.sites[SITES[0]].share for line in lines] == [pytest.approx(0.5)] * len(lines)
     carried(tmp_path / "whole", {SITES[0]: 100.0}, "algorithm.largest_share=1")
     assert Record(tmp_path / "whole").rounds()[0].sites[SITES[0]].share == pytest.approx(1)
-    # the server rejects the answer before it uses any value of the answer
+    # the server rejects the answer before using any value of the answer
     with pytest.raises(Refused, match="only -100 to 100 is possible"):
         carried(tmp_path / "beyond", {SITES[1]: 1e6})
 

@@ -134,7 +134,7 @@ class ByHand:
                     others = sum(sent["model"][j][name] for j in range(count) if j != place)
                     value = pull * sent["model"][place][name] + (1 - pull) / (count - 1) * others
                     tensor.copy_(torch.from_numpy(np.asarray(value)))
-        for site in SITES:  # line 15 of the algorithm
+        for site in SITES:  # line 15 of Algorithm 1
             for name, tensor in self.nets[site]["global"].state_dict().items():
                 values = [state[name] for state in sent["global"]]
                 tensor.copy_(torch.from_numpy(np.asarray(mean(values) if tensor.is_floating_point() else values[0])))
@@ -149,10 +149,8 @@ class ByHand:
             self.steps = dict.fromkeys(SITES, float(mean([np.array(self.steps[site]) for site in sites])))
 
     def selector(self, name: str, mean: np.ndarray, site: str) -> np.ndarray:
-        """Compute the server's step.
-
-        With server-adam, the server makes a step of Adam on the sites' mean change, with one optimizer state for all
-        sites.
+        """Compute the server's step; with server-adam, the server makes a step of Adam on the sites' mean change, with
+        one optimizer state for all sites.
         """
         if self.plan.algorithm.selector_sync != "server-adam":
             return mean
@@ -253,16 +251,14 @@ def test_the_paper_s_selector_has_its_size() -> None:
 
 # ---------------------------------------------------------------------------------------------------- in closed form
 def features_of(plan: Plan, site: str) -> np.ndarray:
-    """Return the inputs of the untrained selector's last layer for a hospital's training cases."""
     selector = plan.build_networks()["selector"].eval()
     with torch.no_grad():
         return selector[:-1](plan.task.load(site, SITES, plan.seed, None).train.inputs).double().numpy()
 
 
 def by_fisher(cases: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Return the log-likelihood of each hospital for each case [cases, sites], up to a constant, from pooled cases.
-
-    Features with the same value for all cases are ignored.
+    """Return the log-likelihood of each hospital for each case [cases, sites], up to a constant; features that are
+    constant over all cases are ignored.
     """
     varies = np.concatenate(list(cases.values())).std(0) > 0
     cases, x = {site: own[:, varies] for site, own in cases.items()}, x[:, varies]
@@ -404,14 +400,14 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
         hits, names = answers(*data[site].test.tensors, gamma)
         assert summary.sites[site].test["accuracy"] == pytest.approx(hits.mean())
         assert found.tested[site] == {name: names.count(name) for name in set(names)}
-        own = SuperModel.load(folder / "sites" / site / "supermodel")  # all hospitals have the same super model
+        own = SuperModel.load(folder / "sites" / site / "supermodel")
         assert own.threshold == whole.threshold and own.agreed == whole.agreed
         assert all(torch.equal(own.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
     chosen = set().union(*found.tested.values())
     assert len(chosen) > 2 and len({mean for _, _, mean in curve}) > 3, (
         chosen,
         curve,
-    )  # with equal values, the test would prove too little
+    )  # if the values were equal, the test would prove little
 
 
 def refusing(study: Study, *sites: str) -> Study:
@@ -520,7 +516,6 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         )
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
-        # this weight differs from the weight of each hospital's model
         for name, tensor in study.coordinator.state.mixers["global"].current(A).items():
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
@@ -568,7 +563,7 @@ def test_what_an_unseen_hospital_may_not_be() -> None:
 def test_the_best_model_is_the_one_with_the_least_loss_and_of_equals_the_first() -> None:
     random = np.random.default_rng(3)
     outputs = random.normal(size=(4, 9, 5)).astype(np.float32)
-    outputs[3] = outputs[1]  # no hospital is preferred to the hospital whose model represents it
+    outputs[3] = outputs[1]
     targets = random.integers(0, 5, 9)
     logits = outputs.astype(float)
     losses = np.log(np.exp(logits).sum(2)) - logits[:, np.arange(9), targets]
@@ -644,7 +639,6 @@ FEDERATIONS = {
 
 
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
-    """Run ten rounds in which one hospital has ten times as many training cases as each of the other hospitals."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
     # a small hospital has only five training images in synthetic-prostate
     few = SiteSettings(device="cpu", public_data=True)
@@ -663,14 +657,13 @@ def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str]
 
 
 def named_right(plan: Plan, folder: Path) -> list[float]:
-    """Return for each hospital the fraction of its test cases for which the selector chooses this hospital."""
     selector, sites = SuperModel.load(folder / "supermodel").selector.eval(), list(plan.participation.sites)
     with torch.no_grad():
         named = [selector(plan.task.load(site, sites, plan.seed, None).test.inputs).argmax(1) for site in sites]
     return [float((one == place).float().mean()) for place, one in enumerate(named)]
 
 
-# Each task runs with one or the other hospital as the large hospital; all pairs run before a release.
+# At each change, each task runs with only one of the possible large hospitals; all pairs run before a release.
 @pytest.mark.parametrize(
     ("task", "large"),
     [
@@ -698,7 +691,7 @@ def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: st
     slow_but(
         [("synthetic-activity", ())],
         [
-            ("synthetic-activity", ()),  # the sensors of the hospitals a and c are the same
+            ("synthetic-activity", ()),  # the hospitals a and c have the same sensors
             ("synthetic-histology", ("algorithm.selector_sync=server-adam",)),
             ("synthetic-histology", ("algorithm.selector_sync=none",)),
         ],

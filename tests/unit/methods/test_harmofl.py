@@ -56,7 +56,6 @@ def normalise_by_hand(batch: Tensor, amplitude: np.ndarray | None) -> Tensor:
 
 
 def harmofl_by_hand(plan: Plan, amplitude: bool, perturbation: bool, server_lr: float = 1.0) -> dict[str, State]:
-    """Return each site's model after the last round, and the site's amplitude spectrum with the key "amplitude"."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
@@ -127,7 +126,7 @@ def test_three_rounds_equal_algorithm_1_written_by_hand(amplitude: bool, perturb
             torch.testing.assert_close(model.input.amplitude, shared, rtol=1e-6, atol=1e-5)
             assert model.input.frozen
             network = model.model
-        # Over three rounds, the transform is computed in float32 here and in float64 in the reference.
+        # Over three rounds, medsilo computes the transform in float32 and the reference in float64.
         for name, tensor in network.state_dict().items():
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4 if amplitude else 2e-6)
 
@@ -140,7 +139,7 @@ def test_the_servers_step() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- composition
 HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
-# FedRDN has its own input layer, and the sites of Cyclic do not all train in the measuring round (test_cyclic.py).
+# FedRDN has its own input layer, and in Cyclic not all sites train in the measuring round (test_cyclic.py).
 OTHERS = [method for method in METHODS if method not in ("harmofl", "fedrdn", "cyclic", *FEDSM)]
 
 
@@ -157,9 +156,9 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS, ()))
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
-    """The images are harmonised in the first training round and in all later rounds.
+    """Sites harmonise the images in the first training round and in all later rounds.
 
-    The model is different if either the harmonised images or the perturbation is missing.
+    Without either the harmonised images or the perturbation, the model is different.
     """
     plan = make_plan(method, *SMALL, f"training.rounds={3 if method == 'f-adafed' else 2}")
     allowed = HALVES[: 1 if plan.algorithm.own_step else 2]
@@ -225,7 +224,7 @@ def test_amplitudes_go_up_in_round_1_and_come_down_once(band: str, numbers: int,
         assert [number for number, groups in up.items() if "amplitude" in groups] == [1]
         assert up[1]["amplitude"]["amplitude"].numel() == numbers
         down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
-        assert down == [2]  # no amplitude is known in round 1, and the mean amplitude is sent in round 2
+        assert down == [2]  # no amplitude is known in round 1, and the server sends the mean amplitude in round 2
     saved, _ = load_tensors(tmp_path / "run/global/best.safetensors")
     assert saved["input.frozen"]
     mean = torch.stack([p.groups["amplitude"]["amplitude"] for _, p in transport.received if "amplitude" in p.groups])

@@ -1,6 +1,6 @@
-"""Each method passes all tests of MethodTester, and equals its reference in plain torch if it has a reference.
+"""Each method passes all tests of MethodTester, and equals its reference in plain torch if there is a reference.
 
-At each change, the tests run methods of each kind; all other methods run at night.
+At each change, the tests run one method of each kind; all other methods run at night.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,6 @@ NEVER_SUMMED = "how much each hospital counts follows from what all of them send
 STATISTICS = ["privacy.statistics.epsilon=0.5", "privacy.statistics.clip=1e-5"]
 NORM = ["model/0.1.", "model/1.1."]
 PRIVACY = "test_one_case_moves_what_leaves_by_its_bound_under_privacy"
-# The table has the expected facts about each method.
 SAYS: dict[str, dict[str, Any]] = {
     "local": {"keeps": ["model/"], "unsealed": "local sends no tensors"},
     "fedbn": {"keeps": NORM},
@@ -51,7 +50,6 @@ SAYS: dict[str, dict[str, Any]] = {
     "fedbabu": {"keeps": ["model/"]},
     "harmofl": {"private": ["algorithm.amplitude=null"]},
     **{
-        # This method needs a file, and its tests are in tests/attacks.
         method: {"keeps": NORM, "unsealed": "statistics can't be sealed", PRIVACY: None}
         for method in ("adafed", "d-adafed")
     },
@@ -75,8 +73,6 @@ REFERENCE = "test_three_rounds_are_those_of_the_reference"
 
 
 def at_night(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that runs at night only."""
-
     @wraps(test)
     def again(*given: Any, **named: Any) -> None:
         test(*given, **named)
@@ -107,7 +103,7 @@ for given in [*((method,) for method in METHODS), *VARIANTS]:
 
 # ---------------------------------------------------------------------------------------------------- in plain torch
 class OfReference(MethodTester):
-    """Runs only the comparison with the reference, because other classes run the other tests."""
+    """Run only the comparison with the reference, because other classes run the other tests."""
 
     by_hand: ByHand
 
@@ -120,8 +116,6 @@ for contract in AT_EVERY_CHANGE:
 
 
 def shared(local: baselines.Local, server: baselines.Server, uniform: bool = False) -> ByHand:
-    """Return a reference for a method in which all sites test the model of the server."""
-
     def by_hand(study: Reference) -> Sequence[Mapping[str, State]]:
         curve = baselines.study(study.plan, local, server, uniform)
         return [dict.fromkeys(SITES, state) for state in curve]
@@ -134,7 +128,7 @@ def travelling(travels: Callable[[str], bool], **how: Any) -> ByHand:
 
 
 def average(w: dict, sent: dict, weights: dict, said: dict) -> dict:
-    """Return nothing, so that the trained weights are averaged like all other tensors."""
+    """Return an empty dictionary, so that the trained weights are averaged like all other tensors."""
     return {}
 
 

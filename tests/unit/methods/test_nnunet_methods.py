@@ -19,21 +19,19 @@ OPEN = {
     "device": "cpu",
     "public_data": True,
     "min_patients_per_metric": 1,
-}  # the hospitals are tiny
-OTHERWISE: dict[str, dict[str, Any]] = {  # additional changes of the plan that some methods need
 }
+OTHERWISE: dict[str, dict[str, Any]] = {}
 REFUSED = {
     "silobn": "keeps batch norm's statistics",
     "f-adafed": "keeps batch norm at the sites, but this network has none",
     "fedrod": "balances the classes of cases",
 }
-# With methods outside of this list, nnU-Net's networks train in the same way.
+# Methods outside of this list train nnU-Net's networks in the same way.
 AT_THE_GATE = ("fedavg", "harmofl", "fedsm", *REFUSED)
 
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of two hospitals' volumes, and nnU-Net's plans for these volumes."""
     folder = tmp_path_factory.mktemp("brains")
     write_hospitals(folder, SITES, 4, width=32)
     return folder, narrow(plans_of(folder, SITES, 2000))

@@ -75,8 +75,6 @@ class Sgd:
 
 @dataclass
 class ByHand:
-    """A site in numpy, with the received weights w, its personal weights v, and its state."""
-
     data: Batches
     w: Array
     v: Array
@@ -151,10 +149,6 @@ def after_tuning(site: ByHand, epochs: int) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its parameters, and its numpy versions of a site's round, the evaluated model, and the server's
-    step β.
-    """
-
     name: str
     numbers: dict
     learn: Callable[[ByHand], None]
@@ -189,7 +183,6 @@ CASES = [
 
 
 def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
-    """Return the evaluated models of all sites and the network "shared", before training and after each round."""
     sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
     shared, curve = start, []
     for number in range(ROUNDS + 1):
@@ -215,7 +208,7 @@ class Site:
     """
 
     def __init__(self, name: str, algorithm: Algorithm, build: Callable[[], nn.Module]) -> None:
-        torch.manual_seed(0)  # sets the weights of the selector if the method has a selector
+        torch.manual_seed(0)
         self.modules = algorithm.networks(ModelFactory(build, (4, 4), 4, tuple(SIZES)))
         for module in self.modules.values():
             module.double()
@@ -261,8 +254,6 @@ class Site:
 
 
 def regression(start: Array) -> Callable[[], nn.Module]:
-    """Return a function that builds a softmax regression, whose inputs are averaged over time."""
-
     def build() -> nn.Module:
         layer = nn.Conv1d(4, 3, 1)
         model = nn.Sequential(layer, nn.AdaptiveAvgPool1d(1), nn.Flatten()).double()
@@ -282,10 +273,6 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
 def curve_of(
     algorithm: Algorithm, build: Callable[[], nn.Module], of: Callable[[dict[str, Tensor]], Any]
 ) -> list[dict]:
-    """Return the personal models and the shared model before training and after each round.
-
-    The function `of` selects the tensors that are compared.
-    """
     sites = {name: Site(name, algorithm, build) for name in SIZES}
     first = sites["a"]
     groups = [group for group in first.phase.groups if group.of(first.modules)]
@@ -330,7 +317,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
         for name in expected[number]:
             np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-6)
     ends = list(expected[-1].values())
-    if case.numbers.get("epochs") != 0:  # if these models were equal, the test would not find exchanged models
+    if case.numbers.get("epochs") != 0:  # if all models were equal, the test would not find exchanged models
         assert all(np.abs(one - other).max() > 1e-3 for i, one in enumerate(ends) for other in ends[:i])
 
 
@@ -353,7 +340,6 @@ def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case,
 # ---------------------------------------------------------------------------------------------------- batch norm
 @pytest.fixture
 def pair() -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
-    """Return two networks whose batch norms have different statistics, and a batch."""
     torch.manual_seed(3)
     one, other = (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)) for _ in range(2))
     return one, other, torch.randn(8, 4), torch.arange(8) % 3
@@ -423,7 +409,6 @@ SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_s
 
 
 def run(method: str, folder: Path, *changes: str) -> dict[str, dict[str, Tensor]]:
-    """Return each site's model after the last round, and the model of the server with the key "global"."""
     inprocess.run(make_plan(method, *SMALL, *changes), folder=folder)
     ends = {site: load_tensors(folder / "sites" / site / "last.safetensors")[0] for site in SITES}
     lead = folder / "global" / "last.safetensors"

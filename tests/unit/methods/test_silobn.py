@@ -1,4 +1,4 @@
-"""Test the batch-norm statistics of SiloBN at a hospital, in particular at a hospital that did not train."""
+"""Test SiloBN's batch-norm statistics at a hospital, in particular at a hospital that did not train."""
 
 import copy
 from pathlib import Path

@@ -34,7 +34,6 @@ every_mixer = pytest.mark.parametrize("kind", MAKERS)
 
 
 def model(value, steps=3, dtype=torch.float32):
-    """Return a model with a tensor of weights near `value`, a counter of integers and a mask of booleans."""
     return {
         "body.weight": torch.tensor([[value, -value, 2.0 * value]], dtype=dtype),
         "norm.steps": torch.tensor(steps),
@@ -50,10 +49,6 @@ def copy(tensors):
 
 
 def play(mixer, contributions, sites="abc", initial=None):
-    """Play one round with an aggregator, and return the aggregator's result for each site.
-
-    Each contribution consists of a site, its tensors and its weight; the contributions arrive in this order.
-    """
     mixer.start(list(sites), initial)
     for site, tensors, weight in contributions:
         mixer.add(site, copy(tensors), weight)
@@ -65,7 +60,7 @@ def play(mixer, contributions, sites="abc", initial=None):
 
 
 def first_of(tensors):
-    """Return the first value of the model, from which a test can compute all other values."""
+    """Return the model's first value, from which a test can compute all other values."""
     return tensors["body.weight"].flatten()[0].item()
 
 
@@ -74,7 +69,6 @@ def values(results):
 
 
 def assert_same(one, two):
-    """Assert that the tensors of two models have the same types, shapes and bits."""
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         assert (tensor.dtype, tensor.shape) == (two[name].dtype, two[name].shape)
@@ -112,9 +106,8 @@ def test_numbers_that_are_none_do_not_stop_a_round(kind):
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
-    """If the disk is full, adding a contribution raises an error.
-
-    The same contribution is accepted after space has become free.
+    """If the disk is full, adding a contribution raises an error, and the aggregator accepts the same contribution
+    after space has become free.
     """
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
@@ -160,7 +153,7 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
     sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
     for site, own in sent.items():
         rows.put(site, own, own)
-    rows.drop("ab")  # the free space of the removed row may be too small for the row that is stored next
+    rows.drop("ab")  # the free space of the removed row may be too small for the row that the aggregator stores next
     sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
     for site in "ab":
         rows.put(site, sent[site], sent[site])
@@ -211,7 +204,7 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     mixer.start(list("abc"))
     before = in_files()
     for site, tensors, weight in reversed(filed):
-        assert tensors["w"].isfinite().all()  # the server also reads all values before it accepts a contribution
+        assert tensors["w"].isfinite().all()  # the server also reads all values before accepting a contribution
         mixer.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
     assert_same(result_of(mixer, "a"), wanted)
@@ -277,7 +270,7 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     assert_same(mixer.current("c"), before["c"])
     if kind in MEANS:
         assert_same(mixer.current("a"), before["a"])
-    else:  # the site's new model has replaced the site's earlier model
+    else:
         with pytest.raises(MedsiloError, match="a: the site has answered"):
             mixer.current("a")
     mixer.finish()
@@ -323,10 +316,7 @@ def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
 
 @every_mixer
 def test_results_do_not_hang_together(kind):
-    """No two returned tensors share memory, because each of them may be sent separately.
-
-    The caller may change the returned dictionary.
-    """
+    """Returned tensors share no memory, because the server may send each tensor separately."""
     mixer = MAKERS[kind]()
     results = play(mixer, THREE)
     for tensors in results.values():
@@ -383,7 +373,7 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
         mixer = make()
         play(mixer, THREE[:1], initial=initial)
         tensors, _ = mixer.state()
-        groups = [""] if kind in MEANS else ["a/", "b/"]  # the sites b and c still share the initial model
+        groups = [""] if kind in MEANS else ["a/", "b/"]
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
 
@@ -437,24 +427,22 @@ print((most_held() - before) / PARCEL)
         pytest.param(
             "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.long
         ),  # memory for three models: the last mean, the running mean and the arriving message
-        # the two vectors of the optimizer are on the disk
+        # the optimizer's two vectors are on the disk
         pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),
         pytest.param(
             "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.long
-        ),  # memory for the model of each site, the arriving message and a copy of it
+        ),  # memory for each site's model, the arriving message and a copy of the message
         ("SimilarityMix", 8, 8 + 1 + 1),
         ("Identity", 8, 8 + 1),
     ],
 )
 def test_peak_memory(kind, sites, parcels):
-    """Memory that this process frees is given back to the system at once, so that fragmentation does not change the
-    peak.
-    """
+    """The process returns freed memory to the system at once, so that fragmentation does not change the peak."""
     command = [sys.executable, "-c", PEAK, kind, str(sites)]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= parcels + 0.6  # the margin is for code that is loaded during the test
+    assert float(done.stdout) <= parcels + 0.6  # the margin of 0.6 is for code that Python loads during the test
 
 
 # ----------------------------------------------------------------------------------------------- the server's step size

@@ -44,7 +44,6 @@ def wide(tensors: Mapping[str, Any]) -> Numbers:
 
 
 def play(mixer: Aggregator, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None) -> Aggregator:
-    """Play one round with these contributions, and return the aggregator."""
     mixer.start(SITES, initial)
     for site in order:
         if site in sent:
@@ -59,7 +58,6 @@ def assert_near(mine: Mapping[str, Tensor], expected: Numbers, tolerance: float 
 
 
 def assert_any_order(make: Callable[[], Aggregator], sent: Sent, initial: dict[str, Tensor] | None) -> None:
-    """Assert that the result has the same bits for each order in which contributions arrive."""
     first = play(make(), sent, initial=initial)
     for order in permutations("abc"):
         other = play(make(), sent, "".join(order), initial)

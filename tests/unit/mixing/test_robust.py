@@ -1,4 +1,4 @@
-"""Robust aggregation rules equal numpy and brute force, and only suitable plans may use these rules."""
+"""Robust aggregation rules equal numpy and brute force, and only suitable plans may use robust rules."""
 
 import itertools
 import math

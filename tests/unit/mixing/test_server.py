@@ -45,7 +45,6 @@ def contributions(number: int, reached: bool = False, dtype: torch.dtype = torch
 
 
 def numbers(tensors: Tensors) -> np.ndarray:
-    """Return all trained weights as one vector."""
     return np.concatenate([tensors[name].double().numpy().ravel() for name in ("layer.weight", "layer.bias")])
 
 
@@ -146,8 +145,7 @@ def test_three_rounds_equal_the_equations(
 ) -> None:
     """One site is absent in the second of three rounds, so the weights of the other sites are normalised to the sum 1.
 
-    Small blocks divide a tensor as in a large model, and the state of the server's optimizer is divided in the same
-    way.
+    Small blocks divide a tensor and the optimizer's state as in a large model.
     """
     monkeypatch.setattr(layout, "BLOCK", block)
     make, rule = CASES[case][0], CASES[case][1]()
@@ -168,10 +166,7 @@ def test_three_rounds_equal_the_equations(
 
 @every_step
 def test_the_mean_alone_makes_the_same_step(case: str) -> None:
-    """From the mean alone, as in secure aggregation, the server computes the same step as from all models.
-
-    One of the three sites is absent in this test.
-    """
+    """From the mean alone, as in secure aggregation, the server computes the same step as from all models."""
     reached = case.startswith("fednova")
     given, sent = drawn(1, 1.0 if reached else None), contributions(1, reached)
     for own in (given, *sent.values()):
@@ -214,7 +209,6 @@ def test_fednova_of_one_local_step_is_fedavg() -> None:
 
 
 def read(state: Mapping[str, torch.Tensor]) -> Tensors:
-    """Return copies of the tensors in a state, as a checkpoint stores them."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
@@ -225,7 +219,7 @@ def assert_same(one: list[Tensors], other: list[Tensors]) -> None:
 
 @every_step
 def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
-    """The next round must not change a saved state, because the checkpoint may still be written in the meantime."""
+    """The next round must not change a saved state, because the server may still be writing the checkpoint."""
     mixer, reached = CASES[case][0](), case.startswith("fednova")
     play(mixer, contributions(1, reached), drawn(1, 1.0 if reached else None))
     tensors, _ = mixer.state()

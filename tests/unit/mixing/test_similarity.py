@@ -27,9 +27,8 @@ def draw(sites: int, seed: int) -> list[Site]:
 
 
 def test_small_distances_beside_large_values_are_exact() -> None:
-    """A distance of 1e-6 between vectors whose squared norms are large is exact.
-
-    A distance that is computed by matrix products would lose these digits.
+    """A distance of 1e-6 between vectors with large squared norms is exact, although matrix products would lose these
+    digits.
     """
     mean = torch.full((50,), 1e4, dtype=torch.float64)
     near = mean.clone()

@@ -1,5 +1,5 @@
-"""FedDG-GA, FedLWS, FedAWA and FedCE equal separate computations, and dishonest hospitals and unsuitable plans are
-rejected.
+"""FedDG-GA, FedLWS, FedAWA and FedCE equal separate computations, and medsilo rejects dishonest hospitals and
+unsuitable plans.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,6 @@ NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]
 
 # ------------------------------------------------------------ means whose weights are computed after all answers
 def contributions(seed: int, sites: int = 3) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return a global model and the models of three sites in double precision."""
     draw = torch.Generator().manual_seed(seed)
 
     def model() -> dict[str, Tensor]:
@@ -139,7 +138,7 @@ def flat(tensors: dict[str, Tensor], layer: str) -> np.ndarray:
 
 
 def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict[str, float]) -> Arrays:
-    """Compute the next model of FedLWS by loops over layers and sites."""
+    """Compute FedLWS's next model by loops over layers and sites."""
     result = {}
     for layer in ("a.", "b."):
         w = flat(given, layer)
@@ -209,7 +208,6 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------- FedCE
 def fedce_server() -> Mapping[str, Any]:
-    """Return the two aggregators of FedCE, each of which reads results of the other."""
     mixers: dict[str, Any] = {}
     server = replace(SERVER, mixers=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups

@@ -17,8 +17,8 @@ from tests.sites import sites_of
 from tests.unit.federation.test_protection import STUDY
 
 CASES = {"one": [1], "forty": [40], "fourteen": [14], "fifteen": [15], "mixed": [1, 2, 5, 10, 30]}
-# Disclosed counts are rounded to multiples of five times the largest number of cases of a patient. Half of the unit to
-# which counts are rounded is at most 1.6 % of the cases at each hospital.
+# Disclosed counts are rounded to multiples of five times the largest number of cases of a patient. Rounding changes a
+# count by at most 1.6 % of the cases at each hospital.
 PATIENTS = {"one": 903, "forty": 251, "fourteen": 402, "fifteen": 307, "mixed": 703}
 SLOPES = {"one": 0.2, "forty": 1.4, "fourteen": 0.5, "fifteen": 0.9, "mixed": -0.3}
 FURTHEST, SLOPE = 0.03, 0.02
@@ -35,7 +35,6 @@ def plan_of(weighting: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a table for each hospital, in which y is x multiplied by the slope of the hospital."""
     folder, drawn = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
     for site, cases in CASES.items():
         rows: list[dict[str, Any]] = [
@@ -54,7 +53,7 @@ def settings_of(folder: Path) -> Any:
 
 @pytest.mark.parametrize("weighting", ["patients", "cases"])
 def test_shares_are_what_the_declared_rule_says(weighting: str, hospitals: Path, tmp_path: Path) -> None:
-    """Weights that are computed from disclosed counts are close to weights that are computed from exact counts.
+    """Weights from disclosed counts are close to weights from exact counts.
 
     An earlier rule gave between 0.05 and 1.8 times the exact weight.
     """

@@ -34,12 +34,10 @@ class TestDensenet(NetworkTester):
 @pytest.mark.slow
 class TestVit(NetworkTester):
     network, task = {"name": "vit"}, {**HISTOLOGY, "size": 64}
-    unused = ["cross_attn"]  # blocks of MONAI have these layers even if cross attention is off
+    unused = ["cross_attn"]  # blocks of MONAI have cross-attention layers even if cross attention is off
 
 
 class Aside(nn.Module):
-    """A network that has weights outside of its state dict."""
-
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.layer, self.aside = nn.Linear(channels, classes), torch.rand(classes)

@@ -1,4 +1,4 @@
-"""Test connections to the endpoint of the metrics, and that the webhook's URL is read from a file."""
+"""Test connections to the metrics endpoint, and that the watch program reads the webhook's URL from a file."""
 
 import http.client
 import socket
@@ -44,7 +44,6 @@ def test_a_webhooks_url_is_no_argument(tmp_path: Path) -> None:
 
 @contextmanager
 def endpoint(kit: Path) -> Iterator[int]:
-    """Serve the metrics at a real socket, and yield the port."""
     server = metrics.Endpoint(0, metrics._handler(kit, 0.0))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -67,10 +66,7 @@ def asked(port: int, host: str = "") -> int:
 
 @pytest.mark.slow
 def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 connections send nothing or one letter at long intervals.
-
-    The endpoint answers other requests while 300 silent connections are open.
-    """
+    """The endpoint answers other requests while 300 connections send nothing or one letter at long intervals."""
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     monkeypatch.setattr(metrics, "PATIENCE", 1.0)
     with endpoint(kit) as port, ExitStack() as idle:

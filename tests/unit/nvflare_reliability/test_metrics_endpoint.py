@@ -43,7 +43,6 @@ LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a server's and a hospital's kit after a study in which one site missed round 2."""
     folder = tmp_path_factory.mktemp("metrics")
     kits_of(folder, put("server", "port", free_port()))
     run = folder / "kits/localhost/medsilo/study"
@@ -122,7 +121,6 @@ def test_a_party_is_up_by_the_connection_of_its_own_process(tmp_path: Path, monk
 
 @pytest.fixture
 def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """Run a study whose job is a process with the job's name in its command line, as a process of NVFlare."""
     kit, job = kits / "localhost", str(uuid.uuid4())
     run = shutil.copytree(kit / "medsilo/study", kit / "medsilo/led")
     for name in ("summary.json", "status.json"):
@@ -160,7 +158,7 @@ def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Pa
     (run / "summary.json").write_text(json.dumps(summary | {"status": "failed", "reason": "was aborted"}))
     for what, needs_somebody, state in (
         ("failed", True, "failed"),
-        ("failed", False, "waits"),  # the study resumes automatically, and the lead and the webhook are informed
+        ("failed", False, "waits"),  # the study resumes automatically, and messages inform the lead and the webhook
         ("waits", False, "waits"),
         ("ended", False, "cancelled"),  # a decision of the lead causes no message
     ):
@@ -201,7 +199,7 @@ def test_what_needs_somebody_is_found(
     assert set(metrics.troubles(kit, 1e-9, now + 700)) == {("standstill", "led")}
     lines = [json.loads(line) | {"seconds": 300.0} for line in (run / "rounds.jsonl").read_text().splitlines()]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five rounds of the usual duration take longer
+    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()
     assert set(metrics.troubles(kit, 1e-9, now + 1600)) == {("standstill", "led")}
     assert set(metrics.troubles(kit, 1e-9, now - 3600)) == {("clock", "localhost")}
     assert ("certificate", "localhost") in metrics.troubles(kit, 1e-9, now + 340 * 86_400)
@@ -228,14 +226,14 @@ def test_a_hospital_tells_what_is_left_of_its_epsilon(tmp_path: Path) -> None:
 
 class Hook(BaseHTTPRequestHandler):
     got: ClassVar[list[dict[str, str]]] = []
-    answers: ClassVar[list[int]] = []  # status codes of the next answers; 0 means that the connection is closed
+    answers: ClassVar[list[int]] = []  # status codes of the next answers; 0 means that the server closes the connection
 
     def do_POST(self) -> None:
         self.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         answer = self.answers.pop(0) if self.answers else 204
         if answer:
             self.send_response(answer)
-            self.send_header("Location", "/internal")  # a GET request to this address gets no answer
+            self.send_header("Location", "/internal")
             self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -254,7 +252,7 @@ def hook() -> Iterator[tuple[str, list[dict[str, str]]]]:
 def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     hook: tuple[str, list[dict[str, str]]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The webhook's server rejects the request, redirects it, or closes the connection without an answer."""
+    """The webhook's server rejects or redirects a request, or closes the connection without an answer."""
     monkeypatch.setattr(metrics, "PAUSE", 0.01)
     url, got = hook
     messages = metrics.Messages(partial(metrics.post, url))
@@ -345,7 +343,6 @@ def test_the_program_serves_this_machine_alone_and_tells(
         url = running.stdout.readline().split()[1].removesuffix("/metrics")
         assert url.startswith("http://127.0.0.1:")
         wait_until((kit / metrics.TOLD).exists, 600, "the watch")
-        # Before the first message, which waits for seconds
         write(kit, Event("began", "FedAvg", "", "lungs"))
         write(kit, Event("failed", "out of memory", "", "lungs", needs_somebody=True))
         assert b'medsilo_rounds{study="study"} 2.0' in urllib.request.urlopen(f"{url}/metrics", timeout=30).read()
@@ -359,7 +356,6 @@ def test_the_program_serves_this_machine_alone_and_tells(
             lambda: not json.loads((kit / metrics.TOLD).read_text())["waiting"], 600, "the note of what was told"
         )
         end(running)
-        # this entry was written while no watch program ran
         write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))
         running = start(str(kit), "--port", "0", url=address)
         wait_until(lambda: any("no disk" in message["text"] for message in got), 600, "what was missed")

@@ -34,7 +34,7 @@ def revoke(kits: Path, *names: str) -> str:
 
 
 def forged(kits: Path, kit: Path) -> str:
-    """Return a list that revokes all certificates, and that the root's key has not signed."""
+    """Return a list that revokes all certificates, without a signature by the root's key."""
     root, now = x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes()), datetime.now(UTC)
     builder = x509.CertificateRevocationListBuilder(root.subject, now, now + timedelta(days=9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
@@ -46,16 +46,15 @@ def forged(kits: Path, kit: Path) -> str:
 
 
 def holds(kit: Path, own: x509.Certificate) -> bool:
-    """Return True if a server with the files of this kit rejects the certificate."""
     listener = Revocations(str(kit / "startup/rootCA.pem"))
     listener.look()
     return listener.holds(own.public_bytes(Encoding.DER))
 
 
 def test_keys_of_every_certificate_that_a_lost_kit_ever_had_are_refused(kits: Path) -> None:
-    """A renewed certificate has the key of the earlier certificate, so a thief could show either of them.
+    """A renewed certificate has the key of the earlier certificate, so a thief could show either certificate.
 
-    After the revocation, a certificate with a new key is accepted.
+    After the revocation, the server accepts a certificate with a new key.
     """
     first = certificate(kits / A)
     kits_of(kits.parent, renew=(A,))
@@ -77,7 +76,7 @@ def test_a_hospital_takes_later_lists_of_its_root_alone(kits: Path, tmp_path: Pa
     both = kits / B
     earlier, later = revoke(kits, A), revoke(kits, "lead@clinic.org")
     take_revoked(both, later)
-    # each list contains all entries of the list before
+    # each list contains all entries of the previous list
     assert revoked_in(both) == later and holds(both, certificate(kits / A))
     (tmp_path / "other").mkdir()
     kits_of(tmp_path / "other")
@@ -96,7 +95,8 @@ def test_a_damaged_list_lets_in_nobody_who_was_out(kits: Path) -> None:
         (kits / B / LIST).write_text(damaged)
         assert not listener.look() and listener.holds(certificate(kits / A).public_bytes(Encoding.DER))
     honest, judge = (signer_of(kit_in(kits / own / "startup")) for own in (A, B))
-    with pytest.raises(Refused, match=f"{LIST} cannot be read"):  # the kit does not know which keys are revoked
+    # without a readable list, the kit does not know the revoked keys
+    with pytest.raises(Refused, match=f"{LIST} cannot be read"):
         judge.check(A, honest.certificates, honest.sign(b"keys"), b"keys")
     take_revoked(kits / B, text)
     assert revoked_in(kits / B) == text

@@ -104,7 +104,6 @@ def test_the_loop_says_at_once_that_its_environment_is_not_active(kits: Path, tm
     """In earlier versions, with a Python that lacks medsilo, the loop wrote the same error to a log file again and
     again.
     """
-    # a Python without packages
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     (tmp_path / "python3").chmod(0o700)
     done = run("bash", kits / "north" / RUN, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", PYTHONPATH="")
@@ -117,7 +116,7 @@ def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: P
     guard = kits / "st-anna/local/custom"
     assert (guard / GUARD).exists() and not (kits / "localhost/local/custom").exists()
     assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
-    (tmp_path / "medsilo.py").write_text("")  # this path is a file, and not a package
+    (tmp_path / "medsilo.py").write_text("")
     told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
     assert "(ModuleNotFoundError)" in told and str(tmp_path) not in told
 

@@ -1,4 +1,4 @@
-"""The plans of papers have the papers' values, name the papers' data, and run with fewer cases and rounds."""
+"""Plans of papers have the papers' values, name the papers' data, and run with fewer cases and rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +36,6 @@ def prostates(*sites: str) -> Callable[[Path], Path]:
 
 
 def converted(make: Callable[[Path], Path], convert: Callable[[Path], None]) -> Callable[[Path], Path]:
-    """Return a function that makes a published data set, and converts it to the form that the papers' plans read."""
-
     def made(folder: Path) -> Path:
         convert(make(folder))
         return folder / "organcmnist" if convert is convert_sets.organmnist else folder

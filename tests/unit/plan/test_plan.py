@@ -1,4 +1,4 @@
-"""A wrong plan gives one line that names key, value and remedy, and a valid plan is resolved and has a stable hash."""
+"""A wrong plan gives one line that names key, value and remedy, and a valid plan has a stable hash."""
 
 import os
 import subprocess
@@ -26,7 +26,6 @@ participation: {sites: [hospital-b, hospital-a]}
 
 
 def refusal(changes: list[str], method: str = "fedavg") -> str:
-    """Return the error of a wrong plan, after asserting that the error has one line."""
     with pytest.raises(PlanError) as caught:
         make_plan(method, *changes)
     text = str(caught.value)
@@ -44,7 +43,7 @@ def from_text(tmp_path: Path, text: str) -> Plan:
 
 # Each row has a key, a value and a word that the error's remedy contains.
 WRONG = [
-    # Each of these values is out of the range of its key.
+    # Values out of the range of their key.
     (["training.rounds=0"], "training.rounds", "0", "1 or more"),
     (["training.rounds=1000000000"], "training.rounds", "1000000000", "10000 or less"),
     (["training.rounds=2.5"], "training.rounds", "2.5", "integer"),
@@ -69,7 +68,7 @@ WRONG = [
     (["participation.when_missing=ignore"], "participation.when_missing", "ignore", "'continue'"),
     (["task.alpha=0"], "task.alpha", "0", "0.001 or more"),
     (["network.name=activity-cnn", "network.norm=layer"], "network.norm", "layer", "'batch'"),
-    # Each of these combinations of keys is impossible or has no effect.
+    # Combinations of keys that are impossible or have no effect.
     (["training.optimizer=adam", "training.momentum=0.9"], "training", "momentum", "remove momentum"),
     (["training.momentum=0.9", "training.optimizer=adamw"], "training", "momentum", "remove momentum"),
     (["training.warmup=2"], "training", "warmup", "lower warmup"),
@@ -81,7 +80,7 @@ WRONG = [
         "less than 1",
     ),
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
-    # These keys and names are unknown, on all levels of the plan.
+    # Unknown keys and names, on all levels of the plan.
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "medsilo list"),
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "did you mean 'fedsm'?"),
     (["algorithm.name=FedAvgg"], "algorithm.name", "FedAvgg", "did you mean 'fedavg'?"),
@@ -104,7 +103,7 @@ WRONG = [
     (["training.rounds.more=1"], "training.rounds", "more", "integer"),
     (["training=3"], "training", "3", "section"),
     (["network=3"], "network", "3", "section"),
-    # These errors are about names of sites.
+    # Errors about names of sites.
     (["participation.sites=[]"], "participation", "zero sites", "participation.minimum"),
     (["participation.sites=[a, a]"], "participation.sites", "twice", "once"),
     (["participation.sites=[]", "participation.minimum=0"], "participation.minimum", "0", "1 or more"),
@@ -173,7 +172,7 @@ def test_a_method_without_its_layer_is_refused() -> None:
 def test_a_change_that_is_no_change_is_refused(change: str) -> None:
     text = refusal([change])
     assert repr(change) in text
-    assert "training.rounds=3" in text  # an example of the syntax
+    assert "training.rounds=3" in text
 
 
 def test_a_change_whose_value_is_no_yaml_is_refused() -> None:
@@ -256,7 +255,7 @@ def test_changes_reach_every_section() -> None:
     changes = ["training.rounds=7", "training.betas=[0.9, 0.999]", "participation.sites=[b, a]", "seed=5"]
     plan = make_plan("fedprox", *changes, "algorithm.mu=0.5", "transport.precision=bfloat16")
     assert plan.training.rounds == 7
-    assert plan.participation.sites == ("a", "b")  # sorted, whichever order the names have in the plan
+    assert plan.participation.sites == ("a", "b")
     assert plan.seed == 5
     assert plan.algorithm.mu == 0.5
     assert plan.transport.precision == "bfloat16"
@@ -283,7 +282,6 @@ def test_another_method_drops_the_former_ones_numbers() -> None:
         "perturbation": None,
     }
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
-    # the same method has the same default values
     assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5
     assert plan.with_changes(["algorithm.name=fedprox", "algorithm.mu=2"]).algorithm.mu == 2
 
@@ -300,7 +298,7 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resolved
-OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # settings that all methods accept
+OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")
 
 
 # Sections look the same for all methods, networks and tasks; test_methods.py and test_nnunet_task.py test further
@@ -319,7 +317,7 @@ def test_the_resolved_plan_is_the_plan(tmp_path: Path, subtests: pytest.Subtests
             assert written.to_yaml() == plan.to_yaml()
             assert plan.with_changes([]) == plan
             resolved = plan.resolved()
-            assert resolved["network"]["name"] in NETWORKS  # the resolved plan contains the default value
+            assert resolved["network"]["name"] in NETWORKS
             assert resolved["training"]["local_epochs"] == 1
             assert resolved["participation"]["timeout"] == 120
 
@@ -338,7 +336,6 @@ def test_the_lead_s_words_are_one_line_each() -> None:
 
 
 def test_every_key_counts_in_the_hash() -> None:
-    """The hash covers all keys of the resolved plan."""
     plan = make_plan("fedprox", "training.warmup=1", "aggregation.robust={name: median}")
     for name, told in plan.resolved().items():
         section = getattr(plan, name)
@@ -358,7 +355,7 @@ def test_another_optimizer_brings_its_own_numbers() -> None:
     usual = (0.9, 0.999)
     assert numbers("training.optimizer=adam") == ("adam", 0.001, 0.0, 0.0, usual)
     assert numbers("training.optimizer=adamw") == ("adamw", 0.001, 0.01, 0.0, usual)
-    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)  # the plan used this optimizer before
+    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)
     for changes in permutations(["training.learning_rate=0.1", "training.optimizer=adam", "training.betas=[0.8, 0.9]"]):
         assert numbers(*changes) == ("adam", 0.1, 0.0, 0.0, (0.8, 0.9))
     back = plan.with_changes(["training.optimizer=adam"]).with_changes(["training.optimizer=sgd"]).training
@@ -366,9 +363,8 @@ def test_another_optimizer_brings_its_own_numbers() -> None:
 
 
 def test_a_plan_without_warm_up_keeps_its_hash() -> None:
-    """The hash covers only keys in the plan.
-
-    A plan without the key "warmup" has the same hash as in earlier versions.
+    """The hash covers only keys in the plan, so a plan without the key "warmup" has the same hash as in earlier
+    versions.
     """
     plan = make_plan()
     assert "warmup" not in plan.resolved()["training"] and "warmup" not in plan.to_yaml()
@@ -407,7 +403,7 @@ def test_a_plan_leaves_torchs_generator_alone() -> None:
     plan.build_networks()
     plan.with_changes(["seed=5"]).build_networks()
     assert torch.equal(torch.rand(4), expected)
-    # the default device is the CPU again after networks were checked on the meta device
+    # the default device is the CPU again after checking networks on the meta device
     assert torch.tensor(0.0).device == torch.device("cpu")
 
 

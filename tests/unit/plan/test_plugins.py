@@ -70,7 +70,6 @@ wrong = counting:Letters
 
 @pytest.fixture
 def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install another package that has such features."""
     monkeypatch.syspath_prepend(a_distribution(tmp_path / "place", "acme-counting", ENTRIES, counting=OUTSIDE))
     yield
     sys.modules.pop("counting", None)
@@ -79,7 +78,8 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_command_of_another_package(counting: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "count-letters" in (told := capsys.readouterr().out) and "a command of package acme-counting" in told
-    assert "counting" not in sys.modules  # no module of the package is imported before the package's command runs
+    # medsilo imports no module of the package before running the package's command
+    assert "counting" not in sys.modules
     assert main(["count-letters", "abc", "--times", "2"]) == 0
     assert capsys.readouterr().out == "letters: 6\n"
     assert main(["broken"]) == 2
@@ -93,13 +93,12 @@ def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.Captu
 
 
 def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`medsilo predict` and `medsilo.predict` use the predictor of the other package for any files."""
+    """`medsilo predict` and `medsilo.predict` use another package's predictor for any files."""
     run = medsilo.run(make_plan(), folder=tmp_path / "run", changes=["training.rounds=1"], device="cpu")
     text = tmp_path / "letter.txt"
     text.write_text("a")
     with pytest.raises(MedsiloError, match="reads no files.*nothing to predict"):
         medsilo.predict(run.folder, text, tmp_path / "none")
-    # a task of another package would declare this value
     monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0

@@ -1,4 +1,4 @@
-"""A plan that declares a protocol follows it, or is rejected."""
+"""A plan follows its declared protocol, or is rejected."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""With validation after each n-th round, training is the same, and only these rounds have scores."""
+"""With validation after each n-th round, training is the same, and only each n-th round has scores."""
 
 from pathlib import Path
 
@@ -41,7 +41,8 @@ def test_a_plan_validates_after_every_round_unless_it_says_more() -> None:
         plan_of("fedavg", 0)
 
 
-# One method has no special step, one validates several models, one selects at each site, and one trains on pooled data.
+# FedAvg has no special step, fine-tuning validates several models, FedBN selects at each site, and central training
+# pools data.
 @pytest.mark.parametrize("method", slow_but(["central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
 def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None:
     sites = {}

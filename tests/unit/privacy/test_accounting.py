@@ -57,7 +57,7 @@ def test_gaussian_releases_cost_what_the_closed_form_says(noise: float, count: i
 
 
 def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
-    """If steps have a small privacy loss, ε is computed on a finer grid.
+    """If steps have a small privacy loss, medsilo computes ε on a finer grid.
 
     The default grid of dp-accounting is five times coarser, and gives ε = 0.061 instead of 0.060.
     """
@@ -181,7 +181,6 @@ def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
     demands = PrivacyRequirements(epsilon=1, delta=1e-6)
     assert offer.under(demands) == PrivacyGuarantee(epsilon=1, delta=1e-6, unit="patient")
     loose = PrivacyRequirements(epsilon=10, delta=1e-3)
-    # the hospital's privacy unit is the patient
     assert offer.under(loose) == PrivacyGuarantee(epsilon=2, delta=1e-5, unit="patient")
 
 

@@ -50,7 +50,7 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
     own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
     found = np.array([own.score("validation", 1, values, 0.0, 1.0) for _ in range(4000)])
     scale = own.scoring.scale * 0.5 / 40
-    inside = np.abs(found - 0.5) < 0.49  # values at the ends of the range are not tested
+    inside = np.abs(found - 0.5) < 0.49
     assert scale < 0.1 and inside.mean() > 0.99
     assert np.abs(found[inside] - 0.5).mean() == pytest.approx(scale, rel=0.08)
     # the tolerance follows from the standard deviation of the Laplace distribution
@@ -98,7 +98,7 @@ def test_scores_together_cost_what_they_may(count: int) -> None:
     scale = geometric_for(0.5, 1e-5, count, 1000)
     of = Geometric(scale=scale, sensitivity=1000, count=count)
     assert 0.49 < epsilon([Charge(what="scores", of=of)], 1e-5) <= 0.5
-    # the noise for scores and counts that are released together is not larger than for separate releases
+    # scores and counts that are released together need no more noise than separate releases
     assert scale <= count / 0.5 * 1.01
 
 
@@ -161,8 +161,8 @@ def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: P
 def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, public={"counts": "known", "test": "agreed"})
     charges = [charge for entry in standing(tmp_path).entries for charge in entry.charges if entry.kind == "charged"]
-    assert sum(charge.of.kind == "geometric" for charge in charges) == 3  # only scores of the validation are charged
-    # no counts are charged
+    assert sum(charge.of.kind == "geometric" for charge in charges) == 3  # the ledger charges only validation scores
+    # the ledger charges no counts
     assert {charge.of.sensitivity for charge in charges if charge.of.kind == "geometric"} == {1000}
     assert read_summary(tmp_path / "study").sites["a"].test["loss"] is not None  # type: ignore[index]
 
@@ -205,7 +205,7 @@ def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_pat
     assert told[_selected(tmp_path / "noisy")] == max(told)  # type: ignore[type-var]
     silent = {**own, "privacy": {**PRIVATE["privacy"], "counts": {"epsilon": 0.1}}}
     run(tmp_path / "silent", photos, silent)
-    assert _selected(tmp_path / "silent") == 2  # the last round is selected if no score is disclosed
+    assert _selected(tmp_path / "silent") == 2  # the hospital selects the last round if it discloses no score
 
 
 def test_prices_check_and_cautions_say_so(photos: Path) -> None:
@@ -226,7 +226,6 @@ LOUD = {"epsilon": 1000.0, "delta": 1e-3, "scores": {"epsilon": 400.0}, "counts"
 
 
 def parts_of(tests: int, validated: int) -> dict[str, str]:
-    """Put the first patients into the test, the next patients into the validation, and all others into the training."""
     return {
         name: "test" if number < tests else "validation" if number < tests + validated else "train"
         for number, name in enumerate(NAMES)
@@ -234,7 +233,6 @@ def parts_of(tests: int, validated: int) -> dict[str, str]:
 
 
 def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) -> SiteResult:
-    """Run a study with noise (by default almost none), and return the result of the hospital."""
     share = epsilon / 1000
     noise = {"epsilon": 400.0 * share}
     plan = parse_plan({**PRIVATE, "privacy": {**LOUD, "epsilon": epsilon, "scores": noise, "counts": noise}})
@@ -250,7 +248,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
     """
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
     told = offered(tmp_path / "study", photos, privacy=private)
-    assert told.test and told.test["accuracy"] is None and told.test["loss"] is None  # the test has only three patients
+    assert told.test and told.test["accuracy"] is None and told.test["loss"] is None
     assert all(count % 5 == 0 for count in told.cases.values())  # the exact counts are 40, 17 and 3 cases
     step = Resolution(1 / 17, 2).step(0, 1)
     scores = [score for score in told.validation if score is not None]
@@ -260,7 +258,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
             "validation"
         ]
         == 3
-    )  # the hospital's query budget counts these answers
+    )
 
 
 @pytest.mark.usefixtures("known_noise")
@@ -291,7 +289,7 @@ def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
 def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(15, 15))
     assert offered(tmp_path / "one", photos).validation != [None, None, None]
-    write_photos(photos, NAMES, parts_of(15, 16))  # the validation has one more patient
+    write_photos(photos, NAMES, parts_of(15, 16))
     told = offered(tmp_path / "other", photos)
     assert told.validation == [None, None, None] and told.test and told.test["accuracy"] is not None
     assert any("fewer than 5 patients" in line for line in told.warnings["join"])
@@ -307,7 +305,7 @@ def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_p
     exact = {"train": 40, "validation": 17, "test": 3}
     # noise changes about one in five counts
     assert all(abs(told.cases[part] - count) <= 5 for part, count in exact.items())
-    assert any(count % 5 for count in told.cases.values())  # counts are not rounded
+    assert any(count % 5 for count in told.cases.values())
 
 
 def test_check_and_disclosure_report_say_whose_floors_hold(photos: Path) -> None:

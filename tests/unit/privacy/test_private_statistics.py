@@ -47,7 +47,6 @@ def test_one_unit_moves_the_sum_by_the_bound_at_most() -> None:
 def test_noise_on_a_release_has_the_scale_of_its_account() -> None:
     found = torch.stack([releasing(["a", "b"], 3.0, 0.5, size=10).noisy_mean([torch.zeros(2, 40)]) for _ in range(200)])
     assert float(found.std()) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)
-    # Without noise, the mean of zeros is zero.
     assert float(releasing(["a"], 0.0).noisy_mean([torch.zeros(1, 40)]).abs().max()) == 0
 
 

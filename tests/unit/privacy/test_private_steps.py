@@ -26,8 +26,6 @@ COMPUTE = Compute()
 
 
 class KnownNumbers:
-    """A source of random numbers with a fixed seed, which records the noise that was requested."""
-
     def __init__(self, seed: int = 0, silent: bool = False) -> None:
         self.generator, self.silent = torch.Generator().manual_seed(seed), silent
         self.deviations: list[float] = []
@@ -86,7 +84,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.fixture(params=slow_but([name for name in NETWORKS if name not in BIG], NETWORKS))
 def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-    """Return each network of medsilo with a batch of five cases and their targets."""
     build, shape = NETWORKS[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -97,7 +94,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor,
 
 
 def one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Compute the gradient of each case by a separate backward pass."""
+    """Compute each case's gradient by a separate backward pass."""
     found = []
     for case in range(len(inputs)):
         loss = functional.cross_entropy(model(inputs[case : case + 1]), targets[case : case + 1])
@@ -124,16 +121,13 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
     for case, expected in enumerate(by_hand):
         own = torch.cat([gradient[case].flatten() for gradient in found])
         assert torch.allclose(own, expected, rtol=1e-7, atol=1e-9 * float(expected.norm()))
-    assert before.keys() == model.state_dict().keys()  # the network has no additional attributes afterwards
+    assert before.keys() == model.state_dict().keys()
     assert all(weight.grad is None for weight in model.parameters())
 
 
 @pytest.mark.slow
 def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, Tensor, Tensor]) -> None:
-    """Removing one case changes the sum of clipped gradients by at most the clipping bound.
-
-    The bounds in this test clip all cases or only some cases.
-    """
+    """The test uses clipping bounds that clip all cases, and bounds that clip only some cases."""
     model, inputs, targets = network
     lengths = torch.stack([gradient.norm() for gradient in one_by_one(model, inputs, targets)])
     for bound in (0.1 * float(lengths.min()), float(lengths.median()), 1e-3):
@@ -146,7 +140,6 @@ def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, 
             sums.append(flat_gradient(model) * 5)
         moved = torch.stack([(without - sums[0]).norm() for without in sums[1:]])
         assert (moved <= bound * (1 + 1e-4)).all()
-        # the largest change of the sum is as large as the bound
         assert moved.max() > 0.99 * min(bound, float(lengths.max()))
         expected = torch.stack([min(1.0, bound / float(g.norm())) * g for g in one_by_one(model, inputs, targets)])
         assert torch.allclose(sums[0], expected.sum(0), rtol=1e-3, atol=1e-4 * bound)
@@ -222,7 +215,7 @@ def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monke
     together = [sum(each[case] for case in range(7) if owners[case] == patient) for patient in range(3)]
     expected = sum(min(1.0, bound / float(g.norm())) * g for g in together) / 5
     for at_once in (1, 2, 3, 7):
-        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # the layer has ten weights
+        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)
         steps = steps_for(model, KnownNumbers(silent=True), bound)
         steps.sample.owners = owners
         steps.gradient(model, functional.cross_entropy, inputs, targets)
@@ -256,7 +249,6 @@ def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
     seen = torch.zeros(4000, 5)
     for step, (_, cases) in enumerate(sample.batches(data, 4000, COMPUTE)):
         names = [patients[case] for case in cases.tolist()]
-        # a patient is drawn with all of the patient's cases
         assert all(patients.count(name) == names.count(name) for name in names)
         assert len(set(names)) == len(sample.owners.unique()) and len(sample.owners) == len(cases)
         assert sample.owners.tolist() == sorted(sample.owners.tolist())
@@ -265,7 +257,7 @@ def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
     assert torch.allclose(seen.mean(0), torch.full((5,), 0.25), atol=4 * (0.25 * 0.75 / 4000) ** 0.5)
     together = torch.corrcoef(seen.T) - torch.eye(5)
     assert float(together.abs().max()) < 4 / 4000**0.5
-    assert float((seen.sum(1) == 0).double().mean()) == pytest.approx(0.75**5, abs=0.03)  # some batches are empty
+    assert float((seen.sum(1) == 0).double().mean()) == pytest.approx(0.75**5, abs=0.03)
 
 
 def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
@@ -276,7 +268,9 @@ def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
 
 
 class Twice(nn.Module):
-    """A network that uses the weights of a layer also without calling the layer, and that has an unused layer."""
+    """A network with an unused layer, and with a layer whose weights the network also uses without calling the
+    layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The figures of the papers equal independent computations, and the command runs on real runs of one round."""
+"""Figures of papers equal independent computations, and the command for figures runs on real runs of one round."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models() -> None:
     model = Mixed()
     named = dict(model.named_parameters())
     direction = dict(zip(named, landscape.filter_normalised(model, torch.Generator().manual_seed(1)), strict=True))
-    # the axis of each weight tensor that belongs to the outputs
+    # for each weight tensor: the axis of the layer's outputs
     outputs = {"down.weight": 0, "head.weight": 0, "up.weight": 1}
     for name, axis in outputs.items():
         own = np.moveaxis(named[name].detach().numpy().astype(np.float64), axis, 0)
@@ -138,7 +138,6 @@ def test_gamma_is_equation_9(tmp_path: Path) -> None:
 
 
 def weights_after_each_step(plan: Plan, site: str, folder: Path) -> list[list[Tensor]]:
-    """Return the weights after each local step of plain SGD in round 1."""
     participant = site_of(plan, site, SITES, CPU, folder / site)
     model, found = plan.build_networks()["model"], []
     order = drift_order(plan, site)

@@ -23,11 +23,11 @@ LOADED = [
     ["ledger", "show", *KIT],
     ["approve", *KIT],
 ]
-ONE_LINE = {  # Each row has an action that fails with files of an earlier version, and the remedy that the error names.
-    # the data set of this run is not stored in the repository
+ONE_LINE = {
+    # the repository does not contain the data set of this run
     ("data", "check", "data-set"): "correct 'data' in this site's medsilo.yaml, or --data",
     ("resume", "run"): "there is nothing to resume",
-    # the checkpoints of this run were not stored
+    # the repository does not contain the checkpoints of this run
     ("run", "run", "--more", "1"): "start a new run with training.rounds set",
     ("status", *KIT): "give the kit of a person",
     ("predict", "super-model", "job", "-o", "found"): "give a model of images, tables or recordings",
@@ -37,7 +37,6 @@ ONE_LINE = {  # Each row has an action that fails with files of an earlier versi
 
 @pytest.fixture(params=VERSIONS)
 def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Copy an earlier version's files into the working folder, readable only for the account that runs the test."""
     for path in (ARTEFACTS / request.param).rglob("*"):
         if path.is_file():
             copy = tmp_path / path.relative_to(ARTEFACTS / request.param)

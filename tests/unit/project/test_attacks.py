@@ -1,4 +1,4 @@
-"""Dishonest hospitals' attacks follow the papers' formulas and lower the score, and defences raise it again."""
+"""Dishonest hospitals' attacks follow the papers' formulas and lower the score, and defences raise the score again."""
 
 import json
 from functools import cache
@@ -38,10 +38,6 @@ def five(method: str = "fedavg", *changes: str) -> Plan:
 
 
 def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[float, ...] = (1.0, 2.0)) -> Turn:
-    """Compute a round of dishonest hospitals that received the weights `given` and would send the weights `sent` if
-    honest.
-    """
-
     def parcel(weights: Tensor, statistic: float) -> StudyMessage:
         tensors = {"layer.weight": weights, "norm.running_var": torch.tensor([statistic])}
         return StudyMessage({"model": {**tensors, "norm.num_batches_tracked": torch.tensor(7)}})
@@ -53,7 +49,6 @@ def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[fl
 
 def weights(told: Turn, site: str) -> list[float]:
     model = told.answers[site].groups["model"]
-    # unchanged running statistics
     assert float(model["norm.running_var"]) == 3.0 and int(model["norm.num_batches_tracked"]) == 7
     assert model["layer.weight"].dtype == torch.float32
     return [round(float(value), 5) for value in model["layer.weight"]]
@@ -65,7 +60,7 @@ def weights(told: Turn, site: str) -> list[float]:
     [("sign flip", [0, 3]), ("sign flip x10", [-9, 12]), ("scaling x10", [11, -8]), ("scaling x100", [101, -98])],
 )
 def test_scaled_updates(name: str, expected: list[float]) -> None:
-    told = turn({A: [2.0, 1.0]})  # the update of an honest hospital is (1, -1)
+    told = turn({A: [2.0, 1.0]})
     ATTACKS[name]().forge(told)
     assert weights(told, A) == expected
 
@@ -85,7 +80,7 @@ def test_all_send_the_opposite_of_what_they_know(name: str, expected: list[float
 def test_a_little_is_enough() -> None:
     """The updates are (1, -1) and (3, 1), so their mean μ is (2, 0) and their standard deviation σ is (1, 1).
 
-    Therefore, each dishonest hospital sends (1, 2) + (2, 0) - 1.5 (1, 1).
+    Each dishonest hospital sends (1, 2) + (2, 0) - 1.5 (1, 1).
     """
     told = turn({A: [2.0, 1.0], B: [4.0, 3.0]})
     ATTACKS["a little is enough"]().forge(told)
@@ -104,7 +99,7 @@ def tiny(attack: str, defence: str) -> Result:
 
 
 def assert_held(attack: str, defence: str) -> None:
-    """Without attack and without defence, this federation scores 0.63 to 0.87, depending on the seed and on rounding.
+    """Without attack and defence, this federation scores 0.63 to 0.87, depending on the seed and on rounding.
 
     Random guessing scores 0.17.
     """

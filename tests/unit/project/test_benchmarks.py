@@ -1,6 +1,6 @@
 """Each benchmark runs with tiny models, and its simulated hospitals answer the server's requests.
 
-If a benchmark compares two computations, they must give the same result.
+A benchmark that compares two computations asserts that both give the same result.
 """
 
 import json
@@ -26,7 +26,6 @@ Bench = Callable[[str], ModuleType]
 
 @pytest.fixture
 def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Yield a function that imports a benchmark, whose folder is on Python's path."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(root / "benchmarks")
     monkeypatch.syspath_prepend(root / "benchmarks/federation_parts")
@@ -39,10 +38,7 @@ def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @linux
 @pytest.mark.long
 def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
-    """In this benchmark, the sites answer without training.
-
-    From round 2 on, neither server nor site sends large unchanged tensors again, but only a reference to them.
-    """
+    """From round 2 on, server and sites send large unchanged tensors as references only."""
     features = [16, 32]
     found = over_tls.cost(2, features, 3, tmp_path)
     model = over_tls.plan_of(["a", "b"], features, 3).build_networks()["model"].state_dict()
@@ -56,7 +52,7 @@ def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
     for name, (loop, mixer) in mixing.CASES.items():
         slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
         if name == "UniformMean" or "reverse" in name:
-            # the two networks have the same number of weights, but different values of the weights
+            # the two networks have equally many weights with different values
             assert len(slow) == len(fast) == 3
             continue
         for one, other in zip(slow, fast, strict=True):
@@ -154,10 +150,7 @@ def test_ratios_are_held_against_the_last_releases_at_night(
     monkeypatch: pytest.MonkeyPatch,
     root: Path,
 ) -> None:
-    """In earlier versions, a round of a training script took twice the time for a day, and no test failed.
-
-    A benchmark that failed has no ratio.
-    """
+    """In earlier versions, a round of a training script took twice the time for a day, and no test failed."""
     script, released = tmp_path / "one.py", tmp_path / "released.json"
     script.write_text(NOTES.replace("{ratios}", str(ratios)))
     released.write_text(json.dumps({"commit": "c", "date": "d", "ratios": {"a script's round": 0.9}}))

@@ -1,4 +1,6 @@
-"""Test the containers without Docker and Kubernetes: check their files, run the entry point, and prepare kits."""
+"""Test the containers without Docker and Kubernetes: check the containers' files, run the entry point, and prepare
+kits.
+"""
 
 import json
 import os
@@ -70,7 +72,6 @@ def test_the_image_has_what_it_needs_and_no_more(containers: Path, root: Path) -
 
 
 def locked(path: Path) -> dict[str, str]:
-    """Return the version of each package in a lock file, after asserting that each package has hashes."""
     text = path.read_text().replace("\\\n", " ")
     entries = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==\S+( ; [^#]+?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*", line) for line in entries)

@@ -57,10 +57,7 @@ def test_every_table_stands_on_a_page() -> None:
 
 
 def test_each_command_and_each_option_has_an_anchor(root: Path) -> None:
-    """Each command and each option has an anchor on a page, to which links and `medsilo docs` lead.
-
-    The pages of the reference are short.
-    """
+    """Links and `medsilo docs` lead to the anchors of commands and options."""
     text = "".join(path.read_text("utf-8") for path in (root / "docs/reference").rglob("*.md"))
     for name in (one.name for group in all_commands().values() for one in group):
         assert f"\n## medsilo {name}\n" in text
@@ -103,14 +100,13 @@ def test_every_key_that_a_page_names_is_one(root: Path) -> None:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Yield each line that calls medsilo in the code on a page, without redirections of the shell."""
     fenced = False
     for line in joined(page.read_text("utf-8")).splitlines():
         fenced ^= line.startswith("```")
         code = line.strip() if fenced or line.startswith("    ") else ""
         if code.startswith("medsilo "):
             command = code.removeprefix("medsilo ").partition(" > ")[0]
-            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # placeholders on the page are replaced by X
+            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)
 
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +138,6 @@ def test_the_guide_explains_each_place_of_a_check(root: Path) -> None:
 
 
 def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
-    """Return the names of functions and classes in a file, and the names of methods as Class.method."""
     found = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -176,7 +171,6 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 
 
 def rows_of_methods(root: Path) -> dict[str, str]:
-    """Return for each method the tensors that leave a hospital, as the pages of methods list them."""
     pages = "".join(path.read_text("utf-8") for path in sorted((root / "docs/research/methods").glob("*.md")))
     told = dict(re.findall(r"^\|  \| ([\w-]+) \|\n\|---\|---\|\n\| what travels \| (.+?) \|$", pages, re.M))
     return {name: told[name] for name in FACTS}
@@ -213,8 +207,8 @@ def test_each_method_has_a_section_of_one_form(root: Path) -> None:
 
 @pytest.mark.parametrize("method", [name for name in FACTS if not METHODS[name].pooled])
 def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
-    """The disclosure report names all groups of tensors that leave a hospital, and the documentation contains their
-    titles.
+    """The disclosure report names all groups of tensors that leave a hospital, and the documentation contains the
+    groups' titles.
     """
     plan = make_plan(method)
     titles = {group.name: group.title or group.name for phase in plan.course.phases for group in phase.sent}
@@ -279,7 +273,6 @@ def pages_of(root: Path) -> list[Path]:
 
 
 def lost(root: Path, page: str, text: str) -> list[str]:
-    """Return the broken links on a page."""
     gone = []
     for link in links(text):
         path, anchor = target_of(page, link)
@@ -325,8 +318,7 @@ def test_every_page_is_in_the_site_s_navigation(root: Path) -> None:
     assert all((root / name.removeprefix("repository/")).is_file() for name in outside)
 
 
-# These files, which pages and comments name, are not in the repository, but in a kit, a bundle, an export or an
-# example.
+# files that pages and comments name, but that exist only in a kit, a bundle, an export or an example
 ELSEWHERE = {
     "local/custom/site_guard.py": "a kit",
     "startup/start.sh": "a kit",
@@ -348,7 +340,6 @@ OWN_FILE = re.compile(r"(?<![\w/<>*.{}-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|ipynb
 
 
 def told_in(path: Path) -> Iterator[str]:
-    """Yield the texts in a file that people read: a whole page, or the comments and docstrings of a module."""
     text = path.read_text("utf-8")
     if path.suffix != ".py":
         yield text
@@ -362,8 +353,6 @@ def told_in(path: Path) -> Iterator[str]:
 
 
 class Tree:
-    """The set of the repository's files and folders."""
-
     def __init__(self, listed: Sequence[str]) -> None:
         parts = [PurePosixPath(name).parts for name in listed]
         self.places = {"/".join(own[:end]) for own in parts for end in range(1, len(own) + 1)}
@@ -371,8 +360,8 @@ class Tree:
         self.tops = {own[0] for own in parts if len(own) > 1 and own[0][0] != "."}
 
     def lacks(self, name: str, within: str) -> bool:
-        """Return True if the repository has no file with this path, relative to the root or to `within`, and no path
-        that ends so.
+        """Return True if the repository has no path that equals or ends with this path, which may be relative to the
+        root or to `within`.
         """
         if name in self.places or normpath(PurePosixPath(within).parent / name) in self.places:
             return False
@@ -396,9 +385,10 @@ def test_every_path_that_a_page_a_docstring_or_a_comment_names_leads_somewhere(r
     for name in listed:
         if not name.endswith((".py", ".md", ".yaml", ".ipynb", ".toml")) or name == "pyproject.toml":
             continue
-        if re.match(r"tests/artefacts/\d", name):  # an earlier version wrote this file
+        if re.match(r"tests/artefacts/\d", name):
             continue
-        if lost_in((root / name).read_text("utf-8"), name):  # this search also covers code that is no text for readers
+        # a fast search over the whole file, including code that is not read by people
+        if lost_in((root / name).read_text("utf-8"), name):
             lost |= {own for text in told_in(root / name) for own in lost_in(text, name)}
     assert not lost
     for wrong in ("exact.py", "federation/place.py", "docs/python.md", "results/none/*.csv", "custom/site_guard.py"):

@@ -41,10 +41,8 @@ def test_seeds_that_do_nothing_leave_students_interval_of_patients_who_are_not_s
 
 
 def test_skewed_patients_have_halls_and_johnsons_interval() -> None:
-    """The expected limits were computed independently.
-
-    One limit of the interval follows from Hall's cubic transformation (1992). The other limit follows from Johnson's
-    quadratic transformation (1978), because Hall's cubic is flat there.
+    """One limit of the interval follows from Hall's cubic transformation (1992). The other limit follows from Johnson's
+    quadratic transformation (1978), because Hall's cubic is flat at this limit.
     """
     values = np.array([0.0, 0.01, 0.01, 0.02, 0.02, 0.03, 0.05, 0.08, 0.15, 0.4])
     own = [{"a": scores(0.5 + values)} for _ in range(4)]
@@ -126,7 +124,7 @@ def test_patients_and_seeds_are_crossed_with_satterthwaites_degrees() -> None:
     reach = stats.t.ppf(0.975, variance**2 / squares) * np.sqrt(variance)
     assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.01)
     just = compare([{"a": scores(one - found.low)} for one in cells], [{"a": scores(np.zeros(patients))}] * seeds)
-    assert just.p == pytest.approx(0.05, rel=1e-3)  # the differences are shifted until zero is a limit of the interval
+    assert just.p == pytest.approx(0.05, rel=1e-3)  # shifts the differences until zero is a limit of the interval
 
 
 def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
@@ -140,10 +138,7 @@ def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
 
 
 def test_an_a_a_study_names_no_winner() -> None:
-    """In the simulated studies, four methods have the same quality, with three seeds and three sites.
-
-    No method wins in at least 19 of 20 studies.
-    """
+    """The simulated studies compare four methods of the same quality, with three seeds and three sites."""
     named = 0
     for number in range(20):
         random = np.random.default_rng(100 + number)
@@ -176,7 +171,7 @@ def test_a_clear_gain_is_named() -> None:
     tested = _tested(differences)
     assert [name for name, one in tested.items() if one.sure] == ["better", "worse"]
     assert tested["better"].low > 0 and tested["worse"].high < 0
-    assert not compare(study(0.2)[:3], baseline[:3]).decides  # no verdict is given with three seeds
+    assert not compare(study(0.2)[:3], baseline[:3]).decides  # three seeds give no verdict
 
 
 def test_methods_that_give_the_same_are_no_verdict() -> None:
@@ -273,8 +268,8 @@ def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
 
 
 def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> None:
-    """If variances are pooled, the power for 6 points rises from 11 % to above 30 %, and for 10 points from 27 % to
-    above 60 %.
+    """Pooling the variances of methods raises the power from 11 % to above 30 % for 6 points, and from 27 % to above 60
+    % for 10 points.
     """
     random = np.random.default_rng(23)
     power = {
@@ -313,7 +308,7 @@ def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients
 @pytest.mark.parametrize("world", worlds.WORLDS, ids=lambda one: one.words)
 def test_intervals_of_a_difference_cover_it_as_often_as_they_say(world: worlds.World) -> None:
     """The interval contains the true difference of the simulated patients in about 95 % of the studies."""
-    few = world.kind == worlds.SKEWED and world.sizes == (5,)  # no verdict is given with five patients
+    few = world.kind == worlds.SKEWED and world.sizes == (5,)  # five patients give no verdict
     assert (0.88 if few else 0.92) <= worlds.covered(world, 400, 0)[0] <= 0.98
 
 

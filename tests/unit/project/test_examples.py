@@ -1,7 +1,4 @@
-"""Public names of medsilo, of its client, of its recipes and of `extend` have examples and documented arguments.
-
-The folders of examples have the form that NVFlare's catalogue demands.
-"""
+"""Public names of medsilo, of its client, of its recipes and of `extend` have examples and documented arguments."""
 
 import ast
 import doctest
@@ -24,7 +21,7 @@ from medsilo_lab import extend as extend_lab
 
 PLACES = (medsilo, extend, extend_lab)
 NAMES = [f"{place.__name__}.{name}" for place in PLACES for name in place.__all__ if name != "__version__"]
-# These types have no docstring, because docs/research/extend.md describes them or because a model creates them.
+# types without a docstring, because docs/research/extend.md describes them or because a model creates them
 WITHOUT = {"Modules", "Outgoing", "Receive", "Stop", "Tensors", "predict_all"}
 
 
@@ -40,12 +37,11 @@ def test_an_example_runs(name: str, root: Path, monkeypatch: pytest.MonkeyPatch)
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-# These are the names of files in an example of NVFlare's repository.
+# the files in an example of NVFlare's repository
 FORM = {"README.md", "client.py", "job.py", "model.py", "requirements.txt"}
 
 
 def imported(folder: Path) -> set[str]:
-    """Return the packages that the scripts in a folder import, except Python's own and medsilo's packages."""
     trees = [ast.parse(path.read_text("utf-8")) for path in folder.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -76,7 +72,6 @@ def described(text: str | None) -> set[str]:
 
 
 def callables() -> dict[str, tuple[Callable[..., Any], str]]:
-    """Return the public functions, constructors and methods, each with its docstring."""
     found: dict[str, tuple[Callable[..., Any], str]] = {}
     for name in medsilo.__all__:
         own = getattr(medsilo, name)

@@ -14,9 +14,6 @@ ROW = "{age},{sex},{pain},{pressure},{fat},0,{ecg},{rate},0,1.5,2,0,3,{level}"
 
 @pytest.fixture
 def hospitals(tmp_path: Path) -> dict[str, Hospital]:
-    """Write the data of four hospitals with 40 rows each, of which one row lacks a blood pressure and one has a
-    question mark.
-    """
     draw = torch.Generator().manual_seed(3)
     for name in HOSPITALS:
         lines = []

@@ -1,6 +1,5 @@
-"""`make image-buildah` builds an identical image each time.
-
-The image runs without root rights on a file system that is read-only.
+"""`make image-buildah` builds an identical image each time; the image runs without root rights on a read-only file
+system.
 """
 
 import json
@@ -29,7 +28,7 @@ BASE = "localhost/medsilo-test-base"
 LICENCES = "provisioning/containers/licences.csv"
 OF_THE_BASE = {"pip", "setuptools", "wheel"}
 LIGHT = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy", "setuptools")
-# Use this machine's network, certificates and names of hosts.
+# uses this machine's network, certificates and host names
 HERE = "--isolation chroot --network host --volume /etc/ssl/certs:/etc/ssl/certs:ro "
 HERE += "--volume /etc/resolv.conf:/etc/resolv.conf:ro"
 
@@ -46,7 +45,6 @@ def dockerfile(root: Path) -> str:
 
 @pytest.fixture
 def base(root: Path, tmp_path: Path) -> Iterator[str]:
-    """Yield the base image that the Dockerfile names, or a replacement with Debian's Python of the same version."""
     [own] = re.findall(r"(?m)^ARG BASE=(\S+)", dockerfile(root))
     if subprocess.run(["buildah", "pull", "--quiet", f"docker.io/library/{own}"], capture_output=True).returncode == 0:
         yield f"docker.io/library/{own}"
@@ -68,7 +66,6 @@ def base(root: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def without_torch(root: Path, place: Path) -> None:
-    """Clone the repository's committed files, and remove torch from the lock file."""
     told("git", "clone", "--quiet", "--no-hardlinks", root, place)
     lock = place / "requirements.lock"
     pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", lock.read_text()))
@@ -118,7 +115,6 @@ def holds_what_its_bill_says(place: Path, system: str) -> None:
 
 
 def config_of(archive: Path) -> dict:
-    """Return the configuration of an image in an archive of the OCI layout."""
     with tarfile.open(archive) as file:
 
         def read(name: str) -> dict:
@@ -132,9 +128,6 @@ def config_of(archive: Path) -> dict:
 
 
 def runs_where_nothing_can_be_written(system: str, config: dict, health: list[str]) -> None:
-    """Run the entry point and the health check as the user of the image, without a network and on a read-only file
-    system.
-    """
     closed = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && mount -t tmpfs tmpfs "$1/tmp" && shift && "$@"'
     enter = ["unshare", "--mount", "--net", "sh", "-c", closed, "sh", system]
     enter += ["chroot", f"--userspec={config['User']}", system, "env", "-i", *config["Env"]]

@@ -13,7 +13,7 @@ from results.impact.statistics import auc, calibration_in_the_large, calibration
 from results.result_files import rows_of
 
 DRAW = np.random.default_rng(0)
-SCORES = np.round(DRAW.normal(-1, 1, 150), 1)  # some scores are equal
+SCORES = np.round(DRAW.normal(-1, 1, 150), 1)
 DIED = (DRAW.random(150) < expit(0.3 + 0.7 * SCORES)).astype(float)
 
 
@@ -27,7 +27,8 @@ def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
 
 
 def test_calibrations_solve_their_equations_and_have_walds_interval() -> None:
-    """Calibration gives the right number of deaths, and with a slope also the right sum of the scores of deaths.
+    """Calibration gives the right number of deaths; calibration with a slope also gives the right sum of the scores of
+    deaths.
 
     The expected confidence interval is computed from the information matrix.
     """

@@ -1,4 +1,4 @@
-"""The lead's download contains no personal model of a hospital that did not agree to this, and no suppressed score.
+"""The lead's download contains no suppressed score, and no personal model of a hospital that did not agree to send it.
 
 NVFlare's tools can read the metrics and the model in the download.
 """
@@ -55,7 +55,7 @@ def published(run: Path, root: Path) -> Path:
 
 
 def trained_weights(tensors: dict[str, Tensor]) -> list[Tensor]:
-    """Return those tensors that training always changes, so that equal tensors cannot be a coincidence."""
+    """Return the tensors that training always changes, so that equal tensors cannot be a coincidence."""
     return [tensor for tensor in tensors.values() if tensor.dim() > 1]
 
 
@@ -76,7 +76,7 @@ def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: 
     download = published(study.folder, tmp_path / "server")
     assert SuperModel.load(download / "medsilo/run/supermodel").agreed == (A, B)
     assert [holds(download, personal[site]) for site in SITES] == [True, True, False]
-    assert holds(study.folder / "checkpoints", personal[C])  # the personal models stay on the server's disk
+    assert holds(study.folder / "checkpoints", personal[C])
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedbn", "apfl", "adafed"])
@@ -91,7 +91,6 @@ def test_a_personal_model_stays_with_its_hospital(method: str, tmp_path: Path) -
 
 
 def rounding_study(photos: Path, folder: Path) -> None:
-    """Run a study at a hospital that rounds scores, one that suppresses scores, and one with public data."""
     plan = parse_plan(PHOTOS)
     own: dict[str, dict[str, Any]] = {A: {}, B: {"min_patients_per_metric": 20}, C: {"public_data": True}}
     settings = {site: make_settings({"device": "cpu", "data": photos, **more}, "x") for site, more in own.items()}
@@ -118,7 +117,6 @@ def test_nvflares_download_finds_metrics_and_model_and_no_number_that_stays(
     assert model.keys() == best.keys() and all(torch.equal(model[name], best[name]) for name in best)
 
     lines = [json.loads(line) for line in Path(found["round_metrics"]).read_text().splitlines()]
-    # the lines have the same form as NVFlare's own lines
     assert lines == [MetricsArtifactWriter()._fit_round_record(line) for line in lines]
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line in lines:

@@ -13,7 +13,7 @@ from tests.conftest import wanted
 TEXT = (Path(__file__).resolve().parents[3] / "docs/research/reproduce.md").read_text()
 TEXT = joined(TEXT)
 COMMANDS = re.findall(r"^    medsilo (.+)$", TEXT, re.MULTILINE)
-# Checking a plan builds its networks, and the networks in the papers are large.
+# checking a plan builds the plan's networks, and the networks in the papers are large
 BY_SIZE = [pytest.param(line, marks=pytest.mark.long) if "compare --plan" in line else line for line in COMMANDS]
 
 

@@ -74,7 +74,6 @@ TINY = Page("Tiny", "drawn", "Words.", (PAGES["baselines"].parts[1],))
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """Write simulated data that have the layout of the real data."""
     data = tmp_path_factory.mktemp("data")
     draw(data / "nuclei_he", images=9)
     write_hearts(data / HEART)
@@ -102,7 +101,6 @@ def write_cells(folder: Path, images: int = 10) -> None:
 
 
 def write_volumes(folder: Path, volumes: int = 40) -> None:
-    """Write volumes with two adjacent structures and the layout of the real data set."""
     nibabel = pytest.importorskip("nibabel")
     for part in ("images", "labels"):
         (folder / part).mkdir(parents=True)
@@ -123,7 +121,7 @@ def waves(number: int, count: int) -> np.ndarray:
 
 
 def people(number: int) -> dict[str, np.ndarray]:
-    """Return a person's file as it is stored: values ordered [steps, sensors], with the shape [sensors, steps]."""
+    """Return a person's file: values ordered [steps, sensors], but stored with the shape [sensors, steps]."""
     stored = {}
     for part, count in (("train", 12), ("test", 6)):
         stored[f"x_{part}"] = waves(number, count).transpose(0, 2, 1).reshape(count, 9, 128).astype(np.float16)
@@ -132,9 +130,9 @@ def people(number: int) -> dict[str, np.ndarray]:
 
 
 def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
-    """Return the same part of a study with one round and two methods, the baseline and single-site training.
+    """Return a part of a study with one round and two methods, the baseline and single-site training.
 
-    FedAvg replaces HarmoFL, because HarmoFL needs more images than a site has here.
+    FedAvg replaces HarmoFL, because HarmoFL needs more images than a site of the test has.
     """
     against = "FedAvg" if part.baseline.startswith("HarmoFL") else part.baseline
     chosen = {against, *rows, "local"}
@@ -164,7 +162,6 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
             comparison = Comparison.of(name, one, places)
             titles = {cell.row.title for cell in comparison.cells}
             assert {"local", part.baseline, *part.beside} <= titles
-            # a results file contains both of these rows or none of them
             assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)
 
 
@@ -238,7 +235,6 @@ def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def activity(tmp_path: Path, places: Places) -> tuple[Page, list[Comparison], Places]:
-    """Run local, fedavg and fedprox with two seeds, and add fedbn later."""
     part = replace(tiny(TINY.parts[0], 2, ("fedprox", "fedbn")), later=("fedbn",))
     page, own = replace(TINY, parts=(part,)), Places(tmp_path, places.data)
     return page, comparisons("tiny", page, own), own
@@ -249,12 +245,11 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:
     page, parts, own = activity
-    make(parts, own, time.monotonic())  # the program's time limit has passed when the program starts
+    make(parts, own, time.monotonic())
     nothing = study("tiny", page, parts)
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"
     make(parts, own, None, seeds=1)
-    # the command uses the finished run of this seed again
     assert comparisons("tiny", page, own)[0].whole_seeds() == [0]
     (half,) = study("tiny", page, parts).header["runs"]
     assert "1 of 2 seeds; 4 of 8 runs" in half and "not done" not in half
@@ -274,7 +269,6 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a temporary folder that replaces the folder results/."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path)
     yield tmp_path
 
@@ -309,7 +303,6 @@ def test_the_command_asks_for_the_very_same_cells(places: Places) -> None:
 
 
 def recorded() -> Iterator[tuple[str, str]]:
-    """Yield the file's name and the command for each command in the header of a results file or in backticks."""
     for path in sorted(result_files.FOLDER.glob("*.csv")):
         header = result_files.header_of(path)
         lines = [part for line in header.get("command", ()) for part in line.split("; ")]
@@ -344,7 +337,6 @@ def test_every_recorded_command_line_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise Parsed if the command line is valid."""
     if words[0] == "medsilo":
         command, values = parse_command(words[1:])
         if command in ("compare", "run"):
@@ -369,10 +361,6 @@ def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 # ------------------------------------------------------------------ declared contrasts
 def write_scores(folder: Path, name: str, **terms: str) -> Path:
-    """Write scores of three configurations at two hospitals, where one configuration is better by ten points.
-
-    The argument `terms` describes the better configuration.
-    """
     drawn, folder = np.random.default_rng(3), folder / "scores"
     hard = {site: drawn.uniform(0.4, 0.6, 20) for site in "ab"}
     usual = {"images": "as they are", "weighting": "uniform", "network": "mlp, batch", "epochs": 1}
@@ -393,17 +381,13 @@ def write_scores(folder: Path, name: str, **terms: str) -> Path:
 
 def shown(text: str) -> list[tuple[str, bool]]:
     """Return each difference with its interval on a page, such as "+9.9 (+5.8 to +13.9)", and whether the page prints
-    it in bold.
+    the difference in bold.
     """
     found = re.findall(r"(\*\*)?([+−-]\d[\d.]*) \(([+−-][\d.]+) to ([+−-][\d.]+)\)", text)
     return [(f"{value} ({low} to {high})".replace("−", "-"), bool(bold)) for bold, value, low, high in found]
 
 
 def undeclared(text: str, known: dict[str, bool]) -> list[str]:
-    """Return the differences on a page that are not declared, or that are bold without being significant.
-
-    The argument `known` maps each declared contrast to True if the contrast is significant.
-    """
     wrong = [one for one, bold in shown(text) if one not in known or (bold and not known[one])]
     crossing = [one for one, bold in shown(text) if bold and "(-" in one and "to +" in one]
     return list(dict.fromkeys([*wrong, *crossing]))
@@ -471,10 +455,7 @@ def test_a_contrast_of_other_images_weights_or_networks_is_refused(
 
 
 def test_intervals_of_the_deleted_kind_are_gone(root: Path) -> None:
-    """The intervals of earlier versions added a patient with the worst score to each hospital.
-
-    A results file with comparisons has intervals of the present version or none.
-    """
+    """The intervals of earlier versions added a patient with the worst score to each hospital."""
     withdrawn = {path.stem for path in (root / "results").glob("*.csv") if "intervals" in result_files.header_of(path)}
     assert withdrawn == {*PAGES} - {"what-differs", "weights"}
     for name in withdrawn:
@@ -528,7 +509,6 @@ def test_stressed_hospitals_differ_in_one_way_each(places: Places, tmp_path: Pat
 
 
 def files(folder: Path, site: str) -> list[Path]:
-    """Return a hospital's images."""
     return sorted((folder / site / "images").glob("*.png"))
 
 

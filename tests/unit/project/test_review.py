@@ -1,4 +1,4 @@
-"""Claims that a hospital reads must be supported by test results of the same build."""
+"""Test results of the same build must support all claims that a hospital reads."""
 
 import subprocess
 import sys
@@ -56,7 +56,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_passed(path: Path, build: str) -> Path:
-    """Write a JUnit report in which all tests for the claims have passed."""
     cases = (test.partition(".py::") for test in NAMED)
     lines = (f'<testcase classname="{file.replace("/", ".")}" name="{name}" time="0.1"/>' for file, _, name in cases)
     stated = f'<properties><property name="{BUILD}" value="{build}"/></properties>'

@@ -1,4 +1,4 @@
-"""Each package in the image's lock files has a known licence, and the bill of materials lists all of these packages."""
+"""Each package in the image's lock files has a known licence, and the bill of materials lists all these packages."""
 
 import csv
 import json
@@ -20,7 +20,6 @@ LOCK, TABLE = "requirements.lock", "provisioning/containers/licences.csv"
 
 
 def pinned(lock: Path, root: Path) -> dict[tuple[str, str], set[str]]:
-    """Return the hashes of each package that the image's Python installs from a lock file."""
     [version] = re.findall(r"(?m)^ARG BASE=python:([\d.]+)-", (root / "provisioning/containers/Dockerfile").read_text())
     image = {"python_full_version": version, "sys_platform": "linux", "platform_machine": "x86_64"}
     image |= {"platform_python_implementation": "CPython", "implementation_name": "cpython"}

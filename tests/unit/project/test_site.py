@@ -18,7 +18,7 @@ LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "vid
 
 
 class Loaded(HTMLParser):
-    """Collects the addresses from which a page loads files without a click."""
+    """Collect the addresses from which a page loads files without a click."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -44,7 +44,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings() -> dict[str, Any]:
-    """Return the settings in the file mkdocs.yml."""
     return load_yaml(SETTINGS.read_text("utf-8"))
 
 

@@ -1,4 +1,6 @@
-"""The import contracts in pyproject.toml detect each kind of violation, also in strings that name a module."""
+"""The import contracts in pyproject.toml detect each kind of violation; a test also checks strings that name a
+module.
+"""
 
 import ast
 import re
@@ -22,14 +24,13 @@ NAMED = re.compile(r"(medsilo\w*(?:\.\w+)+)(?::\w+)?")
 
 
 def layers_of_parties() -> list[list[str]]:
-    """Return the packages in the order of their layers, from the lowest; packages of one layer are independent."""
+    """Return the packages by layer, from the lowest layer; packages of one layer are independent."""
     rules = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     [own] = [rule["layers"] for rule in rules if rule["id"] == "parties"]
     return [layer.split(" | ") for layer in reversed(own)]
 
 
 def breaches_in_texts(place: Path) -> Iterator[str]:
-    """Yield the strings in which a file names a module that it must not import."""
     level = {package: number for number, layer in enumerate(layers_of_parties()) for package in layer}
     for package in level:
         for path in sorted((place / package).rglob("*.py")):
@@ -89,7 +90,7 @@ def test_a_name_in_a_text_over_a_wall_is_seen(copy: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- privates
-# These names with a leading underscore belong to other projects.
+# names with a leading underscore that belong to other projects
 OF_OTHERS = {
     "_foreach_": "torch's operations over many tensors at once",
     "_BatchNorm": "torch's classes of layers, over their dimensions",
@@ -112,7 +113,7 @@ OF_OTHERS = {
 }
 DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 PATCHES = "nvflare_reliability"  # functions in this package that replace functions of NVFlare have the same names
-# Each of these classes offers these names to its subclasses in the same package.
+# names that a class offers to its subclasses in the same package
 FOR_SUBCLASSES = {"medsilo/mixing": "the rooms and steps of an aggregator, of which each mixer changes one"}
 
 

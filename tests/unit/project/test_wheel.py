@@ -1,6 +1,5 @@
-"""The wheels of a commit have the same bytes whoever builds them, and whenever they are built.
-
-A hospital installs only one of the two wheels.
+"""The wheels of a commit have the same bytes, whoever builds the wheels at whatever time; a hospital installs only one
+of the two wheels.
 """
 
 import json
@@ -25,7 +24,6 @@ SOURCES = ("custom", "docs", "jobs", "provisioning", "site_configs", "pyproject.
 
 
 def build(root: Path, place: Path, changed: float) -> list[Path]:
-    """Copy the sources with this modification time, and build the wheels from the copy as `make wheel` does."""
     for name in SOURCES:
         source, target = root / name, place / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +83,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         zipfile.ZipFile(wheel).extractall(tmp_path / place)
     assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
     assert "medsilo-lab" in checks_fedavg(tmp_path / "hospital")
-    # both wheels are installed into one folder, as pip does
+    # pip also installs both wheels into one folder
     shutil.copytree(tmp_path / "hospital", tmp_path / "lead", dirs_exist_ok=True)
     assert checks_fedavg(tmp_path / "lead") == ""
 
@@ -115,7 +113,6 @@ def refused(*installed: Path) -> bool:
 
 
 def checks_fedavg(installed: Path) -> str:
-    """Return the error of an installed medsilo that looks for the job "fedavg" by its name."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     code = "from medsilo.flare.job_source import find_job; print(find_job('fedavg'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=installed, env=environment, capture_output=True, text=True)

@@ -49,7 +49,7 @@ def test_the_long_tests_have_each_python_that_wheels_are_installed_with(root: Pa
     given = step["with"]["version"].split()
     assert given == sorted(
         given, key=lambda one: int(one.partition(".")[2]), reverse=True
-    )  # by default, setup-python uses the last of the versions
+    )  # by default, setup-python uses the last of several versions
     [matrix] = [
         mark for mark in test_wheel.test_it_runs_in_a_user_s_own_environment.pytestmark if mark.name == "parametrize"
     ]
@@ -64,7 +64,6 @@ SYSTEMS = {  # the systems' names on pages, and the runner of each system
 
 
 def claimed(root: Path, row: str) -> tuple[set[str], set[str]]:
-    """Return the runners and the Python versions that a row of the page about installation names."""
     page = (root / "docs/start/install.md").read_text("utf-8")
     [cell] = re.findall(rf"(?m)^\| {row} \| (.*) \|$", page)
     tested = cell.partition("Python 3.10")[0]
@@ -101,7 +100,6 @@ def test_each_other_system_that_a_page_names_is_one_job(root: Path) -> None:
 
 
 def runners_of(jobs: Iterable[Any]) -> Iterator[str]:
-    """Yield the runner of each job, or each runner if the job has a matrix."""
     for job in jobs:
         yield from job["strategy"]["matrix"]["system"] if "matrix.system" in job["runs-on"] else [job["runs-on"]]
 

@@ -25,7 +25,7 @@ from tests.sites import CPU
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    before = os.umask(0o000)  # all accounts could read new files
+    before = os.umask(0o000)  # with this umask, all accounts could read new files
     try:
         folder = tmp_path_factory.mktemp("clean") / "runs" / "one"
         inprocess.run(make_plan(), folder=folder, settings=CPU)
@@ -65,7 +65,7 @@ def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
     shutil.copytree(run, tmp_path / "runs/one")
     (tmp_path / "runs/one/.summary.json.7.part").write_text("half")
     (tmp_path / "runs/one/sites/hospital-a/state-9.safetensors").symlink_to("/etc/passwd")
-    assert find_old(tmp_path / "runs", 7) == []  # this run ended too recently to be removed
+    assert find_old(tmp_path / "runs", 7) == []
     aged(tmp_path / "runs")
     kept = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and "state-" not in path.name}
     kept = {path for path in kept if path.parent.name != "checkpoints" and not path.name.endswith(".part")}
@@ -91,7 +91,7 @@ def test_what_a_run_goes_on_from_stays(summary: str | None, run: Path, tmp_path:
 
 
 def test_a_hospitals_own_part_goes_by_its_test(run: Path, tmp_path: Path) -> None:
-    """The files of a study at a hospital are old once they include test results, because a hospital has no summary."""
+    """A study's files at a hospital are old once they include test results, because a hospital has no summary."""
     for site in ("hospital-a", "hospital-b"):
         shutil.copytree(run / "sites" / site, tmp_path / "study/sites" / site)
     (tmp_path / "study/sites/hospital-b/test.csv").unlink()
@@ -106,14 +106,14 @@ def test_what_a_run_that_was_left_would_go_on_from_goes_when_asked(run: Path, tm
     assert find_old(aged(tmp_path), 7, 30) == []
     places = {one.path.parent.name for one in find_old(tmp_path, 7, 9)}
     assert places == {"checkpoints", *SITES}
-    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()  # somebody has resumed the run in the meantime
+    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()
     assert find_old(tmp_path, 7, 9) == []
 
 
 def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> None:
     """`medsilo prune` removes the files of ended jobs from a server's kit.
 
-    The command keeps the files of waiting or running jobs, and files that are needed to resume a study.
+    `medsilo prune` keeps the files of waiting or running jobs, and files that are needed to resume a study.
     """
     kit, names = tmp_path / "kit", ("done", "open", "left", "waits", "runs")
     ids = {name: str(uuid.uuid4()) for name in names}

@@ -29,8 +29,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that stopped after its first round."""
-
     def stop(record: dict) -> None:
         raise MedsiloError("stopped by the test")
 
@@ -56,8 +54,6 @@ def folder(name: str) -> Damage:
 
 
 def facts(**changes: object) -> Damage:
-    """Return a function that changes values in the metadata of a run's newest checkpoint."""
-
     def damage(run: Path) -> None:
         (path,) = run.glob("checkpoints/round-*.safetensors")
         tensors, known = load_tensors(path)
@@ -116,7 +112,6 @@ def test_resume_says_in_one_line_what_is_damaged(
 
 
 def assert_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Assert that a command fails with an error of one line."""
     assert main(command) == 1
     told = capsys.readouterr().err
     assert told.startswith("medsilo: ") and told.count("\n") == 1

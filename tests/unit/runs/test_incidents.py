@@ -1,4 +1,4 @@
-"""A server's or hospital's watch program sends one message at the start of an outage and one message at its end."""
+"""A watch program of a server or hospital sends one message at the start of an outage and one message at its end."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ FIVE = ["a", "b", "c", "d", "e"]
 
 
 class Clock:
-    """A clock that a test sets, and that replaces the clocks of the tested module."""
+    """Replace the clocks of the tested module by a clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -42,8 +42,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Told:
-    """Collects the messages that a lead receives, while the clock advances by one second at a time."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock, self.incidents, self.got = clock, Incidents(), list[tuple[float, str]]()
 
@@ -54,7 +52,6 @@ class Told:
                 self.incidents.take(news)
 
     def passes(self, seconds: float) -> list[str]:
-        """Let this many seconds pass, and return the messages that were sent."""
         before = len(self.got)
         for _ in range(int(seconds)):
             self.clock.now += 1
@@ -108,7 +105,6 @@ def test_a_server_that_is_off_and_its_study_are_one_message_and_one(told: Told, 
 
 
 def test_a_study_that_failed_and_goes_on_by_itself_says_both(told: Told) -> None:
-    """The message about an interrupted study also says that the study will resume automatically."""
     told.happens(Event("failed", "the disk is full", study="night", job="1", needs_somebody=True))
     told.passes(5)
     told.happens(Event("waits", "the disk is full; goes on in 10 s, 1 of 3", study="night", job="1"))
@@ -189,7 +185,7 @@ def let(watch: metrics.Watch, clock: Clock, seconds: int) -> None:
 def test_watches_with_one_webhook_tell_an_outage_once(kit: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch programs of a server and a hospital share a webhook, and send one message for an outage that both see.
 
-    A full disk at the hospital counts as another outage.
+    A full disk at the hospital counts as a separate outage.
     """
     home, got = kit.with_name("hospital-a"), list[str]()
     both = [watching(kit, got), watching(home, got, beside_server=True)]
@@ -227,7 +223,7 @@ def test_watches_with_one_webhook_tell_an_outage_once(kit: Path, clock: Clock, m
 def test_a_server_that_is_off_with_its_watch_is_reported_by_a_hospital(
     kit: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the hospital's watch program restarts during a long outage, no message is lost.
+    """If the hospital's watch program restarts during a long outage, no message about the outage is lost.
 
     A short absence of the server causes no message.
     """
@@ -265,15 +261,15 @@ def test_a_watch_that_starts_again_repeats_and_forgets_nothing(kit: Path, clock:
     assert len(got) == 1
     watch = watching(kit, got)
     let(watch, clock, 20)
-    assert len(got) == 1  # the program does not report the outage again
+    assert len(got) == 1
     watch = watching(kit, got, refuses)
     let(watch, clock, 2)
     write(kit, Event("back", "connected", "a"))
-    let(watch, clock, 40)  # the webhook cannot be reached
+    let(watch, clock, 40)
     watch = watching(kit, got)
     let(watch, clock, 2)
     assert len(got) == 2 and "back" in got[1]
-    write(kit, away("b")[0])  # the event happens while no watch program runs
+    write(kit, away("b")[0])
     watch = watching(kit, got)
     let(watch, clock, 20)
     assert len(got) == 3 and " b: " in got[2] and not watch.incidents.open[0].over
@@ -366,7 +362,9 @@ def test_messages_that_are_too_many_let_the_oldest_go(capsys: pytest.CaptureFixt
 
 
 def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_another(clock: Clock) -> None:
-    """A hospital that is slow and later absent causes one message for the whole outage and one message for its end."""
+    """A hospital that is slow and later absent causes one message for the whole outage and one message for the outage's
+    end.
+    """
     told = Told(clock)
     told.happens(Event("slow", "round 70: no answer for 35 s", "a", "study", "job", True))
     assert told.passes(50) == []
@@ -381,7 +379,7 @@ def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_anothe
 def test_what_a_hospital_mends_itself_is_told_too(told: Told) -> None:
     """A restarted process and a renewed certificate each cause a single message.
 
-    A longer outage by a full disk causes one message at its start and one message at its end.
+    A longer outage by a full disk causes one message at the start and one message at the end.
     """
     told.happens(Event("away", "its process died; it is started again", "a", "lungs", "job-1", needs_somebody=True))
     told.passes(3)

@@ -32,11 +32,10 @@ from tests.secure.consortium import wait_until
 
 SITES = ["a", "b", "c", "d"]
 
-NOBODY: Any = None  # this channel is only observed, and has no sites
+NOBODY: Any = None
 
 
 def a_round(number: int, **seconds: float) -> Round:
-    """Return a complete round in which each site answered after this number of seconds."""
     sites = {
         site: SiteRound(validation=0.5 + number / 10, train_loss=0.2, seconds=own) for site, own in seconds.items()
     }
@@ -44,7 +43,6 @@ def a_round(number: int, **seconds: float) -> Round:
 
 
 def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
-    """Return an unfinished round in which each site has the seconds since its request and until its answer."""
     own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
     return Turns(task="round", round=number, at=0.0, sites=own)
 
@@ -136,7 +134,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
 
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
-    """The server's report to the lead contains times that the server measured, and nothing that only a site knows."""
+    """The server reports only times that the server itself measured to the lead."""
     keeper = ByteCounter(NOBODY)
     keeper.begin("round", 1, ["a"])
     told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
@@ -174,7 +172,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The progress files of the sites show which site trains, in the same form as the command line."""
+    """The sites' progress files show which site trains, in the same form as the command line."""
     monkeypatch.setattr(site_state, "PAUSE", 0.0)
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)
@@ -191,7 +189,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
     inprocess.run(plan, folder=folder, on_round=progress.add)
     assert any(re.fullmatch(r"training \d+ %", state) for state in seen), seen
     assert {"waiting", "answered"} <= seen
-    assert read_now(Turns, folder) is None and not list(folder.rglob(paths.NOW))  # no report is left after the study
+    assert read_now(Turns, folder) is None and not list(folder.rglob(paths.NOW))
 
 
 # ---------------------------------------------------------------------------------------------------- silence
@@ -201,7 +199,6 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
 ) -> None:
 
     def told(out: str, err: str = "(.*\n)*") -> None:
-        """Wait until all new lines of stdout and stderr match these two patterns."""
         said = ["", ""]
 
         def matches() -> bool:
@@ -214,7 +211,7 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
     time.sleep(0.6)
     assert capsys.readouterr().out == ""  # a command without training prints only its results
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    screen.note("reading the model")  # a terminal shows this note, but a pipe receives only results
+    screen.note("reading the model")  # a terminal shows the note, but a pipe receives only results
     told("", r"reading the model \.\.\.\n(reading the model \(\d+ s\)\n)+")
     screen.begin("reading the plan")
     told(r"reading the plan\n(reading the plan \(\d+ s\)\n)+")
@@ -233,7 +230,6 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
 
 # ------------------------------------------------------------------------------------------------ the live web page
 def listening(pid: int) -> list[Any]:
-    """Return the addresses on which a process and its child processes accept connections."""
     family = [Process(pid), *Process(pid).children(recursive=True)]
     return [line.laddr for one in family for line in one.net_connections("tcp") if line.status == CONN_LISTEN]
 
@@ -241,10 +237,7 @@ def listening(pid: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("live", [True, False])
 def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Path, tmp_path: Path) -> None:
-    """`medsilo run --live` serves a local web page about the run, with a stop button.
-
-    Without the option --live, the command opens no port.
-    """
+    """Without the option --live, the command opens no port."""
     small = [f"--set={change}" for change in ("task.patients=4", "task.patches=4", "training.rounds=5000")]
     command = [sys.executable, "-m", "medsilo", "run", str(root / "jobs/fedavg"), *small, "--engine", "inprocess"]
     command += ["-o", str(tmp_path), "--name", "watched", *(["--live"] if live else [])]
@@ -274,7 +267,6 @@ def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Pat
             wait_until(lambda: shown().count('<tr><th scope="row">') >= 3, 600, "three rounds")
             text = shown()
             assert 'class="chart"' in text and all(f"hospital-{name}" in text for name in "abc")
-            # the page loads nothing from other addresses
             assert re.findall(r'(?:src|href)="(?!data:|/|#)[^"]*"', text) == []
             word = re.search(r'name="word" value="([^"]+)"', text)[1]  # type: ignore[index]
             stop = urllib.request.Request(f"{page}stop", b"word=x", {"Origin": address[1].rstrip("/")})

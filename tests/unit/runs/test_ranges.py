@@ -22,8 +22,6 @@ IMAGES = [
 
 
 def poisoned(folder: Path, plan: Any, group: str, ending: str, change: Callable[[Tensor], Any]) -> Study:
-    """Run a study in which one hospital's answer in round 1 is changed before it reaches the server."""
-
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
         if site == C and task_and_round(asked) == ("round", 1):
@@ -77,7 +75,7 @@ def test_an_amplitude_that_no_images_have_blames_who_sent_it(value: float, tmp_p
     first, second = study.rounds
     assert first.answered == [A, B]
     assert f"amplitude/amplitude holds {value:g}; only 0 to 10240 is possible there" in first.refused[C]
-    assert {A, B} <= {*second.answered}  # the server accepts the answers of the honest sites
+    assert {A, B} <= {*second.answered}
     assert study.summary.status == "finished"
 
 

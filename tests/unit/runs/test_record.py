@@ -89,9 +89,8 @@ def test_only_what_ended_well_is_finished(tmp_path: Path) -> None:
 
 
 def test_nvflares_folder_around_a_run_names_the_run_in_it(tmp_path: Path) -> None:
-    """A folder from NVFlare's simulator or from 'nvflare job download' contains the run in a subfolder.
-
-    The error about a folder that contains the run in a subfolder names the subfolder.
+    """A folder from NVFlare's simulator or from 'nvflare job download' contains the run in a subfolder, which the error
+    names.
     """
     for place in ("server/medsilo/one", "job/workspace/medsilo/one"):
         (tmp_path / place).mkdir(parents=True)

@@ -23,7 +23,7 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", f"training.rounds=
 
 
 class Killed(BaseException):
-    """Ends a run without a summary, as the end of the process would."""
+    """End a run without a summary, as the end of the process would."""
 
 
 def plan_of(method: str) -> Plan:
@@ -32,8 +32,6 @@ def plan_of(method: str) -> Plan:
 
 @contextmanager
 def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
-    """Yield a function that ends the run after this round; with `backup`, the server's files are copied first."""
-
     def follow(line: Round) -> None:
         if line.round == after:
             if backup:
@@ -46,9 +44,7 @@ def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
 
 
 def restored(method: str, backed_up: int, run: Path, backup: Path) -> None:
-    """Run a study and copy the server's files, end the server later, restore the copy, and finish the study."""
     plan = plan_of(method)
-    # the last checkpoint in the server's copied files is that of round `backed_up`
     with killed(backed_up + 1, run, backup) as follow:
         inprocess.run(plan, folder=run, settings=CPU, on_round=follow)
     with killed(KILLED, run) as follow:

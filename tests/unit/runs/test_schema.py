@@ -1,6 +1,6 @@
-"""Reading a study's record gives the values that were written.
+"""Reading a study's record gives the values that were written, and rejects values outside of their range.
 
-Values outside of their range are rejected, and run folders of earlier versions remain readable.
+Run folders of earlier versions remain readable.
 """
 
 import json
@@ -20,7 +20,6 @@ from medsilo_lab.report.read import cases_tested, read, read_all
 from medsilo_server.record import Record
 from tests.unit.medsilo_lab.test_report import round_line, save, summary_of
 
-# this folder is from a version whose records had no schema
 OLD = Path(__file__).parents[2] / "fixtures" / "run-of-schema-1"
 
 
@@ -61,9 +60,8 @@ def test_progress_travels_as_json() -> None:
 
 
 def says(new: Any, old: Any) -> bool:
-    """Return True if the new JSON value contains everything that the old JSON value contains.
-
-    The new JSON value may have additional keys.
+    """Return True if the new JSON value contains everything that the old JSON value contains, and possibly additional
+    keys.
     """
     if isinstance(old, dict):
         return all(key in new and says(new[key], value) for key, value in old.items())

@@ -78,7 +78,6 @@ def test_huge_updates_keep_their_norm_and_no_change_has_no_direction():
 
 
 def rounds_of(count, cosine=0.5, agreement=0.5, norm=1.0, share=0.2, times=None):
-    """Return rounds of five sites, in which site b has these unusual values in the first `times` rounds."""
     usual = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=0.5, agreement=0.5)}, share=0.2)
     odd = SiteRound(updates={"model": SentUpdate(norm=norm, cosine=cosine, agreement=agreement)}, share=share)
     names = list("abcde")
@@ -163,7 +162,7 @@ DIFFERENT = ["task.shift=feature", "task.persons=6", "task.windows=10", *ALIKE[3
 
 
 def flipped(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-    """Site B trains honestly, and then sends the opposite of its update."""
+    """Let site B train honestly and send the opposite of its update."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
         given = asked.groups["model"]
@@ -202,7 +201,7 @@ FIVE = [f"hospital-{letter}" for letter in "abcde"]
 
 
 def bent(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-    """Site B trains honestly, and then sends its update multiplied by -4."""
+    """Let site B train honestly and send its update multiplied by -4."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
         given, own = asked.groups["model"], reply.groups["model"]

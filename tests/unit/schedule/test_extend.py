@@ -1,4 +1,4 @@
-"""The code in docs/research/extend.md adds a method, a task and a network, and faulty packages are rejected."""
+"""The code in docs/research/extend.md adds a method, a task and a network; medsilo rejects faulty packages."""
 
 import os
 import re
@@ -52,7 +52,6 @@ GAIT = [f"task.name={NAME}", "training.rounds=2"]
 
 
 def files_of_page() -> dict[str, str]:
-    """Return the files of code that the page contains, by their names."""
     return dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M))
 
 
@@ -61,7 +60,6 @@ def commands_of_page() -> list[list[str]]:
 
 
 def build(folder: Path, place: Path, **changed: str) -> Path:
-    """Build the package from the code on the page, and install the package into the folder `place` by pip."""
     for name, text in {**files_of_page(), "acme_gait/__init__.py": "", **changed}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
@@ -77,8 +75,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Yield a function that adds a folder to the module path of this process and of its child processes."""
-
     def forget() -> None:
         package.facts_of.cache_clear()
         registry._installed.cache_clear()
@@ -105,7 +101,6 @@ def acme(installed: Path, seen: Callable[[Path], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write recordings of walking patients at three hospitals."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for site in SITES:
         patients = np.repeat(np.arange(10), 6)
@@ -156,10 +151,7 @@ def test_the_pages_commands_run_and_both_engines_agree(
 
 @pytest.mark.slow
 def test_the_page_s_method_passes_the_page_s_test(acme: Path, tmp_path: Path, root: Path) -> None:
-    """The method on the page passes all tests of MethodTester.
-
-    A mistake in the method or in the test's list of kept tensors makes a test fail.
-    """
+    """A mistake in the method or in the test's list of kept tensors makes a test fail."""
     right = files_of_page()["tests/test_lg_fedavg.py"]
     wrong = right.replace('"model/0.", ', "")
     assert wrong != right
@@ -176,7 +168,6 @@ def test_the_page_s_network_and_task_pass_the_page_s_tests(acme: Path, tmp_path:
 
 
 def outcome_of(text: str, acme: Path, folder: Path, root: Path, *chosen: str) -> str:
-    """Run a test file in a separate process, and return the last line that pytest prints."""
     (folder / "test_page.py").write_text(text, "utf-8")
     pytest_of = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     paths = os.pathsep.join([str(acme), str(root / "custom")])
@@ -187,7 +178,6 @@ def outcome_of(text: str, acme: Path, folder: Path, root: Path, *chosen: str) ->
 
 
 def further_examples() -> dict[str, str]:
-    """Return the code of the methods that the page adds to a class, by the methods' names."""
     blocks = re.findall(r"^```python\n(    .*?)^```$", PAGE.read_text("utf-8"), re.S | re.M)
     return {text.split("(")[0].removeprefix("    def "): text for text in blocks}
 
@@ -313,7 +303,6 @@ def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: P
 
 
 def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> StudyMessage:
-    """Return the answer to a study's first message at a hospital with these settings."""
     kit = Workspace(str(folder), site_name=site)
     config = Path(kit.get_app_config_dir("job"))
     config.mkdir(parents=True, exist_ok=True)
@@ -332,7 +321,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
     acme: Path, seen: Callable[[Path], None], data: Path, tmp_path: Path
 ) -> None:
     plan = make_plan("fedavg", *GAIT)
-    seen(acme)  # a site that never imported the package
+    seen(acme)
     for place in ("startup", "local"):
         (tmp_path / "kit" / place).mkdir(parents=True)
     with pytest.raises(Refused, match=r"package acme-gait.*medsilo\.yaml"):
@@ -348,7 +337,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
 @pytest.mark.slow
 def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *GAIT).to_yaml())
-    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # exit code 1, because the data are missing
+    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):
         (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
         options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(tmp_path)]
         assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
@@ -477,7 +466,7 @@ def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], No
 
 
 def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
-    """The hash covers the installed files of a package, so a class from any other file is rejected."""
+    """The hash covers a package's installed files, so medsilo rejects a class from any other file."""
     place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
     sys.path.insert(0, str(place))
     try:

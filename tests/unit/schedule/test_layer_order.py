@@ -1,4 +1,4 @@
-"""A guarantee depends on the order of two layers: tests run each such pair in the right and in the reverse order."""
+"""Run pairs of layers whose order matters for a guarantee, in the right and in the reverse order."""
 
 import hashlib
 from pathlib import Path
@@ -22,16 +22,16 @@ from tests.unit.schedule.test_outside_layers import NOISE, installed
 from tests.unit.site.test_account import PRIVATE, ask, same, settings_of, standing, weights
 from tests.unit.site.test_approvals import Home
 
-__all__ = ["installed"]  # a fixture
+__all__ = ["installed"]
 NOBODY: Any = None
 
 
 @pytest.mark.slow
 def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
-    """In this study, the server asks a hospital several times for the same answer.
+    """The server asks a hospital several times for the same answer.
 
     If noise were added after the ledger, each repeated answer would have new noise, but only one answer would be
-    charged. The mean of many repeated answers would then contain almost no noise.
+    charged. The mean of many answers with new noise would contain almost no noise.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
@@ -55,7 +55,7 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the reverse order, a server could fill the disk of a hospital that has not approved the plan."""
+    """In the reverse order of layers, a server could fill the disk of a hospital that has not approved the plan."""
     home, content = Home(tmp_path / "kit"), bytes(1000)
     name, kept = hashlib.sha256(content).hexdigest(), home.folder / "medsilo/_models"
     monkeypatch.setattr(type(home.plan.network), "files", {name: len(content)})

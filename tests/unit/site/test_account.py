@@ -1,4 +1,4 @@
-"""A hospital's privacy ledger rejects a study over budget before it reads data, and charges answers before sending."""
+"""A hospital's privacy ledger rejects a study over budget before reading data, and charges answers before sending."""
 
 import json
 import os
@@ -192,7 +192,6 @@ def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, 
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
     assert first.participant.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
-    # the site did not store its state after the round
     assert site(tmp_path, photos).participant.state.restore_after(1, 1)
     assert standing(tmp_path).epsilon(1e-3) == 0
     first.answer(request)

@@ -65,7 +65,6 @@ WANTED = SiteSettings(device="cpu", approval="required")
 
 
 def make_kit(folder: Path, site: str) -> KitFiles:
-    """Write those files of a hospital's kit that these tests read."""
     startup, key, (above, signs) = folder / "startup", fresh(), root()
     startup.mkdir(parents=True)
     (folder / "local").mkdir()
@@ -81,8 +80,6 @@ def make_kit(folder: Path, site: str) -> KitFiles:
 
 
 class Home:
-    """A hospital with a kit, a plan and a folder for the study."""
-
     def __init__(self, folder: Path, site: str = A) -> None:
         self.folder, self.kit = folder, make_kit(folder, site)
         self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
@@ -125,7 +122,7 @@ def refused(home: Home, words: str, **given: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- code
 class Launcher(JobLauncherSpec):  # type: ignore[misc]
-    """A replacement for NVFlare's launcher, which starts the process of a job."""
+    """Stand in for NVFlare's launcher, which starts the process of a job."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.BEFORE_JOB_LAUNCH:
@@ -193,7 +190,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     with pytest.raises(Refused, match="only for studies without stranger,"):
         site.answer(strangers)
 
-    site._looked = float("-inf")  # as if the site had last checked its approval long ago
+    site._looked = float("-inf")
     batches: list[int] = []
 
     def withdraw_in_its_middle() -> None:
@@ -204,7 +201,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
 
     with pytest.raises(Refused, match="has withdrawn its approval of plan"):
         site.answer(server.ask("round", 2), withdraw_in_its_middle)
-    assert len(batches) == 2  # training stopped within the round
+    assert len(batches) == 2
     home.approve(rounds=2)
     server.take(site.answer(server.ask("round", 2)))
     for task in ("round", "deliver"):
@@ -399,7 +396,8 @@ def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: H
         other = StudyMessage(first.groups, {**first.facts, **told})
         with pytest.raises(Refused, match="answered all 1.*approved of plan"):
             site.answer(other)
-    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))  # this field has no effect on training
+    # the field "timeout" has no effect on training
+    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))
 
 
 def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +460,6 @@ def edited(home: Home, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def other_signer(home: Home, folder: Path) -> Iterator[bytes]:
-    """Yield approvals signed by another hospital's key, and by another key whose certificate names this hospital."""
     for number, site in enumerate((B, A)):
         other = Home(folder / str(number), site)
         other.approve()
@@ -543,7 +540,6 @@ def test_the_changes_since_an_approved_plan_hide_nothing(home: Home) -> None:
 
 
 def table_plan(high: int, purpose: str, **changes: Any) -> Plan:
-    """Return a plan for the task "table", with a title, a purpose and a contact."""
     values = make_plan("fedavg", *SMALL).resolved()
     columns = [{"name": "age", "low": 30, "high": high}, {"name": "stage", "levels": ["I", "II"]}]
     values["task"] = {"name": "table", "columns": columns, "labels": ["no", "yes"], "target": "relapse"}
@@ -578,7 +574,6 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         ("medsilo.yaml", f"{SETTINGS}#\n"),
         ("resources.json", '{"class_allow_list": ["*"]}'),
         ("authorization.json", "{}"),
-        # NVFlare reads this file if the usual file is missing
         ("resources.json.default", '{"class_allow_list": ["*"]}'),
         ("more__resources.json", '{"components": []}'),
         ("../startup/more__p_resources.json", '{"components": []}'),
@@ -596,18 +591,18 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         file.write_text(SETTINGS)
         permission.check()
     link = home.folder / "local/custom"
-    for name in ("sitecustomize.pyc", "nvflare_more.so"):  # Python imports these, too
+    for name in ("sitecustomize.pyc", "nvflare_more.so"):
         (link / name).touch()
         with pytest.raises(Refused, match=f"this hospital's custom/{name} changed since"):
             permission.check()
         (link / name).unlink()
     link.rmdir()
-    link.symlink_to(home.folder.parent)  # NVFlare adds this other folder of code to the Python path of a job's process
+    link.symlink_to(home.folder.parent)
     with pytest.raises(Refused, match="this hospital's custom changed since"):
         permission.check()
     link.unlink()
     (link / "__pycache__").mkdir(parents=True)
-    (link / "__pycache__/own.cpython-311.pyc").touch()  # Python's own cache
+    (link / "__pycache__/own.cpython-311.pyc").touch()  # Python's bytecode cache
     permission.check()
     file.unlink()
     with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
@@ -702,10 +697,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
 def test_a_person_reads_what_a_study_is_for_before_deciding(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before its question.
-
-    The output marks a missing title, purpose or contact as not stated.
-    """
+    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before its question."""
     kit, said = ["--kit", str(home.folder)], {"title": "Lungs", "purpose": "find nodules", "contact": "lead@clinic.org"}
     home.permission()._keep()
     assert main(["approve", *kit]) == 0
@@ -805,7 +797,7 @@ def test_a_new_key_takes_over_what_the_key_before_signed(home: Home) -> None:
     ledger.charge(CountedStudy(ONE), "round 1", "attempt0", [])
     decisions = home.approvals.decisions()
     renew(home)
-    site.check()  # the same object answers
+    site.check()
     assert AcceptedSettings(home.kit).check() == since
     now = approvals_of(QueryBudget(home.approvals.folder.parent), home.kit, WANTED)
     assert now.file != home.approvals.file and now.decisions() == decisions
@@ -829,7 +821,9 @@ def test_without_the_key_before_nothing_is_taken_over(home: Home) -> None:
 
 @pytest.mark.parametrize("forged", ["another root", "another hospital"])
 def test_a_key_that_the_root_did_not_give_this_hospital_hands_nothing_over(home: Home, forged: str) -> None:
-    """An attacker who can write into the kit, but cannot read its key, adds another key and approvals signed by it."""
+    """An attacker who can write into the kit, but cannot read the kit's key, adds another key and approvals signed by
+    this other key.
+    """
     key, (_, signs) = fresh(), root() if forged == "another hospital" else (None, fresh())
     folder = home.folder / BEFORE
     folder.mkdir()
@@ -869,7 +863,7 @@ def test_a_person_stands_before_each_plan_on_patients_data_by_default(home: Home
         (real, {"data": own}, True),
         (real, {"data": own, "public_data": True}, False),
         (real, {"data": own, "approval": "none"}, False),
-        (home.plan, {"data": own}, False),  # on synthetic data
+        (home.plan, {"data": own}, False),
         (home.plan, {"data": own, "approval": "required"}, True),
     ):
         permission = home.permission(plan, **{"approval": None, **own_settings})

@@ -1,4 +1,4 @@
-"""A hospital's query budget counts the answers of all its processes, even if a process dies."""
+"""A hospital's query budget counts the answers of all the hospital's processes, even if a process dies."""
 
 import json
 import os
@@ -39,7 +39,6 @@ def run(folder: Path, data: Path, *changes: str, **settings: object) -> Summary:
 
 
 def answered(folder: Path) -> Counter[str]:
-    """Return the number of answers that the query budget of site a has counted."""
     total: Counter[str] = Counter()
     for count in QueryBudget(folder / "_hospital/a").counts().values():
         total.update(count.answered)
@@ -81,7 +80,7 @@ def test_a_study_over_the_budget_is_refused_before_data_are_read(
 
 
 def test_how_many_answers_a_lead_may_have_over_each_part() -> None:
-    """docs/trust/privacy.md has these numbers."""
+    """docs/trust/privacy.md states these numbers of answers."""
     told = [[SiteSettings(answers=answers).most_answers(part) for part in PLANNED] for answers in (41, 3000)]
     assert told == [[2000, 41, 3], [3000, 3000, 150]]
 
@@ -114,7 +113,7 @@ def test_what_a_running_study_planned_is_spoken_for(book: QueryBudget) -> None:
     with pytest.raises(Refused, match="has 4 left"):
         book.admit(SECOND, PLANNED, FEW)
     book.note(FIRST, {"validation": 1}, FEW)
-    place.release()  # the failed study sends no further requests
+    place.release()
     book.admit(SECOND, PLANNED, FEW)
 
 
@@ -242,7 +241,7 @@ def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) ->
 
 
 def test_numbers_that_only_this_hospital_knows(book: QueryBudget) -> None:
-    """The numbers are valid as seeds of torch."""
+    """torch accepts these numbers as seeds."""
     numbers = [book.number(f"purpose {place}") for place in range(64)]
     assert all(0 <= number < 2**63 for number in numbers) and max(numbers) > 2**62 and len(set(numbers)) == 64
     assert numbers[:3] == [QueryBudget(book.folder).number(f"purpose {place}") for place in range(3)]
@@ -255,15 +254,13 @@ def test_groups_near_each_other(book: QueryBudget) -> None:
     assert book.near("data", {**first, "test": names[31:]}, 5) == {"test"}
     assert book.near("data", {**first, "test": [*names[31:], "new"]}, 5) == {"test"}
     assert book.near("data", {**first, "test": names[35:]}, 5) == set()
-    # the new training set differs in few patients from the first study's test set
     assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}
-    # the first study's test set without one patient
     assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}
     assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
     assert book.near("other", {**first, "test": names[31:]}, 5) == set()
     windows = {"test": names[30:] * 2}  # shorter windows make more cases of each patient
     assert book.near("data", windows, 5) == set()
-    assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}  # all patients but one
+    assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
 
 

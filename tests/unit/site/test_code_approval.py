@@ -66,13 +66,11 @@ while flare.is_running():
 
 
 NVFLARES = AppDeployer()
-# this component would send the whole log, which contains the script's output, to the server
+# STREAMS_ALL would send the whole log, which contains the script's output, to the server
 STREAMS_ALL = json.dumps(ADDED | {"args": {"target_parent_server": True}})
 
 
 class Hospital:
-    """A hospital whose kit requires approvals, and a lead's job that a recipe made from a script."""
-
     def __init__(self, folder: Path, **recipe: Any) -> None:
         self.folder, self.job = folder / "kit", folder / "jobs/hello"
         self.kit = make_kit(self.folder, SITE)
@@ -95,8 +93,6 @@ class Hospital:
         return approvals_of(QueryBudget(self.folder / "medsilo/_hospital" / SITE), self.kit, WANTED)
 
     def context(self) -> FLContext:
-        """Return the NVFlare context of the process that runs the hospital's kit."""
-        # this component changes the job's configuration before the job starts
         streams = SiteLogStreamer(log_file_name="error_log.txt")
         parts: list[FLComponent] = [streams, HospitalEvents(), Launcher()]
         fires = lambda event, fl_ctx: fire_event(event, parts, fl_ctx)  # noqa: E731
@@ -110,7 +106,6 @@ class Hospital:
         return engine.new_context()
 
     def deploy(self, deployer: AppDeployer = NVFLARES) -> dict[str, Any]:
-        """Deploy the job as NVFlare does, and return the job's metadata, or None if the hospital rejects the job."""
         meta = json.loads((self.job / "meta.json").read_text())
         meta |= {"job_id": "job-1", "submitter_name": LEAD}
         flat = self.folder.parent / "flat"
@@ -123,7 +118,6 @@ class Hospital:
         return json.loads((self.folder / "job-1/meta.json").read_text())
 
     def launch(self, meta: dict[str, Any] | None = None) -> str:
-        """Let the kit start the deployed job, and return the reason if the hospital rejects the job."""
         meta = meta or self.deploy()
         assert meta[AppValidationKey.BYOC]
         context = self.context()
@@ -149,7 +143,7 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospital:
 def test_a_script_runs_with_the_code_that_was_approved_and_no_other(
     hospital: Hospital, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The job waits until a person approves the plan by the first digits of its hash.
+    """The job waits until a person approves the plan by the first digits of the plan's hash.
 
     A change of any byte of the code needs a new approval.
     """
@@ -225,7 +219,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
     monkeypatch.syspath_prepend(tmp_path / "packages")
     hospital.script.write_text(f"import json, gait.steps as steps\n{SCRIPT}")
-    hospital.approve("--yes")  # the file of approvals does not exist yet
+    hospital.approve("--yes")
     install("1.0")
     assert "acme-gait no such package, and here is 1.0" in hospital.launch()
     hospital.approve("--yes")
@@ -236,7 +230,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
 
 def test_the_lead_reads_the_reason_from_what_is_deployed(hospital: Hospital) -> None:
-    """If the job failed at its start, it would end for all hospitals, and the lead would get no reason."""
+    """If the job failed at its start, the job would end for all hospitals, and the lead would get no reason."""
     asking = AskingDeployer(why_not_deployed)
     assert hospital.deploy(asking) == {} and not hospital.unpacked.parent.exists()
     assert "has not approved plan" in hospital.told and any(hospital.told in line for line in read(hospital.folder))
@@ -269,7 +263,7 @@ def test_a_hospital_without_the_demand_starts_any_code(hospital: Hospital) -> No
 
 
 def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: Hospital) -> None:
-    """If the setting "approval" is changed to "none", the kit starts no code either."""
+    """If somebody changes the setting "approval" to "none", the kit starts no code either."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
@@ -300,7 +294,7 @@ def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------------------------------- the question at a terminal
 @pytest.mark.slow
 def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
-    """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts it."""
+    """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts the job."""
     command = [sys.executable, "-m", "medsilo", "approve", str(hospital.job), "--kit", str(hospital.folder)]
     for answer, started in (("n", False), ("y", True)):
         process, terminal = pty.fork()
@@ -312,7 +306,7 @@ def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
                 continue
             try:
                 said += os.read(terminal, 65536)
-            except OSError:  # the command has ended
+            except OSError:
                 break
             if b"Approve plan" in said and not asked:
                 asked = True
@@ -340,7 +334,7 @@ def test_the_page_shows_the_code_and_signs_what_it_showed(hospital: Hospital) ->
         assert "flare.join(model, optimizer" in shown and "custom/client.py: new" in shown
         [asked] = hospital.approvals.asked()
         hospital.script.write_text(SCRIPT.replace("lr=0.1", "lr=0.2"))
-        hospital.launch()  # the server sends other code before the person clicks
+        hospital.launch()
         status, text, _ = visitor.send(f"{path}/approve", by="x", code=asked.job_code)
         assert status == 400 and "changed after this page was shown" in text
         status, text, _ = visitor.send(f"{path}/approve", by="x")
@@ -400,7 +394,7 @@ def odd_name(custom: Path) -> None:
 def test_a_folder_that_nobody_can_read_is_refused_at_once(
     odd: Callable[[Path], None], hospital: Hospital, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`medsilo approve` rejects an unusual folder of code, and so does the deployment of the job."""
+    """Both `medsilo approve` and the deployment of the job reject an unusual folder of code."""
     hospital.approve("--yes")
     meta = hospital.deploy()
     for custom in (hospital.app / "custom", hospital.unpacked / "custom"):
@@ -450,7 +444,6 @@ def test_kept_code_that_was_changed_is_not_shown(hospital: Hospital) -> None:
 # ------------------------------------------------------------------------------------------------------- in its process
 @pytest.fixture
 def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
-    """Return a function that runs the deployed script for two rounds, and returns the script's messages."""
     monkeypatch.setattr(client, "before_script_connects", lambda begin: None)
 
     def run() -> list[Any]:

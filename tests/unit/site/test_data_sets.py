@@ -1,4 +1,6 @@
-"""`medsilo data` makes a data set from a folder or a table; a person accepts it, and later changes are detected."""
+"""`medsilo data` makes a data set from a folder or a table; a person accepts the data set, and medsilo detects later
+changes.
+"""
 
 import hashlib
 import json
@@ -254,7 +256,7 @@ def test_a_data_set_keeps_no_images_ready_that_nobody_trains_with(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     written: dict[str, int] = {}
 
-    def ask(question: Question) -> str:  # counts the images that the command has read before each question
+    def ask(question: Question) -> str:
         written[question.key] = len([*scratch.rglob("*.safetensors")])
         return question.proposed
 
@@ -351,7 +353,6 @@ WORDS |= {"gut": "good"}
 
 
 def registry_in(folder: Path, words: dict[str, str]) -> Path:
-    """Write the same patients' registry with other column names and levels; `words` maps the English words to them."""
     drawn, rows = np.random.default_rng(0), []
     for who in range(PATIENTS):
         told = {"age": int(drawn.integers(30, 80)), "sex": ("male", "female")[who % 2], "course": "good"}
@@ -362,10 +363,7 @@ def registry_in(folder: Path, words: dict[str, str]) -> Path:
 
 
 def test_hospitals_with_other_words_take_part_in_one_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One hospital has the column "Geschlecht", and the other hospital has the column "sex".
-
-    Each hospital's data set maps its own names to the plan's names, and no hospital discloses its own names.
-    """
+    """A hospital's data set maps the hospital's names to the plan's names, and no hospital discloses its own names."""
     own = {plans: here for here, plans in WORDS.items()}
     folder, out = registry_in(tmp_path / "hier", own), tmp_path / "sets/hier"
     call = [part for here, plans in WORDS.items() for part in ("--call", f"{here}={plans}")]
@@ -410,7 +408,6 @@ def test_a_plan_that_init_proposes_speaks_the_called_names(tmp_path: Path) -> No
 
 # ---------------------------------------------------------------------------------------------------- beside a plan
 def hospital(tmp_path: Path, key: str | None = "Patient ID") -> tuple[Path, Path]:
-    """Make a kit with an accepted data set."""
     answers = [] if key else ["--set", "patients=each line is a patient"]
     home, out = Home(tmp_path / "kit", "a"), tmp_path / "set"
     made(table(tmp_path / "data", key), out, "--name", "registry-2026", *answers)
@@ -432,7 +429,7 @@ def test_whoever_decides_reads_which_words_of_a_plan_nobody_accepted(
 ) -> None:
     """The lead learns only that the hospital's data do not fit the plan.
 
-    The hospital learns which column of the plan is missing before it approves the plan.
+    The hospital learns which column of the plan is missing before approving the plan.
     """
     kit, _ = hospital(tmp_path)
     write_job(tmp_path / "other", parse_plan(STUDY, ['task.columns=["age","hiv"]']))
@@ -496,7 +493,7 @@ def test_a_kit_whose_settings_describe_the_data_by_keys_is_shown_the_command(
         joined(make_settings(own, "a test"), tmp_path / "one", kit=files)
     for number, other in enumerate([own | {"public_data": True}, {"device": "cpu", "data": str(out)}]):
         joined(make_settings(other, "a test"), tmp_path / f"other-{number}", kit=files)
-    joined(make_settings(own, "a test"), tmp_path / "own")  # a machine without a kit
+    joined(make_settings(own, "a test"), tmp_path / "own")
 
 
 def test_each_page_says_that_nobody_approves_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,7 +538,7 @@ def test_a_patient_whose_leading_zeros_a_spreadsheet_lost_is_asked_about(
 
 
 def test_a_class_that_a_person_accepted_counts_also_when_few_have_it(tmp_path: Path) -> None:
-    """A label of few patients is ignored unless an accepted data set declares it."""
+    """medsilo ignores a label of few patients unless an accepted data set declares the label."""
     folder, out = table(tmp_path / "data", lines=1), tmp_path / "set"
     made(folder, out)
     write_table(
@@ -581,8 +578,8 @@ def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
 
 
 def test_every_outcome_of_a_set_makes_a_case_whichever_a_plan_learns(tmp_path: Path) -> None:
-    """If a missing outcome removed a patient from one of two studies, their difference would reveal that the outcome is
-    missing.
+    """If a missing outcome removed a patient from one of two studies, the difference of the two studies would reveal
+    the missing outcome.
     """
     rows: list[dict[str, Any]] = [
         {"patient": f"p{n}", "age": 30 + n % 7, "first": "no", "second": ("no", "yes")[n % 2]} for n in range(40)

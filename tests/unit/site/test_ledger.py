@@ -78,9 +78,9 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
     with pytest.raises(Refused, match="with earlier studies of these data"):
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
-    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first study has ended without a charge
+    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
-    # the planned cost of a resumed study includes its earlier charges
+    # the planned cost of a resumed study includes the study's earlier charges
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)
 
 
@@ -175,7 +175,9 @@ def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_last_line_of_another_history_is_noticed(tmp_path: Path) -> None:
-    """Both versions of the ledger are validly signed, and the attacker replaces the ledger's file, but not its head."""
+    """Both versions of the ledger have valid signatures, and the attacker replaces the ledger's file, but not the
+    ledger's head.
+    """
     ledger = filled(tmp_path)
     files = {path: path.read_bytes() for path in (ledger.file, ledger.head)}
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "one", ROUND)
@@ -216,7 +218,7 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
 def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
     """A positive `share` is the fraction of the ledger's last line that was written before the process died.
 
-    A negative `share` replaces the beginning of this line by zero bytes.
+    A negative `share` replaces the beginning of the last line by zero bytes.
     """
     ledger = filled(tmp_path)
     whole = ledger.file.read_bytes()
@@ -229,7 +231,7 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
             file.write(b"\0" * int(added * (1 + share)))
         else:
             file.truncate(len(whole) + max(1, int(added * share)))
-    ledger.head.write_bytes(head)  # the process died before it wrote the new head
+    ledger.head.write_bytes(head)  # the process died before writing the new head
     standing = Ledger(tmp_path, DATA).standing()
     assert standing.torn and standing.epsilon(DELTA) == cost(3)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "again", ROUND)
@@ -259,13 +261,12 @@ def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) ->
 
 
 def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> float:
-    """Run a random history of deaths, compare the ledger with the sent answers, and return the ledger's excess cost."""
     root.mkdir()
     history = live(root, seed, demands)
     left = {attempt: job for job in history.jobs for attempt in job.left()}
     standing = Ledger(root / "book", DATA).standing()
     entered = {entry.attempt: entry for entry in standing.entries if entry.kind == "charged"}
-    assert len(entered) == sum(entry.kind == "charged" for entry in standing.entries)  # each attempt once
+    assert len(entered) == sum(entry.kind == "charged" for entry in standing.entries)
     assert all(_study(entered[attempt]) == job.study for attempt, job in left.items())
     drawn = [tuple(values) for job in history.jobs for values in job.left().values()]
     assert len(set(drawn)) == len(drawn)  # no two answers have the same noise, even after a process was forked
@@ -299,7 +300,7 @@ def test_histories(tmp_path: Path) -> None:
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A change of the code that writes the ledger also changes the history that a seed gives.
 
-    One answer costs at most 0.05 in these histories.
+    In these random histories, one answer costs at most 0.05.
     """
     above = [check_history(tmp_path / str(seed), seed) for seed in range(1, 1 + count)]
     print(f"above the truth: {sum(one > 0 for one in above)} of {count}, at most {max(above):.4f}")

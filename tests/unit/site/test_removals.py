@@ -1,6 +1,6 @@
-"""The table lists all functions that remove, move or replace files, and the files that each function may remove.
+"""List all functions that remove, move or replace files, and the files that each function may remove.
 
-No function removes a person's results. A new function that removes files needs an entry in the table.
+No function removes a person's results. A new function that removes files needs an entry in the list.
 """
 
 import ast
@@ -19,9 +19,9 @@ NAMES = {"rmtree", "unlink", "rmdir", "removedirs", "remove", "rename", "renames
 OF_PATHS = {
     "os",
     "shutil",
-}  # modules whose `remove` and `replace` act on files
+}
 
-# The keys are a file below custom/ and a function; the value names the files that the function may remove or replace.
+# Keys are a file below custom/ and a function; values name the files that the function may remove or replace.
 MAY: dict[tuple[str, str], str] = {
     # Atomic writes replace a whole file, so a failed write leaves no partial file.
     ("medsilo/core/files.py", "replacing"): "the file that is written anew, and its own temporary one",
@@ -36,7 +36,7 @@ MAY: dict[tuple[str, str], str] = {
     # These functions remove cached files, whose names are their SHA-256 and whose originals exist elsewhere.
     ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond 20 GiB",
     ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
-    # A run needs these files to continue, until it ends or starts anew.
+    # A run needs these files to continue, until the run ends or starts anew.
     ("medsilo_lab/engines/simulator.py", "run"): "what this call made itself, where the run did not even begin",
     (
         "medsilo_lab/engines/simulator_workspace.py",
@@ -54,12 +54,12 @@ MAY: dict[tuple[str, str], str] = {
     "personal models of hospitals that agree no more",
     # A person requested these removals after the command had listed the files.
     ("medsilo/runs/clean.py", "Old.remove"): "what 'medsilo prune' listed, with --yes, but a job's audit.log",
-    # A hospital's own records.
+    # a hospital's own records
     ("medsilo/site/query_budget.py", "QueryBudget._running"): "the mark of a study whose process is gone",
     ("medsilo/site/approvals.py", "Approvals.keep"): "plans that asked, without a decision, but the last ones",
     ("medsilo/runs/events.py", "_append"): "the oldest of a kit's files of events, as many as there may be",
     ("medsilo/runs/events.py", "_write"): "the count of refusals, when none is counted any more",
-    # Jobs with code, in NVFlare's folder of the job.
+    # jobs with code, in NVFlare's folder of the job
     ("nvflare_reliability/kit_patches.py", "AskingDeployer.deploy"): "what it unpacked of a job that may not start",
     (
         "medsilo/flare/airlock_executor.py",
@@ -67,14 +67,12 @@ MAY: dict[tuple[str, str], str] = {
     ): "nothing: what a job brought lies in a folder of its own",
     ("medsilo/airlock/site.py", "RoomSite._forget"): "files that a script kept with the site, and names no more",
     ("medsilo/site/job_code.py", "drop_code"): "code of jobs that nobody approved, but of the last ones",
-    # Kits.
     ("medsilo_lab/consortium/provision.py", "provision"): "its own draft; of a kit that --renew names startup-before/",
     ("medsilo_lab/consortium/provision.py", "_replace"): "startup/ of a kit that --renew names, when the new one lies "
     "beside it, and its own copies",
     ("medsilo_lab/consortium/provision.py", "_replace_file"): "connections in local/ of such a kit that it has no more",
     ("medsilo_lab/consortium/backup.py", "put_back"): "its own unpacked files, which become a new kit",
     ("medsilo_lab/consortium/lead.py", "download"): "its own download, which becomes a new run folder",
-    # Releases.
     ("medsilo_lab/release/release_pages.py", "remove_earlier"): "the page and pictures of an earlier validation there",
     ("medsilo_lab/release/release_folder.py", "write_release"): "the folder that this call made, where it failed",
 }
@@ -92,7 +90,7 @@ def test_each_place_that_removes_or_replaces_files_is_in_the_table(root: Path) -
 
 
 def test_a_run_takes_no_folder_that_somebody_uses(tmp_path: Path) -> None:
-    """A run that failed to start removes only the files that it wrote itself."""
+    """A run that failed to start removes only the files that the run wrote."""
     (tmp_path / "run/nvflare").mkdir(parents=True)
     (tmp_path / "run/nvflare/notes").write_text("mine")
     with pytest.raises(MedsiloError, match="choose another --name"):
@@ -101,7 +99,6 @@ def test_a_run_takes_no_folder_that_somebody_uses(tmp_path: Path) -> None:
 
 
 def removing(node: ast.AST, where: str = "") -> Iterator[str]:
-    """Yield the name of the function around each call that removes, moves or replaces a file."""
     for child in ast.iter_child_nodes(node):
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         within = f"{where}.{child.name}".lstrip(".") if named else where
@@ -114,6 +111,6 @@ def is_removal(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in NAMES:
         return False
     of = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
-    if call.func.attr in ("remove", "replace") and of not in OF_PATHS:  # these are methods of strings, lists or dates
+    if call.func.attr in ("remove", "replace") and of not in OF_PATHS:
         return call.func.attr == "replace" and len(call.args) == 1 and not call.keywords
     return True

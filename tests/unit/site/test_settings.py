@@ -77,8 +77,8 @@ def test_no_key_lowers_a_constant(values: dict[str, object]) -> None:
 def test_how_many_patients_what_leaves_must_cover(
     values: dict[str, object], synthetic: bool, floors: tuple[int, ...]
 ) -> None:
-    """The tuple has the minimum patients for a score and for an average, the rounding of counts, and the rounding of
-    scores.
+    """The tuple `floors` has the minimum patients for a score and for an average, the rounding of counts, and the
+    rounding of scores.
     """
     own = make_settings(values, "x")
     told = own.least(synthetic), own.least_averaged(synthetic), own.count_unit(synthetic)
@@ -96,12 +96,11 @@ def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
     assert SiteSettings.read(tmp_path) == SiteSettings(device="cpu", threads=2)
     (tmp_path / "medsilo.yaml").write_text("")
     assert SiteSettings.read(tmp_path) == SiteSettings()
-    # with this value, the site trains in the process of NVFlare
+    # with the value 0, the site trains in NVFlare's process
     (tmp_path / "medsilo.yaml").write_text("memory_limit: 0\n")
     assert SiteSettings().isolated and not SiteSettings.read(tmp_path).isolated
-    (tmp_path / "medsilo.yaml").write_text("memory_limit: 256\n")  # the smallest limit
+    (tmp_path / "medsilo.yaml").write_text("memory_limit: 256\n")
     assert SiteSettings.read(tmp_path).most_memory == 256 << 20
-    # the file also has a key of the server, which another reader uses
     (tmp_path / "medsilo.yaml").write_text("device: cpu\nlisten: 8080\n")
     assert SiteSettings.read(tmp_path, with_others=True) == SiteSettings(device="cpu")
     with pytest.raises(MedsiloError, match="listen: unknown key"):
@@ -144,7 +143,7 @@ def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> 
     with pytest.raises(MedsiloError, match=r"medsilo\.yaml for c,.* a, b"):
         settings.check_sites("ab")
     prepare_workspace(tmp_path / "workspace", settings, tmp_path / "out", "abc")
-    again = read_settings_of_all(tmp_path / "workspace/local")  # 'medsilo resume' continues with this plan
+    again = read_settings_of_all(tmp_path / "workspace/local")
     assert [again.of(site).threads for site in "abc"] == [3, 1, 1] and again.of("b").data == settings.of("b").data
 
 

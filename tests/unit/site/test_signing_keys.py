@@ -1,4 +1,4 @@
-"""A kit has a separate signing key for each use, which is derived from the kit's key and certified by the kit's key.
+"""A kit derives a separate signing key for each use from the kit's key, which also certifies the signing keys.
 
 A signature is valid for only one use.
 """
@@ -53,10 +53,7 @@ def test_people_compare_the_first_half_of_a_key_s_hash_in_fours() -> None:
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_equal_values_have_the_same_digest_and_the_same_signature(kind: str) -> None:
-    """Values that differ only in the order of their keys have equal digests and equal signatures.
-
-    A different value or a different signing key gives a different signature.
-    """
+    """Values that differ only in the order of their keys have equal digests and equal signatures."""
     said = {"counts": "known", "train": "agreed"}
     values = {"epsilon": 1.0, "delta": 1e-5}
     one, other = (PrivacyRequirements(public=dict(order), **values) for order in (said.items(), reversed(said.items())))
@@ -87,7 +84,7 @@ def test_each_use_has_a_key_of_its_own_and_always_the_same(kind: str) -> None:
 
 
 def test_what_the_kits_own_key_or_one_of_another_use_signed_is_refused() -> None:
-    """A signature that was made with the key for connections is not valid for the keys of secure aggregation."""
+    """A signature by the key for connections is not valid for the keys of secure aggregation."""
     own, other = certified("site-0"), certified("site-1")
     ledger = UseKey.of(own.key, "ledger")
     of_ledger = ledger.key.public_key().public_bytes_raw() + ledger.key.sign(b"this") + ledger.certified
@@ -100,7 +97,6 @@ def test_what_the_kits_own_key_or_one_of_another_use_signed_is_refused() -> None
 
 
 def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[KeyPurpose, dict[str, Any]]]:
-    """Make a kit with an approved plan, accepted settings and a charge; return a signed value for each use."""
     kit, book = make_kit(folder, "hospital-a"), QueryBudget(folder / "medsilo/_hospital/hospital-a")
     approvals = approvals_of(book, kit, WANTED)
     approvals.decide("a" * 64, "approved", "engineer", ApprovalLimits())

@@ -1,4 +1,4 @@
-"""Compare the example policies with NVFlare's own code that reads them."""
+"""Compare the example policies with NVFlare's own code that reads policies."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     SiteSettings.read(folder)
     text = (folder / "medsilo.yaml").read_text()
     assert [name for name in SiteSettings.model_fields if not re.search(rf"^#? ?{name}:", text, re.MULTILINE)] == []
-    of_a_set = {"data_set", "lineage"}  # these keys are not in medsilo.yaml, but in the file of a data set
+    of_a_set = {"data_set", "lineage"}  # keys in the file of a data set, and not in medsilo.yaml
     inner = [*(DataSource.model_fields.keys() - of_a_set), *PrivacyRequirements.model_fields]
     assert [name for name in inner if not re.search(rf"^# [# ]+{name}:", text, re.MULTILINE)] == []
     assert make_settings(load_yaml(text), "medsilo.yaml") == SiteSettings(), "the values are the defaults"
@@ -126,7 +126,7 @@ def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> 
         ([EXECUTOR, *HARMLESS], False),
         (None, True),
         ([EXECUTOR, "*"], True),
-        ([EXECUTOR, WIDGET], True),  # an NVFlare class that could do harm
+        ([EXECUTOR, WIDGET], True),
         (["nvflare"], True),
         (["medsilo.flare"], True),
         (["medsilo.flare._Hidden"], False),
@@ -169,7 +169,7 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     person = Person("somebody@clinic.org", "clinic", "lead")
     allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
-    # NVFlare reads its default file if this file is missing
+    # NVFlare reads its default file if authorization.json is missing
     (tmp_path / "authorization.json").rename(tmp_path / "authorization.json.default")
     assert bool(ways_around(tmp_path)) is sends
 
@@ -216,7 +216,7 @@ def test_only_listed_groups_leave(root: Path) -> None:
     (entry,) = scope["task_result_filters"]
     assert entry["path"] == f"{OnlyTheseGroups.__module__}.{OnlyTheseGroups.__name__}"
     keep = OnlyTheseGroups(**entry["args"])
-    told = Policy.read(root / "site_configs/strict-hospital")  # 'medsilo check' warns about this policy
+    told = Policy.read(root / "site_configs/strict-hospital")
     assert told.lets_out("model") and not told.lets_out("amplitude")
     weights = {"w": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
 

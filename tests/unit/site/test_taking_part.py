@@ -1,4 +1,4 @@
-"""A hospital's setting allows it to observe, to test models, or to train, and no plan can allow more."""
+"""A hospital's setting allows the hospital to observe, to test models, or to train, and no plan can allow more."""
 
 import shutil
 from pathlib import Path
@@ -37,12 +37,10 @@ NO_PART = [("observe", TRAINS, "only observes"), ("observe", UNSEEN, "only obser
 
 
 def hospitals(takes_part: str) -> SiteSettings:
-    """Return the settings of three hospitals on one machine, the last of which has this value of "takes_part"."""
     return EachSites(device="cpu", sites={C: SiteSettings(device="cpu", takes_part=takes_part)})
 
 
 def joined(kit: Path, plan: Plan) -> StudyMessage:
-    """Return the answer of a hospital with this kit to a request to join a study."""
     context = at_site(kit, plan, C)
     meta = Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_job_meta_path("job"))
     meta.write_text('{"submitter_name": "lead@clinic.example"}')

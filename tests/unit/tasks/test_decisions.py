@@ -1,4 +1,6 @@
-"""Calibration, thresholds, sensitivity and specificity equal independent computations, and are disclosed coarsely."""
+"""Calibration, thresholds, sensitivity and specificity equal independent computations, and are rounded before
+disclosure.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -143,7 +145,6 @@ def histology(*changes: str) -> Plan:
 
 
 def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, TrainingSite]]:
-    """Run a study in which only the second hospital has these settings."""
     own = {A: SiteSettings(device="cpu"), B: SiteSettings(device="cpu", **settings)}
     sites = {
         site: site_of(plan, site, SITES[:2], given, root / "sites" / site, plan.task.load(site, SITES[:2], 0, None))
@@ -153,7 +154,6 @@ def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, T
 
 
 def of_validation(root: Path, site: TrainingSite) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hospital's validation classes and the probabilities that the tested model predicts for these cases."""
     measures = site.participant.evaluation.evaluate(
         site.participant.data.validation,
         lambda: None,
@@ -211,7 +211,7 @@ def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch
     summary, sites = study(tmp_path / "run", plan, min_patients_per_metric=6)
     decisions = summary.sites[A].decisions
     assert decisions.threshold * BROAD == pytest.approx(round(decisions.threshold * BROAD))
-    assert all(count % 5 == 0 for count in decisions.decided) and sum(decisions.decided) == 60  # patients
+    assert all(count % 5 == 0 for count in decisions.decided) and sum(decisions.decided) == 60
     assert sites[A].participant.data.validation.targets.bincount().tolist() == [2 * CLASS * 5] * 2
     other = summary.sites[B].decisions
     assert other.threshold is None and other.reliability and "sensitivity" not in summary.sites[B].figures

@@ -1,4 +1,4 @@
-"""Every built-in task and every reader passes the tests of TaskTester."""
+"""Built-in tasks and readers pass the tests of TaskTester."""
 
 from dataclasses import replace
 from pathlib import Path

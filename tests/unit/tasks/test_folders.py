@@ -57,7 +57,6 @@ def photos(**numbers) -> FolderTask:
 
 
 def write_photos(folder: Path, patients=PATIENTS, images: int = 2) -> Path:
-    """Write images/<patient>/<number>.png and labels/<patient>/<number>.png."""
     for place, patient in enumerate(patients):
         for number in range(images):
             pixels, mask = photograph(100 * place + number)
@@ -96,7 +95,7 @@ def told(task: FolderTask, where: DataSource):
 def test_a_volume_is_turned_resampled_and_normalised(stored_as: str, tmp_path: Path) -> None:
     """A volume's axes may have any order in its file.
 
-    If no resampling is needed, the expected values are computed with numpy.
+    For volumes without resampling, numpy computes the expected values.
     """
     write_balls(tmp_path, PATIENTS, spacing=(2.0, 2.0, 3.0), stored_as=stored_as)
     task = volumes(intensity={"kind": "z-score"})
@@ -253,8 +252,9 @@ def test_volumes_are_classified_whole(tmp_path: Path) -> None:
     image = ball((12, 24, 20), (2.0, 2.0, 3.0), number)[0].astype(np.float64)
     low, high = np.percentile(image, [0.5, 99.5])
     scaled = ((image - low) / (high - low)).clip(0, 1)
-    np.testing.assert_allclose(inputs[0, :, :, 6:26].numpy(), scaled[2:10, 4:20], atol=1e-5)  # cropped in the middle
-    assert (inputs[0, :, :, :6] == 0).all() and (inputs[0, :, :, 26:] == 0).all()  # and padded
+    # the rows are cropped to the middle of the image
+    np.testing.assert_allclose(inputs[0, :, :, 6:26].numpy(), scaled[2:10, 4:20], atol=1e-5)
+    assert (inputs[0, :, :, :6] == 0).all() and (inputs[0, :, :, 26:] == 0).all()  # the columns are padded with zeros
 
 
 # --------------------------------------------------------------------------------------------------------- who is where
@@ -275,19 +275,21 @@ def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
     for count in (3, 4, 5, 6):  # with at least three patients, no part of the split is empty
         assert min(sizes(parts_of(count, split))) >= 1 == min(sizes(parts_of(count, split, shares=(0.9, 0.05, 0.05))))
     moved = [patient for patient, part in parts_of(300, split).items() if parts_of(300, split + 1)[patient] != part]
-    assert len(moved) > 100  # another random number gives another split
+    assert len(moved) > 100
 
 
 @pytest.mark.parametrize("split", range(5))
 def test_parts_are_at_their_shares_within_each_class(split: int) -> None:
-    """10 of 40 patients are ill, and each split puts six into training, two into validation and two into the test."""
+    """10 of 40 patients are ill, and each split assigns six of the ill patients to training, two to validation and two
+    to the test.
+    """
     ill = [f"p{n}" for n in range(0, 40, 4)]
     parts = parts_by_rank({f"p{n}": "ill" if n % 4 == 0 else "well" for n in range(40)}, (0.6, 0.2, 0.2), split)
     assert sizes(parts) == [24, 8, 8] and sizes({patient: parts[patient] for patient in ill}) == [6, 2, 2]
 
 
 def test_where_nothing_is_remembered_a_newcomer_moves_few_and_nobody_from_test_to_training() -> None:
-    """docs/start/your-data.md describes this for runs on one machine."""
+    """docs/start/your-data.md describes how runs on one machine, which store no split, treat new patients."""
     moves = []
     for split in range(100):
         for classes in (1, 2):
@@ -400,7 +402,7 @@ def test_pieces_are_drawn_from_the_seed_and_hold_a_structure_when_they_should() 
     assert sorted(set(seen)) == [(0, 0, 0), (2, 3, 3), (4, 6, 6)]
     assert min(counts) > 70  # each voxel of the structure is drawn with the same probability
     assert len(free) > 150  # a patch has 5 x 7 x 7 possible positions
-    assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)  # there is no structure
+    assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)
 
 
 def test_a_volume_smaller_than_a_piece_is_filled_up() -> None:
@@ -560,7 +562,7 @@ def test_every_cache_gives_the_same_cases(cache: str, balls: Path, tmp_path: Pat
 
 
 def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
-    # each volume needs 0.28 MB, and its mask needs one byte for each voxel
+    # each volume needs 0.28 MB, and each mask needs one byte for each voxel
     write_balls(tmp_path, PATIENTS, shape=(24, 48, 50), spacing=(2, 2, 3))
     data = read(volumes(), source(tmp_path, cache_memory=1))
     held = [one for part in PARTS for one in getattr(data, part).held]
@@ -622,7 +624,6 @@ def leads_nowhere(path: Path) -> None:
 
 
 BAD_VOLUMES = [
-    # the folder with the damaged file, the damage, and the error
     ("images", cut_off, "an image can't be read"),
     ("labels", cut_off, "a mask can't be read"),
     ("images", with_nan, "an image has values that are NaN"),
@@ -649,7 +650,6 @@ def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
 
 
 def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
-    """Assert that survey and training report one problem in these words, and that the shareable text names no file."""
     survey = told(task, where)
     (problem,) = [problem for problem in survey.problems if problem.severity != "note"]
     assert problem.severity == "left out" and words in problem.what and problem.count == 1
@@ -665,8 +665,6 @@ def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
 
 
 def palette(path: Path) -> None:
-    """Write an image that has a palette of 256 colours."""
-
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
@@ -681,16 +679,13 @@ def pixels_of(path: Path, shape: tuple[int, ...], kind: type = np.uint8) -> None
 
 
 def real_pixels_of(path: Path) -> None:
-    """Write a TIFF file that has the suffix of another format.
-
-    The reader detects the format by the file's content and not by its suffix.
-    """
+    """Write a TIFF file with the suffix of another format, because the reader must detect the format by content."""
     write_pixels(path.with_suffix(".tiff"), np.random.default_rng(0).random((30, 40, 3)).astype(np.float32))
     path.with_suffix(".tiff").rename(path)
 
 
 def turned(path: Path) -> None:
-    """Write a photograph like that of a rotated phone, with its orientation as an EXIF tag."""
+    """Write a photograph like a rotated phone's, with the orientation as an EXIF tag."""
     tag = Image.Exif()
     tag[274] = 6
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(path, "JPEG", exif=tag)
@@ -753,10 +748,7 @@ def test_other_ways_to_store_a_picture_are_read_as_programs_show_it(mode: str, e
 
 
 def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:
-    """Screenshots and many image viewers save PNG files with an opaque alpha channel.
-
-    The reader gives the same pixel values as for files without an alpha channel.
-    """
+    """Screenshots and many image viewers save PNG files with an opaque alpha channel."""
     folder = write_photos(tmp_path / "rgb", images=1)
     shutil.copytree(folder, tmp_path / "rgba")
     for path in sorted((tmp_path / "rgba/images").glob("*/*.png")):
@@ -780,10 +772,7 @@ def test_where_all_images_are_left_out_that_is_said(tmp_path: Path) -> None:
 
 
 def test_16_bits_are_read_as_8(tmp_path: Path) -> None:
-    """Both grey images and colour images are tested.
-
-    An image that uses only 12 of its 16 bits is reported, because it would be nearly black.
-    """
+    """The reader reports an image that uses only 12 of its 16 bits, because the image would be nearly black."""
     grey = photos(colours="grey", resize=False)
     for name, step in (("8", 1), ("16", 257), ("12", 16)):
         for number, patient in enumerate(PATIENTS):
@@ -874,7 +863,6 @@ def test_marks_and_spaces_in_names_are_letters(spelling: str, tmp_path: Path) ->
 
 
 STOPS = [
-    # the changed values of the row or the file's content, and the error
     ({"patient": None}, "the table has no column patient; name yours under data.columns"),
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
@@ -1001,9 +989,7 @@ def test_too_few_patients_leave_a_part_empty(tmp_path: Path) -> None:
 
 
 def test_volumes_along_a_fourth_axis_are_channels(tmp_path: Path) -> None:
-    """Volumes along the fourth axis are read as channels, a single one as an ordinary volume, and a time series is
-    rejected.
-    """
+    """The reader takes several volumes along the fourth axis as channels, and rejects a time series."""
     affine = np.array([[-2.0, 0, 0, 10], [0, 0, 3, 5], [0, 1.5, 0, -7], [0, 0, 0, 1]])
     values = np.random.default_rng(0).normal(size=(5, 6, 7, 4)).astype(np.float32)
 
@@ -1093,7 +1079,6 @@ def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: s
 
 # ---------------------------------------------------------------------------------------------------- the documentation
 def documented(first: str, root: Path) -> list[dict]:
-    """Return the YAML examples in docs/start/your-data.md that begin with this line."""
     blocks = (root / "docs/start/your-data.md").read_text(encoding="utf-8").split("```")[1::2]
     return [yaml.safe_load(block.removeprefix("yaml")) for block in blocks if block.startswith(f"yaml\n{first}")]
 
@@ -1117,7 +1102,7 @@ def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> Non
 
 
 def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
-    """The test adds rows to the table of the page, and uses a plan from jobs/."""
+    """The test adds rows to the page's table, and uses a plan from jobs/."""
     text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
     lines = text.split("```\nfile,")[1].split("```")[0].strip().splitlines()[1:]
     lines += [f"photos/{n:04}.png,{('naevus', 'melanoma')[n % 2]},P{n},{PARTS[n % 3]}" for n in range(20, 32)]

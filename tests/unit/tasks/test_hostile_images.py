@@ -1,5 +1,5 @@
-"""Hostile images: the reader follows no path in a header, allocates no memory by a claimed size, and reads the next
-image.
+"""For a hostile image, the reader follows no path in a header, allocates no memory by a claimed size, and reads the
+next image.
 """
 
 import csv
@@ -39,7 +39,6 @@ def good(path: Path) -> None:
 
 
 def nifti(path: Path, **fields: bytes) -> None:
-    """Write a NIfTI volume, and replace the header's bytes at the offset n by the argument at_n."""
     good(path)
     content = bytearray(path.read_bytes())
     for place, value in fields.items():
@@ -53,7 +52,7 @@ def not_readable_by_nibabel(path: Path) -> None:
 
 
 def offset_that_overflows(path: Path) -> None:
-    nifti(path, at_108=struct.pack("<f", float("inf")))  # OverflowError
+    nifti(path, at_108=struct.pack("<f", float("inf")))
 
 
 BROKEN = [not_readable_by_nibabel, offset_that_overflows]
@@ -172,16 +171,16 @@ def dicom(path: Path) -> bytes:
 
 
 def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path: Path) -> None:
-    """Without the check, GDCM would allocate the memory and never free it."""
+    """Without the check, GDCM would allocate the claimed memory and never free it."""
     whole = dicom(tmp_path / "a.dcm")
     assert Scan.read(tmp_path / "a.dcm").values.size == 30
-    # in implicit VR, an element's length follows directly after its tag
+    # in implicit VR, an element's length follows directly after the element's tag
     place = whole.rindex(struct.pack("<HH", 0x7FE0, 0x0010)) + 4
     (tmp_path / "a.dcm").write_bytes(whole[:place] + struct.pack("<I", 3_000_000_000) + whole[place + 4 :])
     with pytest.raises(DataError, match="damaged") as caught:
         Scan.read(tmp_path / "a.dcm")
     assert "claims 3000000000 bytes" in caught.value.private
-    with pytest.raises(DataError, match="damaged"):  # a damaged file in a series gives the same error
+    with pytest.raises(DataError, match="damaged"):
         Scan.read(tmp_path)
 
 

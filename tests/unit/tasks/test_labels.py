@@ -64,9 +64,8 @@ PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii
 
 
 def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> None:
-    """Write volumes with two channels, in both of which two discs are bright.
-
-    The argument `drew` maps a structure's number to the structure's value in the masks.
+    """Write volumes with two bright discs in both channels; `drew` maps a structure's number to the structure's value
+    in the masks.
     """
     random = np.random.default_rng(seed)
     places = np.stack(np.meshgrid(*map(np.arange, GRID), indexing="ij"), -1)[..., :2]
@@ -118,7 +117,7 @@ def study(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
     folder = tmp_path_factory.mktemp("runs") / "study"
     with mock.patch.object(structures, "_along", wraps=structures._along) as weighed:
         found = run(plan_of(), folder=folder, settings=each(hospitals, OWN))
-    # in each round, the weight and the bias of each hospital's last layer are averaged by structure
+    # in each round, the server averages the weight and the bias of each hospital's last layer by structure
     assert weighed.call_count == 6 * len(OWN) * 2
     return found, folder
 
@@ -159,7 +158,7 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
     image, labels = torch.rand(1, 6, 6), torch.zeros(6, 6, dtype=torch.long)
     labels[2:4, 2:4] = 1
     case = image, labels | mark_of([2, 15])
-    piece = patch(case, (8, 8), 1.0, 3)  # the patch is larger than the image, so the image is padded
+    piece = patch(case, (8, 8), 1.0, 3)
     _, moved = augmented((piece[0][None], piece[1][None].clone()), ("flip-x", "rotate90", "affine"), True, [5])
     for target in (piece[1], moved[0]):
         assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
@@ -178,7 +177,6 @@ def test_conditional_distillation_by_hand() -> None:
     output, taught = torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
     taught[0, 1, 0, 1], taught[0, 2, 0, 2], output[0, 2, 0, 3] = 9.0, 1.0, -1.0
     target = torch.tensor([[[1, 0, 0, 0]]]) | mark_of([2])
-    # the temperature τ is 0.5, and the values belong to the pixels 2 and 3
     own, right = [0.5, 1 / (1 + np.exp(2))], [1 / (1 + np.exp(-2)), 0.5]
     dice = 2 * np.dot(own, right) / (sum(own) + sum(right))
     assert float(distilled(output, taught, target, 0.5)) == pytest.approx(1 - dice, rel=1e-4)
@@ -231,7 +229,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
     }
     assert "dice_post" not in told["a"] and "dice_ant" not in told["b"] and {"dice_ant", "dice_post"} <= told["c"]
     assert min(summary.pooled["dice_ant"], summary.pooled["dice_post"]) > 0.5  # type: ignore[type-var]
-    # each structure's Dice is averaged over the hospitals that annotated it, and then the structures are averaged
+    # each structure's Dice is averaged over the hospitals that annotated the structure, and then over the structures
     dice = {
         name: {site: own.figures[f"dice_{name}"] for site, own in summary.sites.items()} for name in ("ant", "post")
     }
@@ -243,7 +241,8 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
     goal = goal_of("segmentation", ("ant", "post"))
     assert judged_by(goal, {"a": ["post"], "c": []}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
-    # three hospitals annotated ant and one annotated post, so the one score of post counts as much as the three of ant
+    # three hospitals annotated ant and one hospital annotated post, and both structures have the same weight in the
+    # score
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
         {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
     )
@@ -266,7 +265,6 @@ def test_predicting_gives_all_structures_where_one_was_drawn(
     assert asked.predict() == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
     values = source.plan.task.use.own_values(data)
-    # the hospital's masks have a value for post, and ant gets a value that the masks do not use
     assert values[2] == 1 and values[1] not in (0, 1)
     assert set(np.unique(mask)) == {0, values[1], values[2]}
     assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant"]}
@@ -347,9 +345,8 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:
-    """Hospital a did not annotate the structure post in its own masks.
-
-    The model of hospital a still segments post in the images of hospital c, which annotated post.
+    """Hospital a did not annotate the structure post, but its model still segments post in the images of hospital c,
+    which did.
     """
     found = run(plan_of(method), folder=tmp_path / method, settings=each(hospitals, OWN))
     pooled = found.summary.pooled

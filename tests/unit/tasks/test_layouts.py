@@ -1,5 +1,5 @@
-"""Every published folder layout is read, split by patient, trained for one step and tested; a wrong layout gives an
-error.
+"""medsilo reads every published folder layout, splits it by patient, trains for one step and tests; a wrong layout
+gives an error.
 """
 
 import shutil
@@ -31,7 +31,6 @@ def load(layout: Layout, folder: Path, seed: int = 0, **numbers: object) -> Read
 
 
 def where(data: Read) -> dict[str, set[str]]:
-    """Return the names of the training, validation and test parts that contain each patient, over all sites."""
     found: dict[str, set[str]] = {}
     for site in data.values():
         for part in PARTS:
@@ -120,7 +119,8 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
         cases = [(next(tmp_path.glob(f"*/{pattern}")), train[0][0])]
     for path, inputs in cases:
         predicted = task.inputs_of(Scan.read(path).values)
-        assert min(float((one - inputs).abs().mean()) for one in predicted) < 0.02  # two libraries decode JPEG
+        # two libraries decode JPEG differently
+        assert min(float((one - inputs).abs().mean()) for one in predicted) < 0.02
 
 
 # ------------------------------------------------------------------------------------------------------- single layouts
@@ -130,7 +130,6 @@ def test_outlines_are_filled_where_they_are_and_ambiguous_ones_are_not(tmp_path:
     expected = np.zeros((30, 44), np.uint8)
     expected[6:18, 8:20] = 1
     for image in images_in(tmp_path):
-        # the second image is a test image, with a region of ambiguous label
         if image.name[5:12] in ("55-1594", "49-6743"):
             assert np.array_equal(nuclei_in(image, (30, 44)), expected)
     assert {name[5:] for name in where({"": lungs})} == set(layouts.LUNGS)

@@ -42,7 +42,6 @@ def test_each_patient_counts_once() -> None:
 
 # ---------------------------------------------------------------------------------------------------- classes
 def drawn(cases: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw labels that include each class, and probabilities that are related to the labels."""
     random = np.random.default_rng(seed)
     labels = np.concatenate([np.arange(classes), random.integers(0, classes, cases - classes)])
     logits = random.normal(size=(cases, classes)) + 1.2 * np.eye(classes)[labels]
@@ -105,14 +104,14 @@ def test_classes_with_few_cases_are_not_told_apart() -> None:
     told = ACTIVITY.counts(measured(labels, chance), patients, 5)
     assert told.keys() == {"accuracy", "accuracy_by_patient"}
     assert ACTIVITY.counts(measured(labels, chance), patients, 2).keys() == ACTIVITY.layout.keys()
-    without = labels != 5  # a class without cases has no effect
+    without = labels != 5
     told = ACTIVITY.counts(measured(labels[without], chance[without]), patients[:58], 5)
     assert told.keys() == ACTIVITY.layout.keys()
     assert ACTIVITY.counts(measured(labels[:4], chance[:4]), patients[:4], 5) == {}
 
 
 # ---------------------------------------------------------------------------------------------------- masks
-# Two nested structures, on a grid of 1 mm by 2 mm.
+# two nested structures, on a grid of 1 mm by 2 mm
 BONES = Segmentation(3, torch.nn.functional.cross_entropy, {"whole": (1, 2), "core": (2,)}, voxel=(1.0, 2.0))
 
 
@@ -137,21 +136,21 @@ def test_dice_and_surfaces_by_hand() -> None:
     assert measures["dice"].item() == pytest.approx(2 * 12 / 32)
     # each border pixel is at most one pixel from the other mask's border
     assert measures["hd95"].item() == pytest.approx(1.0)
-    assert measures["surface_dice"].item() == 1.0  # the distances are within the tolerance of two pixels
+    assert measures["surface_dice"].item() == 1.0
     far = task.goal.measures(
         certain(mask((1, 2, 6, 8, 12)), 2), right
     )  # the prediction is shifted by four columns, so the two squares only touch
     assert far["dice"].item() == 0.0
     assert far["hd95"].item() == pytest.approx(4.0)
     # Of the 12 border pixels of each square, 4 have the distance 1 and 2 the distance 2 to the other square's border.
-    # Therefore, 12 of all 24 border pixels are within the tolerance of two pixels.
+    # Half of the 24 border pixels are within the tolerance of two pixels.
     assert far["surface_dice"].item() == pytest.approx(12 / 24)
 
 
 def test_structures_have_figures_of_their_own_in_millimetres() -> None:
     right, found = mask((1, 2, 8, 2, 8), (2, 4, 6, 4, 6)), mask((1, 2, 8, 2, 8), (2, 4, 6, 5, 7))
     measures = BONES.measures(certain(found, 3), right)
-    assert measures["dice_whole"].item() == 1.0  # the union of core and rim is predicted correctly
+    assert measures["dice_whole"].item() == 1.0
     assert measures["dice_core"].item() == pytest.approx(2 * 2 / 8)
     assert measures["dice"].item() == pytest.approx((1.0 + 0.5) / 2)
     assert measures["hd95_whole"].item() == 0.0

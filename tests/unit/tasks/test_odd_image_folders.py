@@ -1,6 +1,6 @@
 """`medsilo data` reads image folders as hospitals export them after at most three answers, or gives a reason.
 
-The command reads no folder wrongly without a question: even with --yes, it asks for facts that only a person knows.
+Even with --yes, the command asks for facts that only a person knows.
 """
 
 import csv
@@ -74,8 +74,8 @@ class Export:
     known: bool = True
     left_out: int = 0
     learns: str = "classification"
-    refused: str = ""  # words that the error must contain
-    says: str = ""  # words in the questions
+    refused: str = ""
+    says: str = ""
     classes: int = 2
 
 
@@ -140,7 +140,7 @@ def patients_below_classes(to: Writer) -> None:
 
 @export(answers={"classes": "benign, malignant"}, patients=15, cases=60)
 def numbers_of_patients_begin_again_in_each_class(to: Writer) -> None:
-    """It is unknown whether patient 3 of one class is also patient 3 of the other class.
+    """Nobody knows whether patient 3 of one class is also patient 3 of the other class.
 
     If equal numbers in two classes mean one patient, no patient can be in both training and test data.
     """
@@ -629,8 +629,8 @@ def frames_of_videos(to: Writer) -> None:
 
 @export(patients=10, cases=60)
 def frames_of_videos_of_named_patients(to: Writer) -> None:
-    """In earlier versions, the patient column was ignored, so a patient had one video in training and another in test
-    data.
+    """In earlier versions, medsilo ignored the patient column, so a patient had one video in training and another in
+    test data.
     """
     videos(to, patients=True)
 
@@ -662,7 +662,7 @@ def test_an_export_is_right_after_three_answers_or_refused(
     command = ["data", str(folder), "-o", str(out), "--yes"]
     assert len(own.answers) + len(own.also) <= 3
     keys, said = list(own.answers), ""
-    for place, key in enumerate(keys):  # --yes does not answer questions about possible faults
+    for place, key in enumerate(keys):
         assert main([*command, *given({known: own.answers[known] for known in keys[:place]})]) == 1
         line = capsys.readouterr().err.splitlines()[-1]
         assert f"{key}: " in line, line
@@ -698,7 +698,9 @@ def cases_of(one: DataSet, place: Path) -> list[Any]:
 
 
 def test_hospitals_in_one_folder_take_part_each_with_its_own(tmp_path: Path) -> None:
-    """After one acceptance, `run --settings` reads a data set for each of two hospitals, with its own images only."""
+    """After one acceptance, `run --settings` reads a data set for each of two hospitals, which contains only the
+    hospital's own images.
+    """
     folder, out = tmp_path / "export", tmp_path / "set"
     hospitals_with_folders_of_patients(Writer(folder))
     assert main(["data", str(folder), "-o", str(out), "--yes"]) == 0

@@ -23,7 +23,7 @@ from tests.conftest import make_plan
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 SMALL = ["task.patients=4", "task.slices=3", "task.size=32", "network.name=unet", "network.features=[2, 4]"]
-# the task's name comes first, because it changes the other keys' default values
+# the task's name comes first, because the name changes the other keys' default values
 DRAWN = ["task.name=synthetic-prostate", *SMALL]
 
 
@@ -129,7 +129,7 @@ def test_outlines_lie_where_the_masks_end(tmp_path: Path) -> None:
     assert {tuple(edge) for edge in np.argwhere(there)[[0, -1]]} == {(30, 30), (59, 59)}
     assert there[30, 30:60].all() and not there[33:57, 33:57].any()
     assert np.argwhere(found).min() >= 90 and np.argwhere(found).max() <= 149
-    assert 0.3 < found[90, 90:150].mean() < 0.7  # a dashed line can be recognised without its colour
+    assert 0.3 < found[90, 90:150].mean() < 0.7  # readers recognise a dashed line without its colour
     grey = pixels[62:88, 62:88]
     assert (grey[..., 0] == grey[..., 1]).all()
 

@@ -1,4 +1,4 @@
-"""A hospital's table: reading, errors, training, and a model's predictions for the rows of another table."""
+"""Test a hospital's table: reading, errors, training, and a model's predictions for the rows of another table."""
 
 import csv
 import json
@@ -33,7 +33,6 @@ HEAD = ("pid", "age", "sex", "outcome", "score", "time", "event", "site", "crea"
 
 
 def lines(patients: int = 30, seed: int = 0) -> list[list[Any]]:
-    """Draw patients with an outcome, a score and a time that depend on age and sex."""
     drawn = np.random.default_rng(seed)
     age, sex = drawn.normal(60, 10, patients).round(1), drawn.integers(0, 2, patients)
     risk = (age - 60) / 10 + sex - 0.5
@@ -227,7 +226,7 @@ BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
     (lambda rows: rows[2].__setitem__(3, "maybe"), "stops", "a label that is not the plan's (no, yes)"),
     (lambda rows: rows[2].__setitem__(0, ""), "left out", "no patient"),
     (lambda rows: rows[2].append("surplus"), "left out", "more or fewer cells"),
-    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),  # the plan does not read this column
+    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),
     (lambda rows: rows[2].__setitem__(0, "x" * 2000), "left out", "no patient"),
     (lambda rows: rows.append(rows[2]), "note", "lines of one patient are there twice"),
 ]
@@ -340,11 +339,11 @@ def test_no_promise_of_privacy_is_made_for_coxs_loss() -> None:
 
 def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
     task = plan_of(**KINDS["survival"]).task
-    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])  # this event is in all comparable pairs
+    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
     target[:, 1] = 1
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
-    drawn, names = np.random.default_rng(0), "aabbcdefgh"  # two patients have two rows each, and many times are equal
+    drawn, names = np.random.default_rng(0), "aabbcdefgh"
     for _ in range(20):
         times, events = drawn.integers(1, 6, 10), drawn.integers(0, 2, 10)
         pairs = [
@@ -496,9 +495,9 @@ def test_a_line_is_called_by_its_number_in_the_file(
 
 
 def test_a_dealt_table_is_the_same_for_each_site_in_any_order(tmp_path: Path) -> None:
-    """The table is read once for all sites, but each site gets only the notes about its own rows.
+    """medsilo reads the table once for all sites, but each site gets only the notes about its own rows.
 
-    A table whose file has changed is read again.
+    After a change of the file, medsilo reads the table again.
     """
     rows = lines(60)
     rows[3][1] = rows[7][1] = ""
@@ -526,7 +525,7 @@ def test_folds_are_standardised_by_their_own_training_part(hospitals: Path) -> N
 
 @pytest.mark.parametrize("ending", ["parquet", "xlsx"])
 def test_a_file_has_the_same_lines_for_a_table_of_images_and_of_patients(ending: str, tmp_path: Path) -> None:
-    """In earlier versions, two readers numbered rows differently, because only one counted empty rows."""
+    """In earlier versions, two readers numbered rows differently, because only one reader counted empty rows."""
     frame = pandas.DataFrame({"image": ["a.png", None, "b.png"], "label": ["x", None, "y"], "age": [1.5, None, 2.0]})
     path = tmp_path / f"cases.{ending}"
     getattr(frame, "to_excel" if ending == "xlsx" else "to_parquet")(path, index=False)
@@ -551,7 +550,6 @@ def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
 
 
 def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> None:
-    """Settings that list every key with its default value read the same table as short settings."""
     write(tmp_path, [row[1:] for row in lines()], HEAD[1:])
     said = make_settings({"data": {**described(tmp_path), "columns": {}}}, "a test")
     again = make_settings(said.model_dump(mode="json"), "a test")
@@ -568,7 +566,7 @@ def test_a_hospital_says_which_numbers_mean_not_known_and_what_holds_for_later_l
         ("a", 61, "M", "2020-01-31", "", ""),
         ("b", 999, "F", "2020-02-01", "", ""),
         ("a", "", "", "2020-01-31", "2020-03-01", 1),
-        ("c", "", "", "2021-12-31", "2022-01-01", 0),  # a row gets no values of another patient
+        ("c", "", "", "2021-12-31", "2022-01-01", 0),
         ("b", "", "", "2020-02-01", "2020-02-01", 0),
     ]
     more = {"codes": {"age": ["999"]}, "spans": {"time": ["diagnosed", "seen"]}, "fill": ["age", "sex"]}

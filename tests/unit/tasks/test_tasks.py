@@ -34,7 +34,6 @@ def same(first, second):
 
 
 def test_registry_is_sorted_and_named_as_the_classes():
-    # Python registered the others
     known = {name: task for name, task in TASKS.items() if not name.startswith("own-data-")}
     assert list(known) == sorted(known)
     for name, task in known.items():
