@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from medsilo.core.files import check_unquoted, write_json, write_text
 from medsilo.core.parent_watch import end_with
 from medsilo.core.text import size_text
 from medsilo.flare.job_source import CONFIG, PLAN
-from medsilo.flare.jobs import SERVER, has_code
+from medsilo.flare.jobs import CLIENT, SERVER, has_code
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.rounds import Round
@@ -33,7 +33,7 @@ from medsilo.runs.schema import SEE_LOG
 from medsilo.site.party import FILE_NAME
 from medsilo.site.policy import EXECUTOR
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.jobs import CONTROLLER, check_components, write_job
+from medsilo_lab.jobs import CONTROLLER, check_components, classes_in, write_job
 from medsilo_server.record import Record
 
 # time limit for the start of medsilo's controller in NVFlare, in seconds, and additional seconds per site
@@ -158,14 +158,15 @@ def _simulate(
     for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
         own.compute()  # raises an error for a missing device before any process starts
         parse_plan(plan.resolved(), allowed=own.packages)  # raises an error for packages that the sites would reject
-    check_components(record.folder / paths.JOB)
-    workspace = record.folder / paths.NVFLARE
-    prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
+    job, workspace = record.folder / paths.JOB, record.folder / paths.NVFLARE
+    check_components(job)
+    classes = classes_in(job, SERVER) | classes_in(job, CLIENT)
+    prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone, classes)
     needs = Needs.of(plan, threads, psutil.virtual_memory().available)
     say(needs.text)
     seen, log = len(record.rounds()), record.folder / paths.NVFLARE_LOG
     starting = Starting(record, plan.participation.everyone, say)
-    with simulated(record.folder / paths.JOB, workspace, plan.participation.everyone, needs.threads, log) as process:
+    with simulated(job, workspace, plan.participation.everyone, needs.threads, log) as process:
         _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
     summary = record.summary()
     if summary is None:
@@ -216,18 +217,26 @@ def _check_sources(plan: Plan, settings: SiteSettings) -> None:
         plan.task.check_source(settings.of(site).data)
 
 
-def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sites: Sequence[str] = ()) -> None:
-    """Write the settings of the sites and a class allow-list into a simulator's workspace; the list contains only
-    medsilo's classes.
+def prepare_workspace(
+    workspace: Path,
+    settings: SiteSettings,
+    output: Path,
+    sites: Sequence[str] = (),
+    classes: Collection[str] = (CONTROLLER, EXECUTOR),
+) -> None:
+    """Write the settings of the sites and a class allow-list into a simulator's workspace.
 
     If a site has settings that differ from the common settings, they are in a folder with the name of the site.
+
+    Args:
+        classes: The classes that NVFlare may load without code in the job: those that the job names.
     """
     local = workspace / "local"
     _write_settings(local, settings, output)
     for site in sites:
         if settings.of(site) is not settings:
             _write_settings(local / site, settings.of(site), output)
-    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
+    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": sorted(classes)})
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
