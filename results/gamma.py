@@ -21,19 +21,18 @@ from medsilo.deploy.supermodel import THRESHOLDS, tune
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
 # the global model's score, its difference from a wrong expert's score, and the standard deviation over images
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
-# difference of a right expert's score from the global model's score, for similar and for different hospitals
-GAINS = (0.05, 0.15)
-KINDS = {"of the same kind": 0.0, "darker": 0.4}  # fraction by which the selector's scores shrink
+DIFFERENCES = (0.05, 0.15)  # how much higher a right expert scores, for similar and for different hospitals
+KINDS = {"of the same kind": 0.0, "darker": 0.4}  # amount by which the selector's scores shrink
 CHOICES = ("upper edge", "lower edge", "middle")
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, darker: float) -> Images:
+def drawn(random: np.random.Generator, images: int, difference: float, sharp: float, darker: float) -> Images:
     """Draw the images of a study whose selector distinguishes hospitals with the mean ability `sharp`."""
     margin = sharp * (1 - darker) * random.gamma(3.0, 1.0, images) + (1 + darker) * random.normal(0, 0.8, images)
     confidence = 1 / (1 + (HOSPITALS - 1) * np.exp(-np.abs(margin)))
     common = GLOBAL + random.normal(0, SPREAD, images)
-    return confidence, common + np.where(margin > 0, gain, -LOSS), common
+    return confidence, common + np.where(margin > 0, difference, -LOSS), common
 
 
 def score(images: Images, gamma: float) -> float:
@@ -41,14 +40,14 @@ def score(images: Images, gamma: float) -> float:
     return float(np.where(confidence > gamma, own, common).mean())
 
 
-def regrets(gain: float, darker: float, times: int = TIMES) -> tuple[int, Sequence[float]]:
+def regrets(difference: float, darker: float, times: int = TIMES) -> tuple[int, Sequence[float]]:
     """Return the number of studies with a choice, and the mean regret of each choice in these studies, in points."""
     random = np.random.default_rng(3)
     lost = []
     for _ in range(times):
         sharp = float(np.exp(random.uniform(np.log(0.5), np.log(8.0))))
-        validation = drawn(random, HOSPITALS * VALIDATION, gain, sharp, 0.0)
-        others = drawn(random, OTHERS, gain, sharp, darker)
+        validation = drawn(random, HOSPITALS * VALIDATION, difference, sharp, 0.0)
+        others = drawn(random, OTHERS, difference, sharp, darker)
         cases = len(validation[0])
         tuning = tune({gamma: (cases, cases * score(validation, gamma)) for gamma in THRESHOLDS})
         low, high = tuning.plateau
@@ -60,11 +59,11 @@ def regrets(gain: float, darker: float, times: int = TIMES) -> tuple[int, Sequen
 
 def main() -> None:
     """Print the table of docs/after/use-a-model.md."""
-    print(f"| images | a right expert's gain | studies | {' | '.join(CHOICES)} |\n|{'---|' * (3 + len(CHOICES))}")
+    print(f"| images | a right expert's difference | studies | {' | '.join(CHOICES)} |\n|{'---|' * (3 + len(CHOICES))}")
     for kind, darker in KINDS.items():
-        for gain in GAINS:
-            studies, found = regrets(gain, darker, TIMES)
-            print(f"| {kind} | {100 * gain:.0f} | {studies} | {' | '.join(f'{mean:.2f}' for mean in found)} |")
+        for difference in DIFFERENCES:
+            studies, found = regrets(difference, darker, TIMES)
+            print(f"| {kind} | {100 * difference:.0f} | {studies} | {' | '.join(f'{mean:.2f}' for mean in found)} |")
 
 
 if __name__ == "__main__":

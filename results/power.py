@@ -3,10 +3,10 @@ results/intervals.csv.
 
 The scores are simulated separately for each row and seed. With the simulated spread, a row judged alone finds 6 points
 in 11 % and 10 points in 27 % of studies. For each seed, the same random number is added to all rows. In the simulation
-of false alarms, no row is better, and one row may have a larger spread than all other rows. The variance of training is
-estimated in four ways. The estimates use each row alone, all rows without a check, all rows as in `compare`, or a
-weighted mean of both variances. In the weighted mean, the variance of all rows counts as four degrees of freedom (Smyth
-2004). P-values are corrected for all rows (Holm), at 5 %.
+of false alarms no row is better, and one row may have a larger spread than the others. The variance of training is
+estimated in four ways. The four estimates use each row alone; all rows without a check; all rows as in `compare`
+(medsilo_lab.study.training_luck); and all rows with the row itself. In the last estimate, the variance of all rows
+counts as four degrees of freedom (Smyth 2004). P-values are corrected for all rows (Holm), at 5 %.
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ Judge = Callable[[np.ndarray], np.ndarray]
 
 
 def studies(
-    random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
+    random: np.random.Generator, difference: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
 ) -> np.ndarray:
-    """Draw studies [times, rows, seeds], in which row `row` has a larger spread and row 2 gains."""
+    """Draw studies [times, rows, seeds], in which one row has a larger spread and row 2 is better."""
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))
     drawn[:, row] *= unsteady
-    drawn[:, 2] += gain
+    drawn[:, 2] += difference
     return drawn + random.normal(0, 0.05, (times, 1, SEEDS))
 
 
@@ -103,7 +103,7 @@ def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
 def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]]:
     """Return the power for differences of 6 and 10 points, and the rate of false alarms for each spread of one row."""
     random = np.random.default_rng(1)
-    power = [float(sure(judge(studies(random, gain, times=times)))[:, 1].mean()) for gain in (0.06, 0.1)]
+    power = [float(sure(judge(studies(random, difference, times=times)))[:, 1].mean()) for difference in (0.06, 0.1)]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]
 
 

@@ -1,4 +1,4 @@
-"""Tabulate induced shifts: each method's gain by the strength of the shift for which the method was designed."""
+"""Tabulate induced shifts: each method's difference by the power of the shift for which the method was designed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,8 +10,8 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-Gains = dict[str, PairedDifference]
-By = dict[float, tuple[float, Gains]]
+Differences = dict[str, PairedDifference]  # by other row: the mean over sites of the difference from that row
+By = dict[float, tuple[float, Differences]]  # by power: the method's score and its differences
 
 
 def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]:
@@ -19,21 +19,21 @@ def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]
     for _, own in groupby(shifted, lambda pair: pair[0].kind):
         pairs = list(own)
         there = [(shift.power, part) for shift, part in pairs if part.part.baseline in _titles(part)]
-        yield *pairs[0], {power: _gains(part) for power, part in there}
+        yield *pairs[0], {power: _differences(part) for power, part in there}
 
 
 def _titles(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(cell.row.title for cell in comparison.compared()))
 
 
-def _gains(comparison: Comparison) -> tuple[float, Gains]:
-    method, gains, score = comparison.part.baseline, Gains(), 0.0
+def _differences(comparison: Comparison) -> tuple[float, Differences]:
+    method, differences, score = comparison.part.baseline, Differences(), 0.0
     for other in _titles(comparison):
         row = next(row for row in comparison.verdict(other).rows if row.title == method)
         score = row.score.mean if row.score else score
         if row.difference.mean:
-            gains[other] = row.difference.mean
-    return score, gains
+            differences[other] = row.difference.mean
+    return score, differences
 
 
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
@@ -46,8 +46,8 @@ def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
         method = first.part.baseline
         others = [title for row in first.part.rows if (title := Row.parse(row).title) != method]
         rows = [
-            [f"{method}; {shift.axis} {power:g}", f"{100 * score:.1f}", *(difference(gains.get(one)) for one in others)]
-            for power, (score, gains) in by.items()
+            [f"{method}; {shift.axis} {power:g}", f"{100 * score:.1f}", *(difference(own.get(one)) for one in others)]
+            for power, (score, own) in by.items()
         ]
         heads = ["", MEAN, *(f"{LESS}{title}" for title in others)]
         yield Table(heads, rows, first.part.title, seeds=str(len(first.whole_seeds())))

@@ -78,6 +78,7 @@ def earlier() -> list[contrasts.Answers]:
 
 
 def told_before(one: contrasts.Answers, code: Path) -> list[tuple[str, str, PairedDifference]]:
+    """Return a set's contrasts, and FedAvg's difference at each hospital, by the earlier package."""
     joining = [*JOINING] if {*JOINING} <= {*one.kept.scores} else []
     asked = {
         "scores": {name: as_json(own) for name, own in one.kept.scores.items()},

@@ -92,11 +92,13 @@ AKIN = tuple(
 )
 
 
-def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, float]:
+def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, Study, float]:
     """Draw two methods' scores on the same patients, and return them with the true difference between the methods.
 
     Args:
-        gain: The advantage that is added to the first method's scores.
+        random: The source of randomness.
+        one: The simulated kind of comparison.
+        difference: The number that is added to the first method's scores.
     """
     luck = one.luck * random.normal(0, 1, (one.seeds, 1))
     pairs, truths = [], []
@@ -108,7 +110,7 @@ def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, 
             own = float(random.beta(share * count, (1 - share) * count)) if count and share else share
             values[:, random.random(size) < own] = 0.0
             lost += sign * own * USUAL
-        pairs.append((_better(random, one, mine, gain) if gain else mine, theirs))
+        pairs.append((_better(random, one, mine, difference) if difference else mine, theirs))
         truths.append(lost)
     made = [
         [
@@ -120,14 +122,14 @@ def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, 
         ]
         for which in (0, 1)
     ]
-    return made[0], made[1], gain + truth(one) + float(np.mean(truths))
+    return made[0], made[1], difference + truth(one) + float(np.mean(truths))
 
 
-def _better(random: Random, one: World, scores: np.ndarray, gain: float) -> np.ndarray:
-    """Return scores with a mean that is higher by `gain` over all patients; right and wrong answers stay 1 and 0."""
+def _better(random: Random, one: World, scores: np.ndarray, difference: float) -> np.ndarray:
+    """Return scores whose mean over all patients is higher by `difference`. Right and wrong answers stay 1 and 0."""
     if one.kind == RIGHT:
-        return np.where(random.random(scores.shape[1]) < gain / (1 - _level(one)), 1.0, scores)
-    return scores + gain * (1 - scores) / (1 - _level(one)) if one.kind == DICE else scores + gain
+        return np.where(random.random(scores.shape[1]) < difference / (1 - _level(one)), 1.0, scores)
+    return scores + difference * (1 - scores) / (1 - _level(one)) if one.kind == DICE else scores + difference
 
 
 def _level(one: World) -> float:
@@ -214,19 +216,19 @@ def width_of_students(times: int) -> dict[int, float]:
     return widths
 
 
-def patients_that_find(times: int, gain: float = 0.035) -> tuple[int, int]:
+def patients_that_find(times: int, difference: float = 0.035) -> tuple[int, int]:
     """Return the number of patients with which four of five studies find this difference, and the number that Student's
     test needs.
     """
     spread = SPREAD * math.sqrt(1 + CELLS**2 / EXACT.seeds)
 
     def students(size: int) -> bool:
-        away = gain / spread * math.sqrt(size)
+        away = difference / spread * math.sqrt(size)
         return float(stats.nct.sf(stats.t.ppf(0.975, size - 1), size - 1, away)) >= POWER
 
     def ours(size: int) -> bool:
         random, one = np.random.default_rng(size), EXACT._replace(sizes=(size,))
-        return float(np.mean([compare(*study(random, one, gain)[:2]).low > 0 for _ in range(times)])) >= POWER
+        return float(np.mean([compare(*study(random, one, difference)[:2]).low > 0 for _ in range(times)])) >= POWER
 
     return next(size for size in range(5, 400) if ours(size)), next(size for size in range(5, 400) if students(size))
 
@@ -298,7 +300,7 @@ def tables() -> list[Table]:
         Table(("study", "false verdicts"), chance, "four rows without a difference"),
         Table(
             ("study", "reported with power .80, in points, median", "found"),
-            [(words, f"{100 * gain:.1f}", f"{share:.3f}") for words, gain, share in told],
+            [(words, f"{100 * difference:.1f}", f"{share:.3f}") for words, difference, share in told],
             "reported power",
         ),
     ]

@@ -295,6 +295,7 @@ RUN_TREE: Mapping[str, str] = {
     "a super model of its own, too",
     f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
+    f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",
     f"{paths.JOB}/": "the submitted job (simulator only)",
     f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",
     paths.NVFLARE_LOG: "NVFlare's log (simulator only)",

@@ -90,12 +90,17 @@ def check_components(job: Path) -> None:
     if (job / CUSTOM).is_dir():
         sys.path.append(str(job / CUSTOM))
     for name in (SERVER, CLIENT):
-        for path in {*_component_paths(json.loads((job / CONFIG / name).read_text()))} - {CONTROLLER, EXECUTOR}:
+        for path in classes_in(job, name) - {CONTROLLER, EXECUTOR}:
             module, _, attribute = path.rpartition(".")
             try:
                 getattr(importlib.import_module(module), attribute)
             except (ImportError, AttributeError, ValueError) as error:
                 raise MedsiloError(f"{name}: component {path} cannot be loaded: {error}") from error
+
+
+def classes_in(job: Path, name: str) -> set[str]:
+    """Return the classes that a configuration file of a job names."""
+    return {*_component_paths(json.loads((job / CONFIG / name).read_text()))}
 
 
 def _component_paths(value: Any) -> list[str]:

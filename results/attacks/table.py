@@ -103,14 +103,15 @@ class Compared:
         return _mean(result.patched for result in self.results)
 
     @property
-    def patched_gain(self) -> float:
-        """Return the percentage points by which the patch succeeds more often than without an attack."""
+    def patched_difference(self) -> float:
+        """Percentage points by which the patch succeeds more often than without an attack."""
         before = _mean(result.patched for result in self.undisturbed)
         return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
 
     @property
     def holds(self) -> bool:
-        opened = "backdoor" in self.cell.attack and self.patched_gain > PATCHED
+        """True if the goal is met."""
+        opened = "backdoor" in self.cell.attack and self.patched_difference > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 
     @property
@@ -255,7 +256,7 @@ def _why(one: Compared) -> str:
     if one.ended:
         return f"{one.ended} of {len(one.results)} studies ended"
     points = f"{_signed(-one.loss)} points, {_signed(-one.cost)} without an attacker"
-    return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
+    return f"{points}, patch {one.patched_difference:+.0f}" if "backdoor" in one.cell.attack else points
 
 
 # ---------------------------------------------------------------------------------------------------- outliers

@@ -43,11 +43,11 @@ Found = dict[str, Any]  # "scores": each patient's log odds of death; with a sup
 
 @dataclass(frozen=True)
 class Configuration:
-    """A federated method with its network; `against` is the configuration with which this configuration is compared."""
+    """A federated method with its network. `baseline` is the configuration with which it is compared."""
 
     name: str
     algorithm: Mapping[str, Any]
-    against: str = "FedAvg"
+    baseline: str = "FedAvg"
     network: Mapping[str, Any] = field(default_factory=lambda: {"name": "linear"})
     epsilon: float | None = None
     ensemble: bool = False

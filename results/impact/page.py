@@ -20,7 +20,7 @@ QUESTIONS = Path(__file__).with_name("questions.md")
 PUBLISHED, AGAIN = (0.66, 0.84), 0.02
 NEAR, LITTLE, CHANCE = 0.01, 0.01, 0.05
 ALL = (*METHODS, *PRIVATE)
-JUDGED = [one.name for one in METHODS if one.against not in ("", POOLED)]
+JUDGED = [one.name for one in METHODS if one.baseline not in ("", POOLED)]
 DISCRIMINATION, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"
 BEST = {LARGE: 0.0, SLOPE: 1.0}  # ideal value of a calibration, from which distances are compared
 MEASURES = {DISCRIMINATION: auc, LARGE: calibration_in_the_large, SLOPE: calibration_slope}
@@ -40,7 +40,8 @@ class Quantity:
 
     @cached_property
     def differences(self) -> dict[str, Estimate]:
-        return {one.name: mean_of(self.compared(one.name) - self.compared(one.against)) for one in ALL if one.against}
+        """Return the mean difference of each configuration from the configuration that it is compared with."""
+        return {one.name: mean_of(self.compared(one.name) - self.compared(one.baseline)) for one in ALL if one.baseline}
 
     @cached_property
     def p(self) -> dict[str, float]:
@@ -58,11 +59,11 @@ class Quantity:
 
     def tables(self) -> list[Table]:
         sizes = {study: len(lines) for study, lines in self.studies.items()}
-        kinds = {name: next((one.against for one in ALL if one.name == name), "") for name in self.found}
+        kinds = {name: next((one.baseline for one in ALL if one.name == name), "") for name in self.found}
         made = []
-        for against in dict.fromkeys(kinds.values()):
-            heads = ("configuration", *sizes, MEAN, *((LESS + against, "p") if against else ()))
-            rows = [self.cells(name) for name, own in kinds.items() if own == against]
+        for baseline in dict.fromkeys(kinds.values()):
+            heads = ("configuration", *sizes, MEAN, *((LESS + baseline, "p") if baseline else ()))
+            rows = [self.cells(name) for name, own in kinds.items() if own == baseline]
             patients = {**sizes, MEAN: sum(sizes.values())}
             made.append(Table(heads, rows, self.part, seeds="1", patients=patients))
         return made

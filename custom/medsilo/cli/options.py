@@ -189,6 +189,10 @@ def settings_of(
 Live = Annotated[
     bool, typer.Option("--live", help="serve a web page on this machine with curves, rounds and a stop button")
 ]
+TensorBoard = Annotated[
+    bool,
+    typer.Option("--tensorboard", help="write event files with scores and losses for TensorBoard into each run folder"),
+]
 
 
 def run_settings(run: Path) -> "SiteSettings":

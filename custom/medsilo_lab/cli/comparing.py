@@ -125,6 +125,7 @@ def compare(
     data: options.Data = None,
     settings_folder: options.SettingsOfSites = None,
     live: options.Live = False,
+    tensorboard: options.TensorBoard = False,
 ) -> int:
     """Run several methods with several seeds on one task, and write a table of scores with intervals.
 
@@ -138,6 +139,10 @@ def compare(
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
     if difference is not None and not power:
         raise MedsiloError("--difference: give it together with --power")
+    if tensorboard:
+        from medsilo_lab.engines.tensorboard import check_installed
+
+        check_installed()
     share = None if difference is None else difference / 100
     if power and (out / paths.VERDICT).is_file():
         screen.begin(f"reading {out}")
@@ -164,7 +169,7 @@ def compare(
 
         return _say_power(screen, share, patients=tested(cells, settings), seeds=len(seeds))
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
-    study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
+    study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say, tensorboard=tensorboard)
     with ExitStack() as within:
         if live:
             from medsilo_lab.report.live import shown_live

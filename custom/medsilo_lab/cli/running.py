@@ -43,6 +43,7 @@ def run(
         int | None, option("N", "JOB is a finished run: train it so many rounds further, in a new folder", min=1)
     ] = None,
     live: options.Live = False,
+    tensorboard: options.TensorBoard = False,
 ) -> None:
     """Run a job in NVFlare's simulator, with all sites on this machine.
 
@@ -51,12 +52,18 @@ def run(
     server and sites.
     """
     screen.in_lines = True
+    if tensorboard:
+        from medsilo_lab.engines.tensorboard import check_installed
+
+        check_installed()
     if more:
         if plan or changes:
             raise MedsiloError(
                 "--more continues a run with its own plan; leave out --plan and --set, or start a new run"
             )
-        _train_further(screen, Path(job), more, out, name, engine, (device, data, settings_folder), threads, live)
+        _train_further(
+            screen, Path(job), more, out, name, engine, (device, data, settings_folder), threads, live, tensorboard
+        )
         return
     options.check_changes(changes, job, plan)
     screen.begin(f"reading the plan of {job}")
@@ -75,7 +82,7 @@ def run(
     settings = options.settings_of_owner(device, data, settings_folder)
     screen.say(*(f"warning: {line}" for line in study.warnings(study.participation.sites)))
     job_there = found if engine == "simulator" else None
-    run_study(screen, study, folder, settings, job=job_there, threads=threads, live=live)
+    run_study(screen, study, folder, settings, job=job_there, threads=threads, live=live, tensorboard=tensorboard)
     conclude(screen, folder)
 
 
@@ -89,6 +96,7 @@ def _train_further(
     given: tuple[Any, Any, Any],
     threads: int | None,
     live: bool,
+    tensorboard: bool,
 ) -> None:
     """Continue a finished run in a new folder with the same engine. `given` is a tuple of the user's options for
     device, data and settings.
@@ -107,7 +115,8 @@ def _train_further(
         prepare_longer(run, longer.plan, folder)
     told = longer.difference
     screen.say(f"goes on after round {longer.done} of {run}" + (f"; caution: {told}" if told else ""))
-    run_study(screen, longer.plan, folder, settings, job=job, threads=threads, resumes=True, live=live)
+    how = {"job": job, "threads": threads, "resumes": True, "live": live, "tensorboard": tensorboard}
+    run_study(screen, longer.plan, folder, settings, **how)
     conclude(screen, folder)
 
 
@@ -121,6 +130,7 @@ def run_study(
     threads: int | None = None,
     resumes: bool = False,
     live: bool = False,
+    tensorboard: bool = False,
 ) -> None:
     """Run or continue a study, and print its rounds. If `job` is given, the study runs in NVFlare, otherwise in this
     process.
@@ -129,6 +139,7 @@ def run_study(
 
     from medsilo.runs.progress import Moment
     from medsilo_lab.engines import inprocess
+    from medsilo_lab.engines.tensorboard import event_files
 
     sites = plan.participation.sites
     where = "starting NVFlare" if job else "starting in this process"
@@ -141,6 +152,7 @@ def run_study(
 
             within.enter_context(shown_live(folder, plan.study.title or folder.name, screen.say))
         on_round = within.enter_context(screen.rounds(progress))
+        on_round = within.enter_context(event_files(folder, plan.task.goal.metric, tensorboard, on_round))
         if job is None:
             inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
             return

@@ -59,7 +59,8 @@ class Study:
     say: Callable[[str], object] = lambda line: None
     # a function that receives a line of text about each finished run; by default `say`
     each: Callable[[str], object] | None = None
-    finished: str = ""
+    tensorboard: bool = False  # true if the runs also write TensorBoard's event files
+    finished: str = ""  # progress bar of finished runs, with the remaining time
 
     def run(self) -> list[str]:
         with self._begun():
@@ -107,7 +108,7 @@ class Study:
                 self.show()
                 due = time.monotonic() + SELDOM * (time.monotonic() - now)
 
-        fill(self.cells, self.settings, self.at_once, done)
+        fill(self.cells, self.settings, self.at_once, done, self.tensorboard)
         self.conclude(failures)
         return failures
 

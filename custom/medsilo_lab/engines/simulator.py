@@ -25,7 +25,7 @@ from medsilo.core.files import check_unquoted, write_json, write_text
 from medsilo.core.parent_watch import end_with
 from medsilo.core.text import size_text
 from medsilo.flare.job_source import CONFIG, PLAN
-from medsilo.flare.jobs import SERVER, has_code
+from medsilo.flare.jobs import CLIENT, SERVER, has_code
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.rounds import Round
@@ -33,7 +33,7 @@ from medsilo.runs.schema import SEE_LOG
 from medsilo.site.party import FILE_NAME
 from medsilo.site.policy import EXECUTOR
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.jobs import CONTROLLER, check_components, write_job
+from medsilo_lab.jobs import CONTROLLER, check_components, classes_in, write_job
 from medsilo_server.record import Record
 
 # Time limit in seconds for the start of medsilo's controller in NVFlare, and additional seconds for each site.
@@ -43,6 +43,7 @@ START_LIMIT = 120.0, 5.0
 END_LIMIT = 2.0
 MOST_SILENCE = 6.0  # maximum seconds without a progress line while NVFlare and the sites start
 MOST_NAMES = 12
+TRACKING = "nvflare.app_opt.tracking."  # a job without code may add these receivers
 STARTS = 3
 # Memory of a simulation in bytes: at the start, and for each site that trains at the same time, measured with
 # `benchmarks/many_sites.py`.
@@ -157,17 +158,17 @@ def _simulate(
     record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound, say: Say
 ) -> Record:
     for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
-        own.compute()  # a missing device raises an error before any process starts
-        # packages that the sites would reject raise an error before any process starts
-        parse_plan(plan.resolved(), allowed=own.packages)
-    check_components(record.folder / paths.JOB)
-    workspace = record.folder / paths.NVFLARE
-    prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
+        own.compute()  # raises an error for a missing device before any process starts
+        parse_plan(plan.resolved(), allowed=own.packages)  # raises an error for packages that the sites would reject
+    job, workspace = record.folder / paths.JOB, record.folder / paths.NVFLARE
+    check_components(job)
+    trackers = [path for name in (SERVER, CLIENT) for path in classes_in(job, name) if path.startswith(TRACKING)]
+    prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone, trackers)
     needs = Needs.of(plan, threads, psutil.virtual_memory().available)
     say(needs.text)
     seen, log = len(record.rounds()), record.folder / paths.NVFLARE_LOG
     starting = Starting(record, plan.participation.everyone, say)
-    with simulated(record.folder / paths.JOB, workspace, plan.participation.everyone, needs.threads, log) as process:
+    with simulated(job, workspace, plan.participation.everyone, needs.threads, log) as process:
         _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
     summary = record.summary()
     if summary is None:
@@ -219,18 +220,26 @@ def _check_sources(plan: Plan, settings: SiteSettings) -> None:
         plan.task.check_source(settings.of(site).data)
 
 
-def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sites: Sequence[str] = ()) -> None:
-    """Write the settings of the sites into a simulator's workspace, and a class allow-list that contains only medsilo's
-    classes.
+def prepare_workspace(
+    workspace: Path,
+    settings: SiteSettings,
+    output: Path,
+    sites: Sequence[str] = (),
+    trackers: Sequence[str] = (),
+) -> None:
+    """Write the settings of the sites and a class allow-list into a simulator's workspace.
 
-    The settings of a site that differ from the common settings are in a folder with the name of the site.
+    If a site has settings that differ from the common settings, they are in a folder with the name of the site.
+
+    Args:
+        trackers: The classes of NVFlare's experiment tracking that the job names.
     """
     local = workspace / "local"
     _write_settings(local, settings, output)
     for site in sites:
         if settings.of(site) is not settings:
             _write_settings(local / site, settings.of(site), output)
-    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
+    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR, *trackers]})
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:

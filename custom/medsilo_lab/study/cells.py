@@ -26,6 +26,7 @@ from medsilo.runs.reading import read_provenance
 from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines import inprocess
+from medsilo_lab.engines.tensorboard import event_files
 from medsilo_server.record import Record, alone
 
 ALONE, POOLED = "local", "central"
@@ -163,9 +164,18 @@ def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
         raise PlanError(f"{row.title}: {error}") from error
 
 
-def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]) -> None:
-    """Start all unfinished runs, at most `at_once` at the same time. The failure of one run does not stop the other
-    runs.
+def fill(
+    cells: Sequence[Cell],
+    settings: SiteSettings,
+    at_once: int,
+    done: Callable[[Cell, str], None],
+    tensorboard: bool = False,
+) -> None:
+    """Start all unfinished runs, at most `at_once` at the same time. A failure does not stop the other runs.
+
+    Args:
+        done: A function that receives each ended run with its failure, which is empty if the run succeeded.
+        tensorboard: True to write TensorBoard's event files into the runs' folders.
     """
     left = [cell for cell in cells if not cell.summary()]
     for cell in left:
@@ -173,10 +183,10 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
             cell.plan.task.check_source(settings.of(site).data)
     if at_once == 1:  # without subprocesses, a user's script needs no `if __name__ == "__main__"`
         for cell in left:
-            done(cell, run_cell(cell, settings))
+            done(cell, run_cell(cell, settings, tensorboard))
         return
     with ProcessPoolExecutor(at_once, get_context("spawn"), end_with, (os.getpid(),)) as pool:
-        waiting = {pool.submit(run_cell, cell, settings): cell for cell in left}
+        waiting = {pool.submit(run_cell, cell, settings, tensorboard): cell for cell in left}
         try:
             for future in as_completed(waiting):
                 done(waiting[future], future.result())
@@ -193,8 +203,8 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
             raise
 
 
-def run_cell(cell: Cell, settings: SiteSettings) -> str:
-    """Start a run, or continue a stopped run. Return the reason of a failure in one line, or an empty text.
+def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> str:
+    """Start one run, or continue a stopped run. Return the failure in one line, or an empty text.
 
     After an earlier comparison was killed, this function waits until all processes of that comparison have ended.
     """
@@ -206,7 +216,8 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
                 resumes = _was_stopped(cell)
                 if not resumes:
                     _discard(cell)
-                inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings)
+                with event_files(cell.folder, cell.plan.task.goal.metric, tensorboard) as on_round:
+                    inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings, on_round=on_round)
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():

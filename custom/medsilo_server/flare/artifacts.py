@@ -47,23 +47,39 @@ def write_artifacts(run: Path, job: Path) -> None:
 
 
 def _lines(summary: Summary, rounds: list[Round]) -> list[dict[str, Any]]:
-    """Return the lines of round_metrics.jsonl: a line for each round, and a line for the model after the last round."""
-    lines = [_line(summary, line) for line in rounds]
+    """Return the lines of round_metrics.jsonl: one for each round, and one for the model after the last round."""
+    lines = [metrics_of_round(summary.metric, line) for line in rounds]
+    after = metrics_after(summary)
+    return lines if after is None else [*lines, after]
+
+
+def metrics_after(summary: Summary) -> dict[str, Any] | None:
+    """Return the line about the model after the last round, or None if no site discloses this model's score."""
     after = summary.rounds.done
     scores = {site: summary.validated_at(site, after) for site in summary.sites}
-    if any(score.known for score in scores.values()):
-        lines.append(_record(after, summary.metric, scores, {}, {}))
-    return lines
+    known = any(score.known for score in scores.values())
+    return _record(after, summary.metric, scores, {}, {}) if known else None
 
 
-def _line(summary: Summary, line: Round) -> dict[str, Any]:
-    rounds = line.round - 1
-    scores = {site: summary.validated_at(site, rounds) for site in line.sites}
+def metrics_of_round(metric: str, line: Round) -> dict[str, Any]:
+    """Return the line of round_metrics.jsonl about a round."""
+    scores = {site: own.score for site, own in line.sites.items()}
     losses = {
         site: {"train_loss": own.train_loss, "validation_loss": own.validation_loss} for site, own in line.sites.items()
     }
     shares = {site: own.share for site, own in line.sites.items() if own.share}
-    return _record(rounds, summary.metric, scores, losses, shares)
+    return _record(line.round - 1, metric, scores, losses, shares)
+
+
+def tracked_numbers(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the numbers that a tracker shows of a line of round_metrics.jsonl: for each site, tag → number.
+
+    Receivers of NVFlare keep a run for each site and no other run, so each site's run has the means over sites, too.
+    """
+    means = {f"mean/{one['name']}": one["value"] for one in line["aggregated_metrics"]}
+    return {
+        site["name"]: {f"site/{one['name']}": one["value"] for one in site["metrics"]} | means for site in line["sites"]
+    }
 
 
 def _record(

@@ -29,8 +29,9 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.runs.paths import AFTER, CANCELS, PROGRESS
 from medsilo.runs.rounds import Progress, Round
 from medsilo_server.coordinator import Coordinator
-from medsilo_server.flare.artifacts import write_artifacts
+from medsilo_server.flare.artifacts import metrics_after, metrics_of_round, write_artifacts
 from medsilo_server.flare.slow_sites import SlowSites
+from medsilo_server.flare.tracking import show_in_trackers
 from medsilo_server.flare.transport import Away, FlareTransport, Longest
 from medsilo_server.record import Record, new_rounds, new_study
 from nvflare_reliability.answer_gate import AnswerGate, is_unread
@@ -80,6 +81,7 @@ class MedsiloController(Controller):
         self.requests: RetryingRequests | None = None
         self.events = StudyEvents(None)
         self.ended = threading.Event()
+        self.shown = False  # whether the job's trackers have the rounds so far
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
@@ -188,7 +190,9 @@ class MedsiloController(Controller):
                 GARBAGE.begin()
                 if kit:
                     threading.Thread(target=self._watch, args=(self.running,), name="slow sites", daemon=True).start()
-                return str(output / f"{self.running.run(resume).study}")
+                summary = self.running.run(resume)
+                self._show([], fl_ctx, metrics_after(summary))
+                return str(output / f"{summary.study}")
         finally:
             # if another job still leads the study, this job has not changed the summary and publishes no results
             if record.summary() != before:
@@ -233,6 +237,25 @@ class MedsiloController(Controller):
         missing = plain({**line.refused, **line.lost} or "none")
         self.events.on_round(line.round, {site: line.absence(site) for site in line.asked})
         self.log_info(fl_ctx, f"round {line.round}: {counted(len(line.answered), 'site')} answered, missing: {missing}")
+        self._show([line], fl_ctx)
+
+    def _show(self, rounds: Sequence[Round], fl_ctx: FLContext, after: dict[str, Any] | None = None) -> None:
+        """Show rounds in the job's trackers. A job that continues a study shows all earlier rounds first.
+
+        In a study with a training script, trackers show the numbers that the script logs, and no others.
+
+        Args:
+            rounds: The new rounds.
+            fl_ctx: NVFlare's context.
+            after: The line of round_metrics.jsonl about the model after the last round.
+        """
+        study = self.running
+        if study is None or study.plan.task.scripted:
+            return
+        new, self.shown = rounds if self.shown else study.rounds, True
+        lines = [metrics_of_round(study.plan.task.goal.metric, line) for line in new]
+        for line in [*lines, after] if after else lines:
+            show_in_trackers(line, fl_ctx.get_engine())
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Stop the threads that watch hospitals, and the threads that read answers.

@@ -134,8 +134,8 @@ def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
 
     FedAvg replaces HarmoFL, because HarmoFL needs more images than a site of the test has.
     """
-    against = "FedAvg" if part.baseline.startswith("HarmoFL") else part.baseline
-    chosen = {against, *rows, "local"}
+    baseline = "FedAvg" if part.baseline.startswith("HarmoFL") else part.baseline
+    chosen = {baseline, *rows, "local"}
     kept = tuple(row for row in part.rows if Row.parse(row).title in chosen)
     task = part.task or {
         "nuclei_he": "nuclei",
@@ -151,7 +151,7 @@ def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
     changes = (*part.changes, *SMALL[task], "training.rounds=1")
     beside = part.beside and ("local",)
     folds = part.folds and 3
-    return replace(part, rows=kept, baseline=against, changes=changes, seeds=seeds, folds=folds, beside=beside)
+    return replace(part, rows=kept, baseline=baseline, changes=changes, seeds=seeds, folds=folds, beside=beside)
 
 
 @pytest.mark.long
@@ -367,10 +367,13 @@ def write_scores(folder: Path, name: str, **terms: str) -> Path:
     own = {"fedavg": usual, "local": {**usual, "weighting": "own"}, "fedbn": {**usual, **terms}}
     scores = {
         configuration: [
-            {site: Scores(values + gain + drawn.normal(0, 0.02, 20), np.arange(20)) for site, values in hard.items()}
+            {
+                site: Scores(values + difference + drawn.normal(0, 0.02, 20), np.arange(20))
+                for site, values in hard.items()
+            }
             for _ in range(4)
         ]
-        for configuration, gain in (("fedavg", 0.0), ("local", 0.0), ("fedbn", 0.1))
+        for configuration, difference in (("fedavg", 0.0), ("local", 0.0), ("fedbn", 0.1))
     }
     told = {title: Terms(**one) for title, one in own.items()}
     found = Kept("Drawn", "dice", (0, 1, 2, 3), told, {"fedbn": 0.6}, scores)
@@ -433,8 +436,8 @@ def test_a_contrast_is_of_kept_scores_and_names_what_was_chosen(
     monkeypatch.setattr(contrasts.kept, "FOLDER", write_scores(tmp_path, "drawn"))
     found = contrasts.answer("drawn")
     assert found.chosen == "fedbn" and found.patients == 40
-    gain = found.found["fedbn", "fedavg"]
-    assert gain.sure and gain.low < 0.1 < gain.high and not found.found["fedavg", "local"].sure
+    difference = found.found["fedbn", "fedavg"]
+    assert difference.sure and difference.low < 0.1 < difference.high and not found.found["fedavg", "local"].sure
     # the contrast with the chosen method is declared a second time by the method's name
     assert found.pairs("chosen") == [("fedbn", "fedavg")]
     assert Kept.read(tmp_path / "scores/drawn.csv").text() == (tmp_path / "scores/drawn.csv").read_text("utf-8")
