@@ -30,8 +30,9 @@ class Claim:
     tests: tuple[str, ...]
 
 
-# The slow tests of README's first sentences: a method has the same bits over TLS, in the simulator and in rooms, and
-# after a power cut; a script keeps its bits in a room. A file stands for all of its slow tests.
+# The slow tests of the mission: a method gives the same bits over TLS, in the simulator, in a room and after a power
+# cut.
+# A script gives the same bits with and without a room. A file name stands for all slow tests in the file.
 MISSION = (
     "tests/attacks/test_scripts_in_rooms.py",
     "tests/faults/test_power_cuts.py::test_a_study_goes_on_after_a_power_cut_with_the_same_numbers",

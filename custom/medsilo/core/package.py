@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
 ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if they are installed
-LAB = "medsilo-lab"  # the distribution of what only servers, leads and researchers use
+LAB = "medsilo-lab"  # the distribution for servers, leads and researchers
 OURS = (ENGINE, LAB)  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
 NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
@@ -56,7 +56,7 @@ def is_here(name: str) -> bool:
 
 
 def from_lab(what: str) -> str:
-    """Return the end of a message that says what medsilo-lab would add; "" if medsilo-lab is installed."""
+    """Return the end of a message that recommends medsilo-lab, or "" if medsilo-lab is installed."""
     return "" if is_here("medsilo_lab") else f"; {what} come with {LAB}, which is not installed"
 
 

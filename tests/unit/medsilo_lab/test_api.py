@@ -395,7 +395,7 @@ def test_a_selector_that_cannot_read_the_cases_is_refused_before_anything_starts
         medsilo.run(method="fedsm", task="classification", sites=sites, model=flat, device="cpu")
 
 
-# ---------------------------------------------------------------------------------------------------- one's own
+# ---------------------------------------------------------------------------------------------------- own classes
 WIDTH = 8
 
 
