@@ -31,8 +31,7 @@ class Claim:
 
 
 # The slow tests of the mission: a method gives the same bits over TLS, in the simulator, in a room and after a power
-# cut.
-# A script gives the same bits with and without a room. A file name stands for all slow tests in the file.
+# cut. A script gives the same bits with and without a room. A file name stands for all slow tests in the file.
 MISSION = (
     "tests/attacks/test_scripts_in_rooms.py",
     "tests/faults/test_power_cuts.py::test_a_study_goes_on_after_a_power_cut_with_the_same_numbers",
