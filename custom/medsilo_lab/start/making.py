@@ -59,7 +59,7 @@ from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
 # keys of a task whose values may contain words of the data
 SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
 OF_TABLE = "table."  # prefix of answers that change how a table is read
-OF_ALL = ("hospitals", "alone")  # answers that apply to all tables in a folder
+OF_ALL = ("hospitals", "alone", "annotations")  # answers that apply to all tables or recordings in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
 MOST_VALUES = 1000  # largest number of different values of a column that questions use
