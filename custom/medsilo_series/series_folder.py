@@ -227,8 +227,8 @@ class SeriesFolder(OwnFolder, Standardised):
         rate = recording.rate or reader.source.rate or self.rate
         inputs, shown = torch.from_numpy(found.inputs), [(values[place] or 0,) for place in places]
         seconds = float(own.sum() / rate)
-        told_of = {"seconds": seconds, "gaps": found.gaps, "short": found.short}
-        return self.prepared(inputs, torch.from_numpy(targets), shown, **told_of)
+        gaps, short = found.gaps, found.short
+        return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=gaps, short=short)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
         """Yield each patient of a file, together with the recording and the patient's windows; labels are ignored."""
