@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from medsilo.extend import DataError, DataSource, TableReader
-from medsilo_series import waves
+from medsilo_series import rhythms, waves
 
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # maximum number of different labels or patients in a file
@@ -146,12 +146,21 @@ class Reader:
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
-        if self.texts or "time" in self.source.recording_columns:
+        annotated = rhythms.is_ending(self.label)
+        if self.patients or (self.label and not annotated) or "time" in self.source.recording_columns:
             raise DataError(
-                f"labels and patients are not read from WFDB and EDF files; write them to {DataSource.TABLE}"
+                "WFDB and EDF files have no columns of labels, patients or times; write labels and patients to "
+                f"{DataSource.TABLE}"
             )
-        wave, values = waves.rows_of(path, [self.names[name] for name in self.limits] if signals else [])
-        return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
+        if signals:
+            wave, values = waves.rows_of(path, [self.names[name] for name in self.limits])
+        else:
+            wave = waves.wave_of(path)
+            values = np.empty((wave.rows, 0), np.float32)
+        labels = (
+            Coded(*rhythms.rhythm_of_rows(rhythms.annotations_of(path, str(self.label)), wave)) if annotated else None
+        )
+        return Recording(self._bounded(values), np.arange(wave.rows) == 0, labels=labels, rate=wave.rate)
 
 
 @dataclass

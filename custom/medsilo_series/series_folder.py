@@ -26,6 +26,7 @@ from medsilo.extend import (
     Standardised,
     TableReader,
 )
+from medsilo_series import rhythms
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
@@ -38,6 +39,7 @@ Scales = tuple[Tensor, Tensor]  # offset and divisor with which each signal is s
 # class number in the plan for each label, or None if rows with this label are not learned
 Known = dict[str, int | None]
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
+SHORT = "recordings have stretches of one label that are shorter than a window; no window is cut from these"
 
 
 @cache
@@ -224,7 +226,8 @@ class SeriesFolder(OwnFolder, Standardised):
         rate = recording.rate or reader.source.rate or self.rate
         inputs, shown = torch.from_numpy(found.inputs), [(values[place] or 0,) for place in places]
         seconds = float(own.sum() / rate)
-        return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=found.gaps)
+        gaps, short = found.gaps, found.short
+        return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=gaps, short=short)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
         recording = reader.read(path)
@@ -257,6 +260,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     def note(self, listing: CaseIndex, every: Sequence[Any], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
+        listing.add("note", SHORT, [one.entry.name for one in every if one.facts.short])
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
         seconds = [one.facts.seconds for one in every]
@@ -264,10 +268,10 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Split each recording in a listing into one entry per patient, and return the number of rows with each label in
-    each entry.
+    """Replace the recordings in a listing by an entry for each patient, and return the number of rows with each label
+    in each entry. Rows without a label are not counted.
     """
-    entries, shown, wrong = [], {}, defaultdict(list)
+    entries, shown, wrong, missing = [], {}, defaultdict(list), reader.source.missing
     for entry in listing.entries:
         try:
             found = reader.whose(entry.images[0])
@@ -276,12 +280,17 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
             continue
         for patient, labels in found.items():
             own = replace(entry, name=f"{entry.name}/{patient}", patient=patient) if reader.patients else entry
-            if not own.patient or own.patient in reader.source.missing:
+            if not own.patient or own.patient in missing:
                 wrong["recordings have rows without a patient; fill in the column"].append(entry.name)
                 continue
             if reader.label:
-                shown[own.name] = labels
-                own = replace(own, label=min(labels, key=lambda name: (-labels[name], name)))
+                shown[own.name] = known = Counter({name: labels[name] for name in labels if name not in missing})
+                if not known:
+                    wrong["recordings have no row with a label; write the labels"].append(entry.name)
+                    continue
+                own = replace(own, label=min(known, key=lambda name: (-known[name], name)))
+            if rhythms.is_ending(reader.label):  # a change of this file changes the windows, too
+                own = replace(own, images=(*own.images, rhythms.annotations_of(own.images[0], str(reader.label))))
             entries.append(own)
     listing.entries = entries
     for what, names in wrong.items():

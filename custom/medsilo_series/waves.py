@@ -17,6 +17,7 @@ WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # number of 
 LONGEST_HEADER = 1 << 20
 GAIN = 200.0  # WFDB's default gain, which is used if a header contains no gain
 DAMAGED = "a recording's header can't be read; export it again"
+ABSENT = "a WFDB header names a file that is not in its folder; copy both"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def rows_of(path: Path, names: Sequence[str]) -> tuple[Wave, np.ndarray]:
     if len({(line.file, line.form, line.skipped) for line in lines}) > 1 or lines[0].form not in WIDTHS:
         forms = ", ".join(WIDTHS)
         raise DataError(f"WFDB signals are in several files, or have another format than {forms}; convert them (xform)")
-    raw = _samples(_beside(path, lines[0].file), lines[0], wave.rows * len(lines)).reshape(wave.rows, len(lines))
+    raw = _samples(beside(path, lines[0].file), lines[0], wave.rows * len(lines)).reshape(wave.rows, len(lines))
     values = np.empty((wave.rows, len(places)), np.float32)
     lost = {"16": -(1 << 15), "61": -(1 << 15), "24": -(1 << 23), "32": -(1 << 31), "80": -128, "212": -2048}
     for column, place in enumerate(places):
@@ -88,7 +89,7 @@ def _wfdb(path: Path) -> tuple[Wave, list[_Line]]:
         rate = float(first[2].partition("/")[0].partition("(")[0]) if len(first) > 2 else 250.0
         rows = int(first[3]) if len(first) > 3 else 0
         if not rows and count and lines[0].form in WIDTHS:
-            size = _beside(path, lines[0].file).stat().st_size - lines[0].skipped
+            size = beside(path, lines[0].file).stat().st_size - lines[0].skipped
             rows = int(size / WIDTHS[lines[0].form]) // count
     except DataError:
         raise
@@ -111,13 +112,13 @@ def _line(words: Sequence[str]) -> _Line:
     return _Line(words[0], form, number, zero, " ".join(words[8:]) or words[0], int(skipped or 0))
 
 
-def _beside(header: Path, name: str) -> Path:
-    """Return the path of a file that a header names; raise DataError if the file is not in the same folder as the
-    header.
+def beside(header: Path, name: str, absent: str = ABSENT) -> Path:
+    """Return the path of a file of a recording; raise DataError with the message `absent` if the file is not in the
+    same folder as the header.
     """
     path = header.parent / name
     if Path(name).name != name or name in (".", "..") or path.is_symlink() or not path.is_file():
-        raise DataError("a WFDB header names a file that is not in its folder; copy both", name)
+        raise DataError(absent, name)
     return path
 
 

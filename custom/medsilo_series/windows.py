@@ -32,6 +32,7 @@ class Windows:
     labels: np.ndarray  # [windows]; index of the window's label, or 0 if the recording has no labels
     rows: np.ndarray  # [windows]; row number of each window's first step
     gaps: int  # number of gaps in time plus number of rows that have missing values
+    short: int  # number of runs of rows with one label that are shorter than a window
 
 
 def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequence[bool] | None = None) -> Windows:
@@ -54,30 +55,39 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
         if gaps:
             raise DataError("recordings have gaps in time; correct them, or agree on task.missing=split")
     none = np.zeros((0, values.shape[1], cutting.window), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    found = [none]
+    found, short = [none], 0
     for first, last in stretches(recording.begins, own & known):
         if -(-(last - first) * cutting.up // cutting.down) < cutting.window:
             continue
         steps = resampled(values[first:last], cutting)
         rows = first + np.arange(len(steps)) * cutting.down // cutting.up
-        found += _of_stretch(steps, rows, labels, usable, cutting)
+        for begin, end, place in _runs(rows, labels, usable):
+            if end - begin < cutting.window:
+                short += 1
+                continue
+            views = np.lib.stride_tricks.sliding_window_view(steps[begin:end], cutting.window, axis=0)[:: cutting.step]
+            starts = rows[begin : end - cutting.window + 1 : cutting.step]
+            found.append((views, np.full(len(views), place), starts))
     inputs, places, rows = (np.concatenate(several) for several in zip(*found, strict=True))
     unknown = int((own & ~known).sum())
-    return Windows(np.ascontiguousarray(inputs, np.float32), places, rows, gaps + unknown)
+    return Windows(np.ascontiguousarray(inputs, np.float32), places, rows, gaps + unknown, short)
 
 
-def _of_stretch(
-    steps: np.ndarray, rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None, cutting: Cutting
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each run of rows with a single label, yield the windows, their labels and the numbers of their first rows."""
-    codes = np.zeros(len(steps), np.int64) if labels is None else labels.rows[rows].astype(np.int64)
+def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None) -> Iterator[tuple[int, int, int]]:
+    """Yield each run of steps with a single label that is used: its first step, the step after its last, and the place
+    of its label.
+
+    Args:
+        rows: For each step, the number of its row.
+        labels: The labels of the recording; None if it has no labels.
+        usable: For each label, whether its rows are used.
+    """
+    codes = np.zeros(len(rows), np.int64) if labels is None else labels.rows[rows].astype(np.int64)
     changes = np.flatnonzero(np.diff(codes)) + 1
-    for first, last in zip([0, *changes.tolist()], [*changes.tolist(), len(steps)], strict=True):
+    for first, last in pairwise([0, *changes.tolist(), len(rows)]):
         place = int(codes[first])
-        if last - first < cutting.window or (labels is not None and usable is not None and not usable[place]):
-            continue
-        views = np.lib.stride_tricks.sliding_window_view(steps[first:last], cutting.window, axis=0)[:: cutting.step]
-        yield views, np.full(len(views), place), rows[first : last - cutting.window + 1 : cutting.step]
+        if labels is None or usable is None or usable[place]:
+            yield first, last, place
 
 
 def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -140,6 +140,12 @@ def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
     return edges if len({*known.values()}) > 1 else set()
 
 
+def test_a_bisection_finds_a_value_that_answers_depend_on() -> None:
+    """The attack would find the known patient's value if the plan's bounds chose which rows are counted."""
+    for questions in (100, 1000):
+        assert 134.0 in {round(edge, 1) for edge in bisected(lambda low, high: str(high >= 134.0), questions)}
+
+
 PUBLIC = {"counts": "they stand in our annual report", "validation": "so do these", "test": "and these"}
 HOSPITALS: dict[str, Row] = {
     "defaults": {},

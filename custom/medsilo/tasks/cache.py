@@ -56,8 +56,9 @@ class Facts:
     size: tuple[int, ...] = ()  # number of voxels along x, y (and z)
     spacing: tuple[float, ...] = ()
     values: tuple[int, ...] = ()  # the values that occur in the file of the mask
-    seconds: float = 0.0  # length of a recording in seconds
-    gaps: int = 0  # number of gaps between the times of a recording, plus number of rows without a value
+    seconds: float = 0.0  # length of a recording
+    gaps: int = 0  # number of gaps between times of a recording, plus number of rows without a value
+    short: int = 0  # number of runs of rows with one label in a recording that are shorter than a window
 
 
 FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples

@@ -84,8 +84,9 @@ class DataSource(Section):
     learned_as: Literal["classification", "regression", "survival"] | None = None
     required: Names = ()  # columns without whose value a row is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
-    # The following keys are for the task `series-folder`. Time, label, patient and the plan's signals are mapped to the
-    # names of columns in recordings.
+    # The following keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
+    # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
+    # files, such as .atr, whose rhythms are the labels.
     recording_columns: dict[str, Pattern] = {}
     rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's sampling rate
     # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If a site's

@@ -63,13 +63,13 @@ class DatasetLayout:
     """
 
     path: Path
-    site: str
-    device: str | None = None
-    gpu: bool = False
-    by_slices: bool = False
-    target: str | None = None  # name of the label column, if the user has given this name
-    hospitals: bool = False
-    # answers of the user about the columns of every table (table_folder.SAID)
+    site: str  # name of the hospital, if the folder belongs to one hospital
+    device: str | None = None  # device that the user requested
+    gpu: bool = False  # true if this machine has a GPU for training
+    by_slices: bool = False  # true if the user requests slices instead of volumes
+    target: str | None = None  # column of the label, if the user named it
+    hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
+    # the user's answers about the columns of every table (table_folder.SAID), or about annotations of recordings
     said: Mapping[str, Any] = field(default_factory=dict)
     # answers of the user about the columns of the tables of single hospitals
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -96,9 +96,11 @@ class DatasetLayout:
         """
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
-    def table_of(self, named: Collection[str]) -> FileTable | None:
-        """Return the table in the folder that names these images or recordings in its lines, or None."""
-        return table_of_files(self.files, named, self.target)
+    def table_of(self, named: Collection[str], labelled: bool = True) -> FileTable | None:
+        """Find the folder's table whose lines name these images or recordings. With `labelled`, the table must have a
+        label column.
+        """
+        return table_of_files(self.files, named, self.target, labelled)
 
     def sites_of(self, tops: Collection[str]) -> dict[str, str]:
         """Return the folder of each hospital, by the hospital's name in the plan."""

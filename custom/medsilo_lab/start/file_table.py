@@ -28,8 +28,8 @@ SHOWN = 20
 @dataclass(frozen=True)
 class FileTable:
     name: str
-    file: str
-    label: str
+    file: str  # name of the column of files
+    label: str  # name of the label column; empty if no column has labels
     patient: str | None
     head: tuple[str, ...] = ()  # names of the columns, if the table has no header
 
@@ -39,7 +39,7 @@ class FileTable:
         """
         file = {} if self.file == usual else {"image": self.file}
         columns = {"label": self.label, "patient": self.patient or self.file}
-        named = {part: name for part, name in columns.items() if part != name}
+        named = {part: name for part, name in columns.items() if name not in ("", part)}
         return {"table": self.name, "columns": {**file, **named}, **({"head": self.head} if self.head else {})}
 
     @property
@@ -48,19 +48,23 @@ class FileTable:
         return f"what these are called in {self.name}: a guess by the names{alone}"
 
 
-def table_of_files(files: Mapping[str, Path], named: Collection[str], target: str | None) -> FileTable | None:
-    """At the top level of a folder, find the table whose lines name files in the folder, or return None.
+def table_of_files(
+    files: Mapping[str, Path], named: Collection[str], target: str | None, labelled: bool = True
+) -> FileTable | None:
+    """At the top level of a folder, find the table whose lines name files in the folder. Return None if no table names
+    files.
 
     Args:
         named: paths of images or recordings
-        target: name of the label column, if the user has given this name
+        target: label column, if the user named it
+        labelled: whether the table must have a label column
     """
     for name, path in files.items():
         if "/" in name or not name.lower().endswith(ENDINGS):
             continue
-        if not (others := {other for other in named if other != name}):
+        if not (items := {other for other in named if other != name}):
             continue
-        known = files_by_short_name({other: files.get(other, path) for other in others})
+        known = files_by_short_name({other: files.get(other, path) for other in items})
         head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
         cells = {own: [line[at].replace("\\", "/") for line in lines if len(line) > at] for at, own in enumerate(head)}
         shares = {column: sum(cell in known for cell in own) / max(len(own), 1) for column, own in cells.items()}
@@ -68,9 +72,9 @@ def table_of_files(files: Mapping[str, Path], named: Collection[str], target: st
         if file and shares[file] >= NAMED and len(set(cells[file])) > 1:
             if file in known:
                 return _without_head(name, [own == file for own in head])
-            return FileTable(
-                name, file, _label(name, [one for one in head if one != file], target), called(head, PATIENTS)
-            )
+            others = [one for one in head if one != file]
+            label = _label(name, others, target) if labelled or target else called(others, LABELS) or ""
+            return FileTable(name, file, label, called(head, PATIENTS))
     return None
 
 

@@ -58,8 +58,8 @@ from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
 
 # keys of a task whose values may contain words from the data
 SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
-OF_TABLE = "table."  # prefix of the keys of answers that change how a table is read
-OF_ALL = ("hospitals", "alone")  # keys of answers that apply to all tables in a folder
+OF_TABLE = "table."  # prefix of answers that change how a table is read
+OF_ALL = ("hospitals", "alone", "annotations")  # answers that apply to all tables or recordings in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
 MOST_VALUES = 1000  # questions about a column use at most this number of different values

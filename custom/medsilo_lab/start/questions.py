@@ -5,6 +5,7 @@ Each question shows evidence for its proposed answer. `--yes` accepts only safe 
 never discloses data or inflates a test score, but it may reduce accuracy or omit patients.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,9 @@ from medsilo_lab.start.file_table import SURELY, is_called
 
 # values by key; the key `data.columns.patient` belongs to the hospital's data, and the key `task.target` to the plan
 Values = Mapping[str, Any]
-ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
-SHOWN = 5
+ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB's files with annotated rhythms and beats
+SHOWN = 5  # largest number of examples in a question
+BY_RHYTHMS, BY_FOLDERS = "rhythms", "names of folders"
 
 
 @dataclass(frozen=True)
@@ -103,21 +105,36 @@ def unknown_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def annotations(seen: Proposal) -> Iterator[Question]:
-    """If recordings have files of annotations, ask whether the names of folders are the labels."""
-    beside = [name for name in seen.names if name.lower().endswith(ANNOTATIONS)]
-    labelled = "label" in seen.data.get("recording_columns", {}) or any(
-        name.rpartition("/")[2] in (seen.data.get("table"), TABLE) for name in seen.names
-    )
-    if not beside or labelled:
-        return
-    labels = sorted(map(str, seen.data.get("label_map") or ()))
-    yield Question(
-        "annotations",
-        f"{counted(len(beside), 'recording')} have annotations ({listed(beside)}), which medsilo does not read. Labels "
-        f"are the names of folders, {listed(labels)}. Are these to be learned? Else write each recording's "
-        "label, such as its rhythm, into cases.csv: recording, label, patient",
-        {"names of folders": {}},
-    )
+    """Ask whether the rhythms in annotation files are the labels of recordings. If the files have no rhythms, ask
+    whether the names of folders are the labels.
+    """
+    label = str(seen.data.get("recording_columns", {}).get("label", ""))
+    beside = [name for name in seen.names if name.lower().endswith(label if label.startswith(".") else ANNOTATIONS)]
+    labelled = label or any(name.rpartition("/")[2] in (seen.data.get("table"), TABLE) for name in seen.names)
+    if label.startswith("."):
+        windows = Counter[str]()
+        for part in seen.survey.parts.values():
+            windows.update(part.classes)
+        shown = ", ".join(f"{name} ({counted(number, 'window')})" for name, number in windows.items())
+        tops = {name.rpartition("/")[0] for name in beside}
+        folders: dict[str, Values] = {BY_FOLDERS: {"table.annotations": False}} if len(tops) > 1 else {}
+        yield Question(
+            "annotations",
+            f"{counted(len(beside), 'recording')} have annotations with rhythms ({listed(beside)}). Is the class of a "
+            f"window the rhythm that covers it: {shown}? A window with a change of rhythm is never used, and beats "
+            "are not read. For other labels, write cases.csv: recording, label, patient",
+            {BY_RHYTHMS: {}, **folders},
+            safe=not folders,
+        )
+    elif beside and not labelled:
+        labels = sorted(map(str, seen.data.get("label_map") or ()))
+        yield Question(
+            "annotations",
+            f"{counted(len(beside), 'recording')} have annotations ({listed(beside)}), in which medsilo reads only "
+            f"rhythms, and found none. Labels are the names of folders, {listed(labels)}. Are these to be learned? "
+            "Else write each recording's label, such as its rhythm, into cases.csv: recording, label, patient",
+            {BY_FOLDERS: {}},
+        )
 
 
 DETECTORS: list[Detector] = [unknown_patients, annotations]

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +17,7 @@ from medsilo.tasks.table_reader import TableReader
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording, units_of
+from medsilo_series.rhythms import annotations_of, is_ending, rhythms_in
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
@@ -23,11 +25,21 @@ LINES = 200  # number of a recording's rows from which the meaning of the column
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
-ANNOTATIONS = (".atr", ".qrs")
+ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
+TRIED = 60  # largest number of headers and annotation files that are read to choose signals and labels
+MOST_HAVE = 0.9  # fraction of recordings that must have a signal in a proposed plan
+# codes of rhythms in PhysioNet's databases; none of them is a person's name
+RHYTHMS = frozenset(
+    """
+    A AB AFIB AFL AJR ASYS AT B BI BII BIII BTRI HGEA IVR J JT N NOD NOISE NSR P PAT PM PREX SAB SB SBR ST SVT
+    SVTA T TRI VER VF VFIB VFL VT
+    """.split()  # noqa: SIM905 - one code beside the other
+)
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
 SLOWEST = 1.0  # a sampling rate in Hz below this value suggests that times without a unit are in milliseconds
 USUAL_RATE = 50.0  # default sampling rate in Hz
 SECONDS = 2.56  # default length of a window in seconds, which is about the duration of a movement
+STRIP = 10.0  # default length of a window in seconds for rhythms, which is the usual length of an ECG
 SHORTEST = 8  # minimum length of a window in steps
 FEWEST, MOST_CLASSES = 2, 254
 Described = tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]
@@ -43,16 +55,23 @@ class SeriesFacts:
     where: str
     patients: dict[str, int]
     recordings: dict[str, int]
-    rows: int
-    stretch: int  # median number of consecutive rows that have the same label and no gap between them
-    rate: float | None
-    supposed: bool  # True if the unit of times is unknown, and seconds are assumed
-    gaps: int
+    rows: int  # median number of rows in a recording
+    # median length of runs of rows with the same label and without a gap. For rhythms, of which short episodes are
+    # frequent, each run counts as often as it has rows.
+    stretch: int
+    rate: float | None  # sampling rate in Hz
+    supposed: bool  # True if it is only assumed that times are in seconds
+    gaps: int  # number of recordings with gaps or missing values
     opened: int
     left_out: dict[str, int]
     dealt: bool  # True if a column of the recordings' table names the hospital of each recording
     # True if a column names the patient of each recording; False if the patient is part of the file name
     patients_known: bool
+
+    @property
+    def annotated(self) -> bool:
+        """True if the labels are the rhythms in annotation files."""
+        return is_ending(self.source.recording_columns.get("label"))
 
     @property
     def summary(self) -> list[str]:
@@ -78,13 +97,18 @@ def recordings_in(folder: DatasetLayout) -> list[str]:
 
 
 def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
-    beside = folder.table_of(names)
+    """Inspect the recordings of a folder; raise DataError if the recordings cannot be used."""
+    annotations = _annotations(folder, names)
+    beside = folder.table_of(names, labelled=not annotations)
+    annotations = "" if beside and beside.label else annotations
     names = [name for name in names if not beside or name != beside.name]
     tops = [] if beside else [*filter(None, folder.by_hospital(names))]
     places = {site: folder.path / top for site, top in folder.sites_of(tops).items()} or {"": folder.path}
     hospitals = tuple(filter(None, places))
     table = next(iter(places.values())) / (beside.name if beside else DataSource.TABLE)
     described, signals, units = _described(folder.path, names, table)
+    if annotations:
+        described["recording_columns"] = {"label": annotations}
     source = DataSource.model_validate(
         {"folder": folder.path, **described, **(beside.described("recording") if beside else {})}
     )
@@ -121,8 +145,8 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     annotated = [name for name in folder.files if name.lower().endswith(ANNOTATIONS)]
     if len(labels) < 2 and by_folder and annotated:
         raise DataError(
-            f"annotations beside {len(annotated)} recordings, such as {annotated[0]}, are not read; write each label "
-            "into cases.csv, with the columns recording, label and patient"
+            f"annotations beside {len(annotated)} recordings, such as {annotated[0]}, have no rhythms, and beats are "
+            "not read; write each label into cases.csv, with the columns recording, label and patient"
         )
     if len(labels) < 2:
         raise DataError(
@@ -131,7 +155,9 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         )
     rates = [one.rate for one in every if one.rate]
     column = f"column {reader.label or source.column('label')!r}"
-    if beside and beside.head:
+    if annotations:
+        column = f"files {annotations} beside recordings, as the rhythm of each row"
+    elif beside and beside.head:
         column = f"{beside.name} beside the names of recordings, without a name of its own"
     return SeriesFacts(
         source,
@@ -143,7 +169,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own) for site, own in cases.items()},
         int(np.median([len(one.values) for one in every])),
-        int(np.median([last - first for one in every for first, last in _pieces(one)])),
+        _stretch([last - first for one in every for first, last in _pieces(one)], bool(annotations)),
         _round_rate(float(np.median(rates))) if rates else None,
         len(units) > 1,
         sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
@@ -160,6 +186,14 @@ def _pieces(one: Recording) -> list[tuple[int, int]]:
     if one.labels:
         begins[1:] |= one.labels.rows[1:] != one.labels.rows[:-1]
     return list(stretches(begins, np.ones(len(begins), bool)))
+
+
+def _stretch(lengths: Sequence[int], by_rows: bool) -> int:
+    """Return the median of lengths. With `by_rows`, each length counts as often as it is long."""
+    if not by_rows:
+        return int(np.median(lengths))
+    rows = np.cumsum(sorted(lengths))
+    return sorted(lengths)[int(np.searchsorted(rows, rows[-1] / 2))]
 
 
 def _round_rate(rate: float) -> float:
@@ -180,8 +214,42 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> Described:
         )
     ending = endings.pop()
     if ending in waves.ENDINGS:
-        return {}, waves.wave_of(folder / names[0]).names, (1.0,)
+        return {}, _signals(folder, names), (1.0,)
     return _columns(folder / names[0], table.is_file())
+
+
+def _signals(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the signals that most recordings have, or the most frequent signal if no signal is in most recordings."""
+    seen, wrong = list[tuple[str, ...]](), list[DataError]()
+    for name in _some(names):
+        try:
+            seen.append(waves.wave_of(folder / name).names)
+        except DataError as error:
+            wrong.append(error)
+    if not seen:
+        raise wrong[0]
+    counts = Counter(signal for own in seen for signal in own)
+    most = tuple(signal for signal, count in counts.items() if count >= MOST_HAVE * len(seen))
+    return most or (counts.most_common(1)[0][0],)
+
+
+def _some(names: Sequence[str]) -> Sequence[str]:
+    return names[:: max(1, -(-len(names) // TRIED))]
+
+
+def _annotations(folder: DatasetLayout, names: Sequence[str]) -> str:
+    """Return the ending of annotation files with rhythms beside WFDB recordings. Return an empty text if there are
+    none, or if the user declined them.
+    """
+    headers = [name for name in names if name.lower().endswith(waves.WFDB)]
+    if not folder.said.get("annotations", True):
+        return ""
+    for ending in ANNOTATIONS:
+        for name in _some([own for own in headers if f"{own[: -len(waves.WFDB)]}{ending}" in folder.files]):
+            with suppress(DataError):
+                if rhythms_in(annotations_of(folder.path / name, ending), waves.wave_of(folder.path / name)):
+                    return ending
+    return ""
 
 
 def _columns(path: Path, by_table: bool) -> Described:
@@ -210,7 +278,8 @@ def _columns(path: Path, by_table: bool) -> Described:
 def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
     window, why = _window(seen)
     step = max(1, window // 2)
-    words = folder.plans_words(seen.labels, seen.patients_known)
+    codes = seen.annotated and seen.labels.keys() <= RHYTHMS
+    words = folder.plans_words(seen.labels, seen.patients_known or codes)
     labels = sorted(set(words.values()))
     if len(labels) < FEWEST:
         raise DataError(
@@ -222,7 +291,10 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
         by_time = f"as times are taken for seconds; {1000 * seen.rate:g} if they are milliseconds: correct it"
     gaps = "some recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
-        "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),
+        "task.signals": (
+            list(seen.signals),
+            "columns of numbers that most recordings have: leave out those that reveal the answer",
+        ),
         "task.labels": (
             labels,
             f"{seen.where}; few patients' is 'other', class-1 may be a name: correct it",
@@ -238,7 +310,8 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
         "training.batch_size": (32, "windows are small: any machine has room"),
     }
     said = seen.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
-    settings = {f"data.{key}": (said[key], why) for key, why in WHY.items() if said.get(key)}
+    reasons = {**WHY, **(OF_ANNOTATIONS if seen.annotated else {})}
+    settings = {f"data.{key}": (said[key], why) for key, why in reasons.items() if said.get(key)}
     if changed := {own: plans for own, plans in words.items() if own != plans}:
         settings["data.label_map"] = changed, "labels here: names in the plan"
     windows = {site: count * seen.rows / step for site, count in seen.recordings.items()}
@@ -248,9 +321,11 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
 
 def _window(seen: SeriesFacts) -> tuple[int, str]:
     rate = seen.rate or USUAL_RATE
-    steps = 2 ** max(3, round(math.log2(SECONDS * rate)))
+    steps = 2 ** max(3, round(math.log2((STRIP if seen.annotated else SECONDS) * rate)))
     while steps > max(seen.stretch, SHORTEST):
         steps //= 2
+    if seen.annotated:
+        return steps, f"steps, {steps / rate:.3g} s; half of the rows are in stretches of at least {seen.stretch}"
     return steps, f"steps, {steps / rate:.3g} s; stretches of one label have {seen.stretch} in the median"
 
 
@@ -262,6 +337,9 @@ WHY: Mapping[str, str] = {
     "decimal": "numbers are written with a comma",
     "patient": "a guess from the names; correct it",
 }
+
+
+OF_ANNOTATIONS = {"recording_columns": "the ending of the files whose rhythms are the labels of rows"}
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:

@@ -318,7 +318,8 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
     """Return the tables of a folder by hospital: a single table, or a table for each hospital. If the folder has other
     contents, return no tables.
     """
-    if folder.table_of([name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]):
+    recordings = [name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]
+    if folder.table_of(recordings, labelled=False):
         return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}

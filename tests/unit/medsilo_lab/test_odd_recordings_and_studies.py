@@ -106,7 +106,7 @@ def test_a_recording_is_no_patient_unless_somebody_says_so(tmp_path: Path, capsy
 def test_names_of_folders_are_no_labels_of_annotated_recordings_unless_somebody_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In earlier versions, two databases in a folder became two classes, although annotation files gave the rhythms."""
+    """In earlier versions, two databases in a folder silently became two classes. Here, annotations have no rhythms."""
     folder = tmp_path / "ecg"
     for number in range(24):
         signal = np.random.default_rng(number).normal(0, 1, 1000)
