@@ -115,8 +115,17 @@ def _train_further(
         prepare_longer(run, longer.plan, folder)
     told = longer.difference
     screen.say(f"goes on after round {longer.done} of {run}" + (f"; caution: {told}" if told else ""))
-    how = {"job": job, "threads": threads, "resumes": True, "live": live, "tensorboard": tensorboard}
-    run_study(screen, longer.plan, folder, settings, **how)
+    run_study(
+        screen,
+        longer.plan,
+        folder,
+        settings,
+        job=job,
+        threads=threads,
+        resumes=True,
+        live=live,
+        tensorboard=tensorboard,
+    )
     conclude(screen, folder)
 
 
