@@ -5,13 +5,14 @@
 The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
 double loop over sites and tensors; the loop looks up each weight in W and each tensor in a `state_dict()`. Medsilo's
 time is the time of a whole round: the server's aggregator receives models one by one, mixes them as rows and sends the
-results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak must stay
-within N models and one block. The program creates models one at a time, and passes each model to the aggregator. The
-third measurement compares an evaluation pass that collects AdaFed's statistics with a plain evaluation pass, for LeNet5
-and for the activity network.
+results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak memory
+must not exceed the size of N models and one block of tensors. The program creates models one at a time, and passes each
+model to the aggregator. The third measurement compares an evaluation pass that collects AdaFed's statistics with a
+plain evaluation pass, for LeNet5 and for the activity network.
 
-Both evaluation passes use the same number of threads. Each reported time is the fastest of several calls. The program
-exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak memory from /proc.
+Evaluation passes with and without AdaFed's statistics use the same number of threads. Each reported time is the fastest
+of several calls. The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads
+the peak memory from /proc.
 """
 
 import os

@@ -106,7 +106,7 @@ class Plain:
 
 
 def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str, Callable[[], object]], int]:
-    """Both implementations leave out the last images if these do not fill a batch."""
+    """Medsilo and the MONAI loop leave out the last images if these do not fill a batch."""
     write_hospital(folder / SITE, 0, SPACINGS[SITE], size)
     plan = plan_of(name, size)
     ours = Ours(plan, SITE, folder / SITE, folder / "run", device)

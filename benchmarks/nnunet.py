@@ -2,13 +2,13 @@
 
     python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda --features 32 --workers 8]
 
-The program generates the volumes of five hospitals (benchmarks/brains.py) in one folder. Both use the same plans, the
-same cases, the same first weights for a seed, and as many epochs and steps. For medsilo's task, medsilo's engine runs a
-study of one site. The trainer of nnU-Net is nnUNetTrainer as `nnUNetv2_train` creates it. This trainer reads the files
-of nnU-Net's preprocessor, and augments in a separate process. Neither medsilo nor nnU-Net validates in an epoch. The
-epochs of medsilo and nnU-Net alternate. Times are processor times on one thread, or wall-clock times with a GPU. The
-same code then scores both networks on test cases; on a CPU, nnU-Net's predictor and metrics must give the same scores.
-The goal is a ratio of at most 1.05.
+The program generates the volumes of five hospitals (benchmarks/brains.py) in one folder. Medsilo and nnU-Net use the
+same plans, cases, epochs and steps, and for each seed the same initial weights. For medsilo's task, medsilo's engine
+runs a study of one site. The trainer of nnU-Net is nnUNetTrainer as `nnUNetv2_train` creates it. nnUNetTrainer reads
+the files of nnU-Net's preprocessor, and augments in a separate process. Neither medsilo nor nnU-Net validates in an
+epoch. The epochs of medsilo and nnU-Net alternate. Times are processor times on one thread, or wall-clock times with a
+GPU. The same code then scores both networks on test cases; on a CPU, nnU-Net's predictor and metrics must give the same
+scores. The goal is a ratio of at most 1.05.
 """
 
 import argparse

@@ -14,8 +14,8 @@ ALONE = "single-site, same normalisation layer"
 
 
 def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdict: Verdict) -> Table:
-    """Return for each row the sites' mean test score and its spread over seeds, the worst site, the best round, and the
-    cost.
+    """Return for each row the mean test score over sites, the score's spread over seeds, the worst site, the best
+    round, and the cost.
     """
     sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})

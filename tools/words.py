@@ -3,7 +3,7 @@
     python -m tools.words --draw 100 --seed 7      # draw 100 sentences to read aloud, then list the faulty ones
     make words SEED=7
 
-These texts are pages, help, messages, templates, docstrings, comments and descriptions of keys. Comments in YAML and
+The program reads pages, help, messages, templates, docstrings, comments and descriptions of keys. Comments in YAML and
 TOML files, headers of CSV files, and words in pictures are also checked. A test compares the numbers of faulty
 sentences with `MOST`. `FORBIDDEN` and `VAGUE` propose better words.
 """

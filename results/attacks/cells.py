@@ -45,7 +45,7 @@ class Setting:
     task: Mapping[str, Any]
     network: Mapping[str, Any]
     training: Mapping[str, Any]
-    without: frozenset[str] = frozenset()  # attacks that are left out of this block
+    without: frozenset[str] = frozenset()  # attacks that are impossible with this task or this network
 
 
 HISTOLOGY = Setting(

@@ -217,7 +217,7 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
 
 
 def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an engineer restored ledger and kit from an old copy, only the server has the later charges."""
+    """After an engineer restored ledger and kit from an old copy, only the server knows the later charges."""
     clock, home = itertools.count(1_000), tmp_path / "home"
     monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
     (home / "kit").mkdir(parents=True)

@@ -348,7 +348,7 @@ def test_many_tensors_count_together(cells: Cells) -> None:
 
 
 def test_pieces_of_a_process_count_for_the_answer_that_they_belong_to(cells: Cells) -> None:
-    """In an earlier version, the gate's limit counted the pieces of all rounds together."""
+    """In an earlier version, the limit on the pieces of an answer counted the pieces of all rounds together."""
     assert "".join(cells.gate._of_job(f"{SITE}.client_api_trainer_1")) == SITE
 
 

@@ -466,7 +466,7 @@ def test_need_of_AskedPiece() -> None:
 
 
 def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, NVFlare's `init` returns when the cell already accepts messages."""
+    """Without the patch, NVFlare's `init` gives no chance to run code before the cell accepts messages."""
     source, seen = inspect.getsource(CellClientAPI.init), list[str]()
     assert source.index("_register_control_cbs(self._cell)") < source.index("self._cell.start()")
     monkeypatch.setattr(CellClientAPI, "_register_control_cbs", lambda api, cell: seen.append(f"NVFlare {cell}"))

@@ -65,7 +65,7 @@ def folder_of(consortium: Consortium, site: str, study: str) -> Path:
 
 
 def test_a_stock_job_runs_in_rooms_and_nothing_of_it_elsewhere(guarded: Consortium, root: Path, tmp_path: Path) -> None:
-    """The test adds code to the job's folder from which NVFlare's own process would run the code."""
+    """The test adds a file to the job's folder; NVFlare's own process would run the code in this file."""
     before = studies(guarded)
     job = exported(root, tmp_path / "work", "FedBN", 2, HOSPITALS)
     mark = tmp_path / "ran"

@@ -175,7 +175,7 @@ def test_contributing_tells_the_rooms() -> None:
 
 
 def test_no_text_stands_alone() -> None:
-    """A string outside of the parentheses of its message would be a statement without effect."""
+    """A string outside of a message's parentheses would be a statement without effect."""
     alone = []
     for path in everything():
         for node in ast.walk(tree_of(path)):
@@ -362,7 +362,7 @@ def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """The package raises only subclasses of MedsiloError on purpose, which the command line prints as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
     allowed |= {"SkipTest", "AssertionError"}
-    # These errors report a missing package, or nvflare_reliability turns them into one line.
+    # ImportError reports a missing package, and nvflare_reliability turns Rejected into a message of one line.
     allowed |= {"ImportError", "Rejected"}
     allowed |= {"UnsafeComponentError"}  # NVFlare's start ends only if a component raises UnsafeComponentError
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}

@@ -142,7 +142,7 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
     )
     output = model(x)
     np.testing.assert_allclose(output.detach().exp(), mixed, rtol=0, atol=1e-12)
-    # Training changes the selector through the mixture of models, as in Sec. 3.1.1 of the paper.
+    # Training changes the selector through the mixture of models, as in Section 3.1.1 of the paper.
     output[:, 1].sum().backward()
     assert model.selector[2].weight.grad.abs().max() > 0  # type: ignore[index,union-attr]
     model.selector.zero_grad()

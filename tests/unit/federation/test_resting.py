@@ -50,7 +50,7 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
 def test_what_a_resting_site_let_go_of_is_free_at_once(
     circle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site releases the memory of its networks at once.
+    """A site that has answered releases the memory of the site's networks at once.
 
     Garbage collection, which is slow, runs only if objects of a network refer to each other in a cycle.
     """

@@ -174,7 +174,7 @@ def test_with_batches_of_one_no_case_is_left_out() -> None:
 def test_seeds_are_the_same_on_every_machine() -> None:
     """The expected seeds were computed by `printf '0\\x1finitial weights' | sha256sum`.
 
-    A change of these seeds would change all published results.
+    A change of the expected seeds would change all published results.
     """
     assert seed_for(0, "initial weights") == 5343337840799183452
     assert seed_for(7, "hospital-a", "shuffle", 3, 0) == 4985410627636056251

@@ -1096,7 +1096,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
     with pytest.raises(MedsiloError, match=r"is_running: .*not sent.*send\(\)"):
         client.is_running()
     client.send(0.5)
-    client.send(0.7)  # in earlier versions, this call ended the script before sending the first answer
+    client.send(0.7)  # in earlier versions, sending a number ended the script before the first answer
     assert "send: this round was already sent" in caplog.text
     assert client.flare.sent[-1].metrics == {"validation": 0.5} and len(client.flare.sent) == 2
     assert client.is_running()
@@ -1368,7 +1368,7 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
         with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
             join()
     else:
-        join()  # this call works, but warns that a restart loses the state of the other optimizer
+        join()  # one of two optimizers may join, with a warning that a restart loses the other optimizer's state
         assert "0.weight" in caplog.text
         caplog.clear()
     model[0].requires_grad_(False)

@@ -93,7 +93,7 @@ def test_a_look_asks_all_processes_no_more_often_for_more_hospitals(
 
 
 def test_a_party_is_up_by_the_connection_of_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection of another party, of a job that has not yet ended, or of a status request does not count."""
+    """A connection of another party, an unfinished job, or a status request does not show that a party is up."""
     kits_of(tmp_path)
     kits, asked = tmp_path / "kits", list[str]()
     program = "nvflare.private.fed.app"

@@ -164,7 +164,7 @@ def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, tor
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE, ()))
 def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
-    plan = promised(method, "training.batch_size=64")  # each step uses all cases
+    plan = promised(method, "training.batch_size=64")  # with this batch size, each step uses all cases
     one = run(plan, tmp_path / "one")
     assert same(one, run(plan, tmp_path / "two"))
     other = run(plan.with_changes(["seed=1"]), tmp_path / "three")

@@ -177,7 +177,9 @@ def rows_of_methods(root: Path) -> dict[str, str]:
 
 
 def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
-    """The row begins with the groups of tensors that sites send, and remarks follow after a semicolon."""
+    """A method's row in the table begins with the groups of tensors that sites send; remarks follow after a
+    semicolon.
+    """
     rows = rows_of_methods(root)
     assert {name: told.partition(";")[0] for name, told in rows.items()} == {
         name: leaving(METHODS[name]()) for name in FACTS
@@ -185,7 +187,9 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
 
 
 def test_each_method_has_a_section_of_one_form(root: Path) -> None:
-    """Each section has the idea, the formula, the tensors that are sent or stay, the cost, results and limits."""
+    """Each method's section on a page has the idea, the formula, the tensors that are sent or stay, the cost, results
+    and limits.
+    """
     sections = {}
     for page in (root / "docs/research/methods").glob("*.md"):
         for part in page.read_text("utf-8").split("\n## ")[1:]:

@@ -281,8 +281,8 @@ def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> No
 
 @pytest.mark.parametrize(("unsteady", "most"), [(1.0, 0.05), (2.0, 0.06), (3.0, 0.08)])
 def test_a_row_that_is_far_unsteadier_than_the_rest_raises_few_false_alarms(unsteady: float, most: float) -> None:
-    """Without the check, more than 15 % of studies would have a false result for a method that varies three times as
-    much.
+    """If variances were always pooled, more than 15 % of studies would have a false result for a method that varies
+    three times as much.
     """
     alarms = sure(studies(np.random.default_rng(24), 0.0, unsteady), True).any(-1).mean()
     assert alarms <= most

@@ -68,7 +68,7 @@ def test_each_site_has_a_state_between_two_rounds() -> None:
         "d": "waiting",
     }
     assert progress.sentence().startswith("round 2 of 5: a training 34 %, late by 42 s, b sending")
-    # a lead who is connected over TLS sees all of these states except the rejection
+    # a lead who is connected over TLS sees all states of sites except a rejection
     moment = Moment(now, {"b": working("refused")})
     assert [progress.now()[site] for site in "ab"] == ["asked 50 s ago, late by 5 s", "refused"]
     progress.add(a_round(2, a=30.0, b=30.0, c=30.0, d=30.0))
@@ -130,7 +130,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     keeper.begin("round", 4, [f"s{n}" for n in range(4000)])
     for n in range(4000):
         keeper.asked(f"s{n}")
-    assert len(told) == 1  # the clock has not advanced between these requests
+    assert len(told) == 1  # the clock has not advanced between the requests
 
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:

@@ -697,7 +697,9 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
 def test_a_person_reads_what_a_study_is_for_before_deciding(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before its question."""
+    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before asking for a
+    decision.
+    """
     kit, said = ["--kit", str(home.folder)], {"title": "Lungs", "purpose": "find nodules", "contact": "lead@clinic.org"}
     home.permission()._keep()
     assert main(["approve", *kit]) == 0

@@ -80,7 +80,7 @@ def test_a_study_over_the_budget_is_refused_before_data_are_read(
 
 
 def test_how_many_answers_a_lead_may_have_over_each_part() -> None:
-    """docs/trust/privacy.md states these numbers of answers."""
+    """docs/trust/privacy.md states how many answers a lead may have over each part of the split."""
     told = [[SiteSettings(answers=answers).most_answers(part) for part in PLANNED] for answers in (41, 3000)]
     assert told == [[2000, 41, 3], [3000, 3000, 150]]
 
@@ -241,7 +241,7 @@ def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) ->
 
 
 def test_numbers_that_only_this_hospital_knows(book: QueryBudget) -> None:
-    """torch accepts these numbers as seeds."""
+    """torch accepts a hospital's secret numbers as seeds."""
     numbers = [book.number(f"purpose {place}") for place in range(64)]
     assert all(0 <= number < 2**63 for number in numbers) and max(numbers) > 2**62 and len(set(numbers)) == 64
     assert numbers[:3] == [QueryBudget(book.folder).number(f"purpose {place}") for place in range(3)]

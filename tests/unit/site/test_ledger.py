@@ -300,7 +300,7 @@ def test_histories(tmp_path: Path) -> None:
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A change of the code that writes the ledger also changes the history that a seed gives.
 
-    In these random histories, one answer costs at most 0.05.
+    In the random histories, one answer costs an ε of at most 0.05.
     """
     above = [check_history(tmp_path / str(seed), seed) for seed in range(1, 1 + count)]
     print(f"above the truth: {sum(one > 0 for one in above)} of {count}, at most {max(above):.4f}")

@@ -33,10 +33,10 @@ MAY: dict[tuple[str, str], str] = {
     ): "its own temporary file; a mask that was there is refused before",
     ("medsilo_server/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
     ("medsilo_lab/testing/tasks.py", "TaskTester.test_a_hospital_without_its_data_has_one_line"): "data that it wrote",
-    # These functions remove cached files, whose names are their SHA-256 and whose originals exist elsewhere.
+    # Cached files have their SHA-256 as their names and originals elsewhere, so medsilo may remove cached files.
     ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond 20 GiB",
     ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
-    # A run needs these files to continue, until the run ends or starts anew.
+    # Files that a run needs to continue are removed only when the run ends or starts anew.
     ("medsilo_lab/engines/simulator.py", "run"): "what this call made itself, where the run did not even begin",
     (
         "medsilo_lab/engines/simulator_workspace.py",
@@ -52,7 +52,7 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo_lab/study/cells.py", "run_cell"): "checkpoints and states of a run that has ended well",
     ("medsilo/deploy/supermodel.py", "SuperModel.save"): "the super model of the same folder: its manifest first, and "
     "personal models of hospitals that agree no more",
-    # A person requested these removals after the command had listed the files.
+    # A person requests a removal after the command has listed the files.
     ("medsilo/runs/clean.py", "Old.remove"): "what 'medsilo prune' listed, with --yes, but a job's audit.log",
     # a hospital's own records
     ("medsilo/site/query_budget.py", "QueryBudget._running"): "the mark of a study whose process is gone",
