@@ -32,6 +32,7 @@ from nvflare.fuel.utils.fobs import dots, lobs
 from nvflare_reliability import patches
 from nvflare_reliability.chunking import site_of
 from nvflare_reliability.errors import Rejected, TryAgain, one_line
+from nvflare_reliability.liveness import CHANNEL, READING
 from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
 # maximum levels of nesting in a message body, where NVFlare's encoding (FOBS) adds two levels around each object
@@ -186,6 +187,7 @@ class AnswerGate(Gate):
         """Start to check the sites' messages, and to read the sites' answers before NVFlare reads them."""
         self.answers = patches.AnswerReader(self.cell, self._answered)
         patches.look_at_messages(self.cell, self._inspect)
+        self.cell.register_request_cb(channel=CHANNEL, topic=READING, cb=self._is_reading)
         self.watch_fetching()
 
     def end_readers(self) -> None:
@@ -241,6 +243,15 @@ class AnswerGate(Gate):
                 self.readers.submit(self._pass_on, origin, future, stream)
         if not taken:
             patches.end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
+
+    def _is_reading(self, request: Message) -> Message:
+        """Reply to a site's question whether an answer of the site is queued or being read.
+
+        After the answer was read, and the reply to it was sent, this is False.
+        """
+        with self.lock:
+            reading = self.open[str(request.get_header(MessageHeaderKey.ORIGIN))] > 0
+        return make_reply(CellCode.OK, body=reading)
 
     def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:
         try:

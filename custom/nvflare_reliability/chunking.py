@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from threading import Thread
 from time import monotonic, sleep
@@ -26,7 +27,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.cacheable import ItemConsumer
 from nvflare.fuel.f3.streaming.download_service import (
@@ -40,6 +41,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from nvflare_reliability.errors import Rejected, TryAgain
+from nvflare_reliability.liveness import ANSWERS, CHANNEL, READING
 from nvflare_reliability.patches import (
     GARBAGE,
     NEXT,
@@ -492,12 +494,40 @@ class _Wanted:
         sleep(max(0.0, asked + PAUSE / 4 - monotonic()))
 
 
+@dataclass(eq=False)
+class _Unanswered:
+    """Finds out whether an answer, or the server's reply to it, was lost between this process and the server.
+
+    Each connection on the way may have lost it, for example the connection of a relay.
+    """
+
+    ask: Callable[[], bool | None]  # whether the server still reads an answer of this process; None: it is unknown
+    most: float  # maximum seconds without such information
+    heard: float = field(default_factory=monotonic)
+    idle: bool = False  # the last information was that the server reads no answer of this process
+
+    def may_come(self) -> bool:
+        """Ask the server, and return True if the reply may still come.
+
+        If the server reads no answer, the reply may be in transit. It counts as lost when the next question gets the
+        same information.
+        """
+        reads = self.ask()
+        if reads is None:
+            return monotonic() - self.heard < self.most
+        lost, self.heard, self.idle = self.idle and not reads, monotonic(), not reads
+        return not lost
+
+
 class RetryingRequests:
     """Sends the requests of a job's process, and repeats lost requests until the time limits are over.
 
     Args:
-        sees_fetching: True if `FETCHING` records when another process requests tensors of this process. If it is false,
-            NVFlare's own time limit applies to an answer.
+        cell: The cell of the process.
+        patience: The time limits.
+        sees_fetching: True if `FETCHING` records when another process requests this process's tensors. Otherwise, this
+            process asks the server whether the server still reads an answer. If the server does not say so, NVFlare's
+            own time limit applies to the answer.
     """
 
     def __init__(self, cell: Cell, patience: Timeouts, sees_fetching: bool = True) -> None:
@@ -524,8 +554,10 @@ class RetryingRequests:
                 return self.send(*given, **asked | {"timeout": 2 * self.patience.again})
         if asked.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
             began = monotonic()
-            if self.sees_fetching:
-                asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
+            may_come = self._is_being_fetched
+            if not self.sees_fetching:
+                may_come = _Unanswered(partial(self._is_being_read, str(asked["target"])), asked["timeout"]).may_come
+            asked |= {"timeout": self.patience.again, "progress_wait_cb": may_come}
             with self.waits.of(asked["request"], lambda: FETCHING.last > began):
                 return self.send(*given, **asked)
         return self.send(*given, **asked)
@@ -580,3 +612,10 @@ class RetryingRequests:
     def _is_being_fetched(self) -> bool:
         """Return True if the server may still be fetching the tensors of this site's answer."""
         return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)
+
+    def _is_being_read(self, server: str) -> bool | None:
+        """Ask the server's job process whether it still reads an answer of this process. None: it did not reply."""
+        where = {"channel": CHANNEL, "topic": READING, "target": server}
+        reply = self.send(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
+        known = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK and isinstance(reply.payload, bool)
+        return reply.payload if known else None

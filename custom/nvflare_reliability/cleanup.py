@@ -26,7 +26,8 @@ WAITING = 8 * MOST  # maximum bytes of a sender's messages that have arrived but
 class ForgottenJobs(FLComponent):
     """Ends the jobs that ran when the server crashed, and the jobs that were aborted while they started.
 
-    The component also repairs the signing of the server's messages, and limits the size of the server's logs.
+    The component also repairs the signing of the server's messages, limits the size of the server's logs, and gives
+    hospitals more time to accept or reject a job.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -35,7 +36,9 @@ class ForgottenJobs(FLComponent):
             kit_patches.end_forgotten_jobs(fl_ctx)
             kit_patches.keep_aborted(fl_ctx)
             kit_patches.bound_audit()
-            kit_patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND, ADMIN)
+            cell = fl_ctx.get_engine().get_cell()
+            kit_patches.ask_quietly(cell, ServerCommandNames.APP_COMMAND, ADMIN)
+            kit_patches.wait_for_deployment(cell)
 
 
 class BoundedStreams(FLComponent):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives import serialization
 from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, SystemComponents
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ConfigVarName, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import ALL_SITES, JobMetaKey, RunStatus
 from nvflare.apis.job_scheduler_spec import DispatchInfo
@@ -48,9 +48,10 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as MsgCode
-from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey, TrainingTopic
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.fed.utils.fed_utils import extract_participants
@@ -76,13 +77,13 @@ DEATHS = (  # exit codes of job processes that were killed or that crashed
     *(ProcessExitCode.EXCEPTION, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR),
     ProcessExitCode.INFRASTRUCTURE_ERROR,
 )
-TOLD = "revoked-certificates"  # reply header that contains the list of revoked certificates
-DISABLED = "is disabled"
-UNSIGNED = "NA"  # signature in the messages of a server that has no key yet
-STARTED = "Start the client app..."
-KEYS: dict[tuple[bytes, bytes | None], Any] = {}
-# True to stop, the result of a simulated site's process, and the name of the next site
-Outcome = tuple[bool, Any, str | None]
+TOLD = "revoked-certificates"  # header of a reply that contains the list of revoked certificates
+DISABLED = "is disabled"  # the last words of the server's reply to an excluded client
+UNSIGNED = "NA"  # the signature in messages of a server that has no key yet
+DEPLOYING = 60.0  # seconds that the server waits for the clients' replies to the deployment of a job
+STARTED = "Start the client app..."  # the reply of a client that has started a job's process
+KEYS: dict[tuple[bytes, bytes | None], Any] = {}  # the loaded private keys, by PEM text and password
+Outcome = tuple[bool, Any, str | None]  # whether to stop, the result of a simulated site's process, and the next site
 
 
 # ---------------------------------------------------------------------------------------- server and hospitals
@@ -399,6 +400,34 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
 
 
 @made_for(
+    "nvflare.private.fed.server.job_runner:JobRunner._deploy_job",
+    "nvflare.private.fed.server.job_runner:JobRunner._make_deploy_message",
+    "nvflare.private.fed.server.message_send:send_requests",
+    merged=lambda: hasattr(ConfigVarName, "DEPLOY_TIMEOUT"),
+)
+def wait_for_deployment(cell: Cell) -> None:
+    """Wait DEPLOYING seconds for the replies to the deployment of a job. All other requests keep their time limits.
+
+    NVFlare waits for a deployment as long as for any command, which is 10 seconds by default. A client that checks the
+    job's code may need longer.
+
+    Args:
+        cell: The cell of the server's parent process.
+    """
+    own = cell.broadcast_multi_requests
+
+    def requests(targets: dict, timeout: float, *given: Any, **asked: Any) -> dict:
+        deploys = any(_is_deployment(one.message) for one in targets.values())
+        return own(targets, max(timeout, DEPLOYING) if deploys else timeout, *given, **asked)
+
+    cell.broadcast_multi_requests = requests
+
+
+def _is_deployment(message: Message) -> bool:
+    return isinstance(message.payload, AdminMessage) and message.payload.topic == TrainingTopic.DEPLOY
+
+
+@made_for(
     "nvflare.private.fed.server.job_runner:JobRunner._start_run",
     "nvflare.private.fed.server.job_runner:JobRunner._make_deploy_message",
     "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
@@ -416,7 +445,7 @@ def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
         return "the job has ended"
     order = runner._make_deploy_message(job, job.get_application(app, fl_ctx), app, fl_ctx)
     admin = engine.server.admin_server
-    deployed = admin.send_requests_and_get_reply_dict({client.token: order}, timeout_secs=admin.timeout)[client.token]
+    deployed = admin.send_requests_and_get_reply_dict({client.token: order}, timeout_secs=DEPLOYING)[client.token]
     if deployed is None or deployed.get_header(MsgHeader.RETURN_CODE, MsgCode.OK) != MsgCode.OK:
         return f"the job could not be deployed: {deployed.body if deployed else 'no reply'}"
     needs = get_resource_manager_spec({**job.meta, "resource_spec": job.resource_spec}, client.name)

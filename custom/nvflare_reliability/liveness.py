@@ -19,7 +19,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 
 LOG = logging.getLogger(__name__)
-CHANNEL, TOPIC, CALL = "reliability", "liveness", "call"
+CHANNEL, TOPIC, CALL, READING = "reliability", "liveness", "call", "reading"
 UNHEARD = (CellCode.TIMEOUT, CellCode.COMM_ERROR, CellCode.TARGET_UNREACHABLE, CellCode.INVALID_TARGET)
 EXPELLED = "the consortium expelled it"
 # the first words of reasons why a job can't run at a hospital

@@ -20,10 +20,13 @@ import nvflare
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming.blob_streamer import BlobStream
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.defs import TrainingTopic
 
 from nvflare_reliability import kit_patches, patches
 
@@ -71,6 +74,11 @@ def of_server() -> dict[str, bool]:
 def of_cell() -> dict[str, bool]:
     cell, made = Cell("parts", "tcp://127.0.0.1:1", secure=False, credentials={}), list[int]()
     usual, send, bounded = cell.byte_streamer.chunk_size, cell.send_blob, list[int]()
+    asked = list[float]()
+    cell.broadcast_multi_requests = lambda targets, timeout, **_: asked.append(timeout)
+    kit_patches.wait_for_deployment(cell)
+    deployment = SimpleNamespace(message=Message({}, AdminMessage(TrainingTopic.DEPLOY, b"")))
+    cell.broadcast_multi_requests({"hospital-a": deployment}, 10.0)
     TxTask.start_task_thread = lambda task, _: made.append(task.chunk_size)
     patches.hold_less(cell)
     cell.byte_streamer.send("c", "t", "x", {}, BlobStream(bytes(10), {}))
@@ -82,6 +90,7 @@ def of_cell() -> dict[str, bool]:
         "hold_less": made != [usual],
         "reply_once": cell.send_blob != send,
         "limit_blobs": not bounded,
+        "wait_for_deployment": asked != [10.0],
     }
 
 

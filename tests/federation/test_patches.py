@@ -69,6 +69,7 @@ from tests.secure.consortium import free_port, wait_until
 ELSEWHERE = {
     "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
+    "wait_for_deployment": "federation/test_deployments.py test_a_refusal_after_twelve_seconds_reaches_the_lead",
     "LostWaits": "federation/test_lines.py test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again",
     "AnswerReader": "federation/test_gate.py test_without_the_gate_such_an_answer_ends_the_process",
     "hear_of_aborts": "secure/test_resume.py test_a_study_that_waits_to_go_on_can_be_cancelled",
