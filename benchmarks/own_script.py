@@ -120,7 +120,7 @@ def start_in_room(folder: Path, first: bool) -> float:
     ours, theirs = socketpair()
     room = Room(("python3", "-u", str(CODE / "script.py")), {folder: CODE}, RoomSettings(), 8 << 30, 1)
     with ours, theirs:
-        process, writes = room.start(theirs, folder / "log")
+        process, writes, _ = room.start(theirs, folder / "log")
         code = process.wait()
         writes.join()
     if code:

@@ -37,6 +37,7 @@ class Case:
     rounds: int = 1
     sites: tuple[str, ...] = ("a",)
     slow: bool = False
+    by_group: bool = False  # only the kernel's control group stops the script
 
 
 WALLS = Case("walls", ENDED)
@@ -74,6 +75,13 @@ CASES: dict[str, Case] = {
     "page_tables": Case(
         "refused", "more memory than 512 MiB (memory_limit)", settings={"memory_limit": 512}, slow=True
     ),
+    "dead_leader": Case(
+        "refused", "more memory than 512 MiB (memory_limit)", settings={"memory_limit": 512}, slow=True
+    ),
+    "memory_of_nobody": Case(
+        "refused", "more memory than 512 MiB (memory_limit)", settings={"memory_limit": 512}, slow=True, by_group=True
+    ),
+    "memory_in_pipes": WALLS,
     "machine_wide": WALLS,
     "leases": WALLS,
     "full_scratch": WALLS,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from medsilo.airlock.group import limits_memory
 from medsilo.airlock.room import ability
 from medsilo.airlock.site import PRINTED
 from tests.attacks.hostile.lead import SECRET
@@ -101,6 +102,8 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospit
     "name", [pytest.param(name, marks=pytest.mark.slow if case.slow else ()) for name, case in CASES.items()]
 )
 def test_a_hostile_script_is_stopped_or_counted(name: str, hospital: Hospital) -> None:
+    if CASES[name].by_group and not limits_memory():
+        pytest.skip("this account may make no control group")
     case, ran = CASES[name], hospital.run(name)
     printed = [file.read_text() for file in hospital.folder.rglob(PRINTED)]
     assert not [line for text in printed for line in text.splitlines() if line.startswith("GOT")]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from socket import socket
 
 from medsilo.airlock import inside
+from medsilo.airlock.group import Group, limits_memory
 from medsilo.airlock.seccomp import filter_program
 from medsilo.core.errors import MedsiloError
 from medsilo.site.airlock_settings import MiB, RoomSettings
@@ -73,8 +75,9 @@ class Room:
     private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
     told: str = ""  # the value of the environment variable INSIDE in the sandbox
 
-    def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread]:
-        """Return the started process and the thread that logs the output of the process.
+    def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread, Group | None]:
+        """Return the started process, the thread that logs its output, and its control group, if this account may
+        create one.
 
         Args:
             door: the sandbox's end of the socket pair
@@ -87,10 +90,12 @@ class Room:
         files = [*written, *([memory_file(program)] if program else [])]
         try:
             walls = self.walls(written, files[-1] if program else None)
-            # arguments go into a file, since processes in the sandbox can read command lines
-            files.append(memory_file("\0".join([*walls, ""]).encode()))
+            # bubblewrap reads its arguments from a pipe, since processes in the sandbox can read command lines
+            reads, gives = os.pipe()
+            arguments = os.fdopen(gives, "wb")
+            files.append(reads)
             process = subprocess.Popen(
-                [bwrap, "--args", str(files[-1]), "--", *self.command()],
+                [bwrap, "--args", str(reads), "--", *self.command()],
                 stdin=door.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -101,9 +106,15 @@ class Room:
         finally:
             for file in files:
                 os.close(file)
+        group = Group.of(self.memory + self.settings.scratch * MiB)
+        # bubblewrap starts no process before it has read its arguments, so all processes of the room are in the group
+        with suppress(BrokenPipeError), arguments:
+            if group:
+                group.take(process.pid)
+            arguments.write("\0".join([*walls, ""]).encode())
         writes = threading.Thread(target=_write_log, args=(process, log), name="script's log", daemon=True)
         writes.start()
-        return process, writes
+        return process, writes, group
 
     def command(self) -> list[str]:
         limits = self.settings.processes, self.memory, self.settings.scratch * MiB, 0, OPEN_FILES
@@ -224,16 +235,15 @@ def environment() -> tuple[Path, ...]:
     )
 
 
-PRINTABLE = bytes(byte if byte in b"\t\n" or (byte >= 32 and byte != 127) else ord("?") for byte in range(256))
-
-
 def _write_log(process: subprocess.Popen, file: Path) -> None:
     """Write a script's output into the hospital's log file, up to a limit, without control characters of terminals."""
     assert process.stdout
+    decoder = getincrementaldecoder("utf-8")("replace")
     with suppress(OSError), file.open("ab", buffering=0) as log:
         left = max(LARGEST_LOG - log.tell(), LEAST_LOG)
         while came := os.read(process.stdout.fileno(), 65536):
-            kept = came[:left].translate(PRINTABLE)
+            text = decoder.decode(came)
+            kept = "".join(one if one in "\t\n" or one.isprintable() else "?" for one in text).encode()[:left]
             log.write(kept)
             if left and not (left := left - len(kept)):
                 log.write(b"\nmedsilo: the script printed more, which is not kept\n")
@@ -271,5 +281,7 @@ def _weaker() -> Iterator[str]:
         yield f"no list of forbidden system calls for this processor ({os.uname().machine})"
     if not inside.landlock():
         yield "this kernel has no Landlock, which would protect files outside the room a second time"
+    if not limits_memory():
+        yield "this account may make no control group, which would also limit memory that belongs to no process"
     if os.getuid() == 0:
         yield "the system does not limit the number of a script's processes for root; run the kit as an ordinary user"

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from medsilo.airlock.border import Border, HeldBack
+from medsilo.airlock.group import Group
 from medsilo.airlock.room import APP, CODE, KEPT, WORK, Room, Script, ability
 from medsilo.airlock.wire import CHUNK, MAY_KEEP, End, Head
 from medsilo.core import weight_cache
@@ -65,6 +66,7 @@ class RoomSite:
         border.protection.admit()
         self.process: subprocess.Popen | None = None
         self.writes: Thread  # writes the script's output to a file until the last process in the sandbox has ended
+        self.group: Group | None = None
         self.end: End
         self._look: Stop = lambda: None
         self._began: float | None = None  # start of the wait for an answer; None between answers
@@ -139,7 +141,7 @@ class RoomSite:
         ours, theirs = socketpair()
         make_folder(self.place.folder)
         with theirs:
-            self.process, self.writes = self._room().start(theirs, self.place.folder / PRINTED)
+            self.process, self.writes, self.group = self._room().start(theirs, self.place.folder / PRINTED)
         self.end = End(ours, lambda: self._look())
         self._closed = Event()
         self._guard = Thread(target=self._watch, args=(self.process, self._closed), name="room's limits", daemon=True)
@@ -217,8 +219,11 @@ class RoomSite:
             raise OverLimit(f"it had more than {MOST_SOCKETS} sockets")
         if taken.opened > MOST_OPENED:
             raise OverLimit(f"it had more than {MOST_OPENED} open files")
-        if taken.memory > most:
-            raise OverLimit(f"it took more memory than {own.most_memory // MiB} MiB (memory_limit)")
+        if taken.memory > most or (self.group and self.group.has_killed()):
+            raise OverLimit(self._too_much_memory())
+
+    def _too_much_memory(self) -> str:
+        return f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)"
 
     def _taken_over(self) -> OverLimit:
         """Return the exceeded limit, and reset the limit, so that only one answer reports it."""
@@ -233,6 +238,8 @@ class RoomSite:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5)
             code = self.process.poll()
+        if self.over is None and self.group and self.group.has_killed():
+            self.over = OverLimit(self._too_much_memory())
         self.close(0)
         if self.over is not None:
             return self._taken_over()
@@ -258,6 +265,8 @@ class RoomSite:
         self._closed.set()
         process.kill()
         process.wait()
+        if self.group:
+            self.group.remove()
         self._guard.join(KILLED)
         self.writes.join(KILLED)
         self.end.pair.close()
@@ -347,7 +356,7 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
     """
     number = held = files = sockets = opened = queued = 0
     for process in inside:
-        told = _told(process / "status")
+        told = _told(_living(process) / "status")
         number += told.get("Threads", 0)
         held += sum(told.get(name, 0) for name in ("RssAnon", "RssShmem", "VmSwap", "VmPTE")) * 1024
         files = files or _files(process)
@@ -356,10 +365,20 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
             opened += sum(1 for _ in (process / "fd").iterdir())
             (process / "oom_score_adj").write_text("1000")
     if held > enough:
-        shares = [{**_told(process / "smaps_rollup"), **_told(process / "status")} for process in inside]
+        shares = [{**_told(own / "smaps_rollup"), **_told(own / "status")} for own in map(_living, inside)]
         names = "Pss_Anon", "Pss_Shmem", "SwapPss", "VmPTE"
         held = sum(own.get(name, 0) for own in shares for name in names) * 1024
     return Taken(number, held + queued, files, sockets, opened)
+
+
+def _living(process: Path) -> Path:
+    """Return the process, or a thread of the process if its first thread has ended, because the kernel then shows the
+    memory only at the other threads.
+    """
+    if "RssAnon" not in _told(process / "status"):
+        with contextlib.suppress(OSError):
+            return next((task for task in (process / "task").iterdir() if "RssAnon" in _told(task / "status")), process)
+    return process
 
 
 def _sockets(process: Path) -> tuple[int, int]:
@@ -380,7 +399,7 @@ def _told(file: Path) -> dict[str, int]:
     ended.
     """
     with contextlib.suppress(OSError):
-        pairs = (line.split()[:2] for line in file.read_text().splitlines())
+        pairs = (line.split()[:2] for line in file.read_text(errors="replace").splitlines())
         return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}
     return {}
 

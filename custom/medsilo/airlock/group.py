@@ -1,0 +1,106 @@
+"""Limit the memory of all processes in a sandbox together, with a control group of the kernel (cgroup).
+
+The kernel also counts memory that belongs to no process, such as the contents of pipes. Only an account that may create
+a control group has this limit: root, or an account to which the system delegates memory.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+NAME = "medsilo-room"
+# The names of a group's files with its limit, with further settings, and with the number of killed processes
+FIRST = "memory.limit_in_bytes", {"memory.memsw.limit_in_bytes": "{most}"}, "memory.oom_control"
+SECOND = "memory.max", {"memory.swap.max": "0", "memory.oom.group": "1"}, "memory.events"
+PATIENCE = 5.0  # seconds until the kernel has ended the processes of a killed sandbox
+
+
+class Group:
+    """A control group with a limit on the memory of its processes."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        """Create the group. Raises OSError if this account may not.
+
+        Args:
+            folder: the group's folder in the kernel's file system of control groups
+            most: the limit in bytes
+        """
+        self.folder = folder
+        folder.mkdir()
+        try:
+            limit, further, self._events = SECOND if (folder / SECOND[0]).exists() else FIRST
+            (folder / limit).write_text(str(most))
+        except OSError:
+            self.remove()
+            raise
+        for name, value in further.items():
+            with suppress(OSError):  # without swap, the kernel has no such file
+                (folder / name).write_text(value.format(most=most))
+
+    @classmethod
+    def of(cls, most: int) -> "Group | None":
+        """Return a new group, or None if this account may not create groups."""
+        for parent in _parents():
+            _remove_old(parent)
+            with suppress(OSError):
+                return cls(parent / f"{NAME}-{os.getpid()}-{secrets.token_hex(4)}", most)
+        return None
+
+    def take(self, process: int) -> None:
+        """Move a process into the group. The children that the process starts later are also in the group."""
+        (self.folder / "cgroup.procs").write_text(str(process))
+
+    def has_killed(self) -> bool:
+        """Return True if the kernel killed a process of the group because of the limit."""
+        with suppress(OSError):
+            pairs = (line.split() for line in (self.folder / self._events).read_text().splitlines())
+            return any(own[0] == "oom_kill" and own[1] != "0" for own in pairs if len(own) == 2)
+        return False
+
+    def remove(self) -> None:
+        """Remove the group as soon as the group has no process any more."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            try:
+                self.folder.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.02)
+
+
+@cache
+def limits_memory() -> bool:
+    """Return True if this account may create groups."""
+    group = Group.of(1 << 30)
+    if group:
+        group.remove()
+    return group is not None
+
+
+def _parents() -> Iterator[Path]:
+    """Yield the groups in which this process may be allowed to create a group.
+
+    In the second version of control groups, a group with processes can't limit the memory of its subgroups. The group
+    of a service with `Delegate` and `DelegateSubgroup` lies in a group without processes.
+    """
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, own = line.split(":", 2)
+        for _, place, kind, options, *_ in mounts:
+            if controllers == "" and kind == "cgroup2":
+                yield (Path(place) / own.lstrip("/")).parent
+            elif "memory" in controllers.split(",") and kind == "cgroup" and "memory" in options.split(","):
+                yield Path(place) / own.lstrip("/")
+
+
+def _remove_old(parent: Path) -> None:
+    """Remove the groups of processes that were killed."""
+    for folder in parent.glob(f"{NAME}-*"):
+        if not Path("/proc", folder.name.split("-")[2]).exists():
+            with suppress(OSError):
+                folder.rmdir()
