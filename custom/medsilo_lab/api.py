@@ -263,7 +263,8 @@ class Run:
         device: str = "auto",
         on_round: Callable[[Round], None] | None = None,
     ) -> "Run":
-        """Train for additional rounds in a new run folder, and return the new run. This run stays unchanged.
+        """Continue the training for some rounds in a new run folder, and return the new run. The folder of the finished
+        run stays unchanged.
 
         Args:
             rounds: number of additional rounds

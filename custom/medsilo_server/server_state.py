@@ -345,7 +345,7 @@ class RoundAggregation:
     def agree(self, joined: Mapping[str, Joined]) -> None:
         """Raise ParticipationError if no training site has annotated a label of the plan.
 
-        With secure aggregation, the sites also agree on keys.
+        With secure aggregation, this method also lets the sites agree on keys.
         """
         held = [
             {*answer.absent}
@@ -362,8 +362,8 @@ class RoundAggregation:
         return self.state.expected(phase)
 
     def letters(self, site: str, groups: Groups) -> dict[str, Any]:
-        """Return the values that secure aggregation adds to a site's request. Without secure aggregation, there are no
-        such values.
+        """Return the values that secure aggregation adds to a site's request. Without secure aggregation, nothing is
+        added to the request.
         """
         return {}
 

@@ -39,7 +39,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the matrix W of every run that has such a matrix. W contains each site's weight for each other site."""
+    """Return the matrix W of every run that has a matrix W, which contains each site's weight for each other site."""
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:
