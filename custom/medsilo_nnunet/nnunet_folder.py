@@ -65,7 +65,7 @@ class NnUNetFolder(OwnFolder):
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Pickle no objects of nnU-Net, because another process creates these objects again."""
+        """Pickle no objects of nnU-Net, because the process that reads the pickle creates such objects itself."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
 

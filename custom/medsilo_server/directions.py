@@ -168,8 +168,8 @@ class RoundDirections:
     def usual(self, group: str) -> float:
         """Return the median norm of all updates of a group, or 0 if there are no updates.
 
-        For an even number of updates, the median is the larger of the two middle values. With the mean of the two
-        middle values, one tiny update could make another update an outlier.
+        For an even number of updates, the median is the larger of the two middle values. If the median were the mean of
+        the two middle values, one tiny update could make another update an outlier.
         """
         return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 

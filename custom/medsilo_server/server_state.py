@@ -22,7 +22,9 @@ from medsilo_server.record import Record
 
 
 class Store:
-    """The state that secure aggregation adds to the server's state. This base class has no state."""
+    """The state that secure aggregation adds to the server's state. The base class has no state, because a study
+    without secure aggregation needs no such state.
+    """
 
     def find(self, group: str) -> Tensors | None:
         """Return the tensors of a group that all sites receive, or None if the sites receive the aggregator's

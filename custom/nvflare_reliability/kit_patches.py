@@ -355,8 +355,8 @@ def keep_aborted(fl_ctx: FLContext) -> None:
 def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     """Call a function when an authorised user aborts a job.
 
-    The function is also called for a job that no longer runs; NVFlare itself only replies that such a job is completed.
-    This patch must be applied while a server starts, before NVFlare registers its commands.
+    The function is also called for a job that no longer runs; for such a job, NVFlare itself only replies that the job
+    is completed. This patch must be applied while a server starts, before NVFlare registers its commands.
 
     Args:
         heard: Called with the job's ID and the user's name.

@@ -144,7 +144,9 @@ class GarbageBudget:
         gc.freeze()
 
     def sent(self, size: int = 0) -> None:
-        """Count the bytes of a sent message as garbage. If there are too many bytes, run the garbage collector."""
+        """Count the bytes of a sent message as garbage. If there are too many bytes of garbage, run the garbage
+        collector.
+        """
         if is_merged("GarbageBudget"):
             return
         with self._lock:

@@ -283,8 +283,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which it connects. Also return both addresses of each relay
-    between the party and the server.
+    """Return the addresses at which a party listens and to which it connects, then both addresses of each relay between
+    the party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):

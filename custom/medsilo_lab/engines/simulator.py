@@ -266,7 +266,7 @@ class Starting:
         self._started = self._told = clock()
 
     def look(self) -> None:
-        """Report the sites that have become ready since the last call. If no site becomes ready for a longer time,
+        """Report the sites that have become ready since the last call. If no site has become ready for some seconds,
         report the sites that are still starting.
         """
         ready = [who for who, sign in self._signs.items() if _changed(sign) != self._before[who]]
@@ -298,8 +298,8 @@ def _changed(path: Path) -> int | None:
 def _watch(
     process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
 ) -> None:
-    """Report each round as soon as its record is written, until the study or its processes have ended. Also stop if no
-    round begins within the time limit.
+    """Report each round as soon as its record is written, until the study or its processes have ended. Stop reporting,
+    too, if no round begins within the time limit.
     """
     started, ended, first = time.monotonic(), math.inf, seen
     while True:

@@ -1,4 +1,4 @@
-"""Panels with further results of a method, in addition to its scores.
+"""Panels with results of a method other than its scores.
 
 A panel about the internals of a method shows one run. Examples are AdaFed's weights between sites, FedSM's selected
 models and HarmoFL's images. Panels about external hospitals and about costs show all seeds of a configuration.

@@ -357,18 +357,19 @@ class _Resampled:
     """The sorted mean scores of a Bayesian bootstrap (Rubin 1981) over patients, for both ends of a confidence
     interval.
 
-    Each resample has one patient more than the sample. For the lower end of the interval, the score of the additional
-    patient is 0 in three of four resamples, and 1 in every fourth resample. With the score 0 in all resamples, the
-    interval would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval,
-    which is too wide because proportions are discrete. With the score 0 in half of the resamples, the interval would be
-    the mid-P interval (Lancaster 1961), whose error rate is up to 9 %. With the score 0 in three of four resamples, the
-    error rate is below 7 % for every proportion and 2 to 20 patients.
+    Each resample has one patient more than the sample. For the lower end of the interval, the patient added to the
+    sample has the score 0 in three of four resamples, otherwise 1. With the score 0 in all resamples, the interval
+    would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too
+    wide because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
+    interval (Lancaster 1961), whose error rate is up to 9 %. With the score 0 in three of four resamples, the error
+    rate is below 7 % for every proportion and 2 to 20 patients.
     """
 
     def __init__(self, values: np.ndarray) -> None:
         weights, further = _drawn_weights(len(values))
         sums, whole, turn = weights @ values, weights.sum(1) + further, np.arange(len(further)) % 4 > 0
-        # the additional patient has the score 0 in three of four resamples, and the score 1 in every fourth resample
+        # the patient added to a resample has the score 0 in three of four resamples, and the score 1 in every fourth
+        # resample
         self.lows = np.sort((sums + further * ~turn) / whole)
         self.highs = np.sort((sums + further * turn) / whole)[::-1]
 
