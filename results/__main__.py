@@ -28,7 +28,8 @@ from results.pages import ENSEMBLE, PAGES
 
 FOLDER = result_files.FOLDER
 ALL, NONE = "all", "none"
-LEAST_SEEDS = 3  # A new file with fewer seeds would have less certain results than the stored file.
+# minimum number of seeds in a file; with fewer seeds, the results would be less certain than those of the stored file
+LEAST_SEEDS = 3
 
 
 def main(arguments: list[str] | None = None) -> int:

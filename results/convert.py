@@ -28,7 +28,7 @@ ORGANS = (*ORGANS, "lung-right", "pancreas", "spleen")
 CHANNELS = [start + axis for start in (3, 20, 37) for axis in (1, 2, 3, 7, 8, 9, 10, 11, 12)]
 # lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing and rope jumping
 ACTIVITIES = (1, 2, 3, 4, 6, 7, 13, 16, 17, 24)
-# both values are calculated from the released network and from the number of test windows in the paper
+# length and distance of windows, calculated from the released network and from the paper's number of test windows
 STEPS, STRIDE = 200, 100
 CLIENTS, ALPHA, FEWEST = 20, 0.1, 40
 REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # grey levels of the background, the disc's rim and the cup
@@ -81,8 +81,8 @@ def covid_xray(folder: Path, by_patient: bool = False) -> None:
 
 
 def organmnist(folder: Path, by_patient: bool = False) -> None:
-    """Write MedMNIST's files into a folder for each set. No CT is in two of MedMNIST's parts, so these parts are also
-    the split by patient.
+    """Write MedMNIST's files into a folder for each set. No CT is in two of MedMNIST's parts, so MedMNIST's parts serve
+    as the split by patient.
     """
     for source in sorted(folder.glob("organ?mnist*.npz")):
         place, rows = folder / source.stem, []

@@ -21,7 +21,8 @@ from medsilo.deploy.supermodel import THRESHOLDS, tune
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
 # the global model's score, its difference from a wrong expert's score, and the standard deviation over images
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
-DIFFERENCES = (0.05, 0.15)  # how much higher a right expert scores, for similar and for different hospitals
+# score of a right expert minus the global model's score, for similar and for different hospitals
+DIFFERENCES = (0.05, 0.15)
 KINDS = {"of the same kind": 0.0, "darker": 0.4}  # amount by which the selector's scores shrink
 CHOICES = ("upper edge", "lower edge", "middle")
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]

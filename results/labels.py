@@ -37,7 +37,7 @@ STRUCTURES = ("anterior", "posterior")
 DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that each hospital outlined
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
-LEAST = 3  # the program writes no file with fewer seeds
+LEAST = 3  # minimum number of seeds in a file that the program writes
 
 Own = Mapping[str, Mapping[str, Any]]
 

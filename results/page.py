@@ -107,8 +107,8 @@ def _tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _declared(comparison: Comparison) -> Iterator[Table]:
-    """Yield the answers to a part's further declared questions, whose p-values are corrected for these questions
-    only.
+    """Yield the answers to the declared questions in the part's list. The p-values are corrected only for the questions
+    in the list.
     """
     there = {cell.row.title for cell in comparison.compared()}
     pairs = [pair for pair in comparison.part.asked if there.issuperset(pair)]

@@ -41,8 +41,9 @@ class Part:
     # titles or methods of rows that run one after the other, when all other rows have all seeds
     later: tuple[str, ...] = DEAREST
     folds: int | None = None
-    beside: tuple[str, ...] = ()  # additional baselines, for exploration
-    asked: tuple[tuple[str, str], ...] = ()  # additional declared questions, each with a row and its baseline
+    beside: tuple[str, ...] = ()  # baselines for exploratory differences, besides the declared baseline
+    # declared questions besides the question of the part, each with a row and its baseline
+    asked: tuple[tuple[str, str], ...] = ()
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
     stress: str = ""  # the single difference between hospitals that get their volumes from `VOLUMES`

@@ -28,7 +28,9 @@ Judge = Callable[[np.ndarray], np.ndarray]
 def studies(
     random: np.random.Generator, difference: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
 ) -> np.ndarray:
-    """Draw studies [times, rows, seeds], in which one row has a larger spread and row 2 is better."""
+    """Draw studies [times, rows, seeds], in which one row has a larger spread than the others, and row 2 has better
+    scores.
+    """
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))
     drawn[:, row] *= unsteady
     drawn[:, 2] += difference
@@ -96,7 +98,7 @@ def sure(p: np.ndarray) -> np.ndarray:
 
 
 def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
-    """Return the coverage of a 95 % interval if the first row has the larger spread."""
+    """Return the coverage of a 95 % interval if the first row has a larger spread than all other rows."""
     return float((judge(studies(np.random.default_rng(2), 0.0, unsteady, times, row=0)) >= LEVEL).mean())
 
 

@@ -3,7 +3,7 @@ part of results/intervals.csv.
 
 No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
 shapes of a study, from five patients to three hospitals with a hundred patients each. The spread of seeds ranges from
-zero to the spread of patients. In further worlds, the methods fail completely on some of the patients.
+zero to the spread of patients. In some worlds, the methods fail completely on some of the patients.
 """
 
 import math

@@ -33,7 +33,7 @@ class DicomFolder(VolumeFolder):
 
     The files of a series form one volume, sorted by their position in space. In classification, the class is the name
     of the top folder. A series is left out if its slices form no volume, for example because a slice is missing. For
-    segmentation, a series is also left out unless it has exactly one file with its mask.
+    segmentation, a series is left out, too, unless exactly one file contains a mask of the series.
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"

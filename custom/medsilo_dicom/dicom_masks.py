@@ -111,7 +111,7 @@ def _voxels(corner: np.ndarray, to_voxels: np.ndarray) -> np.ndarray:
 
 
 def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return the indices (slice, row, column) of the voxels in the series that a frame of a SEG file marks."""
+    """Return the indices (slice, row, column) of the voxels that a frame of a SEG file marks in a series."""
     rows, columns = np.nonzero(inside)
     x, y, z = voxels @ np.stack([columns, rows, np.ones_like(rows)])
     found = np.stack([z, y, x])

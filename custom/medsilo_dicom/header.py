@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from medsilo.extend import MedsiloError, Scan
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
-ENHANCED = (  # UIDs of the DICOM classes whose objects hold many slices ("Enhanced"), with the classes of MR first
+ENHANCED = (  # UIDs of the DICOM classes whose objects hold many slices ("Enhanced"); the UIDs of MR classes come first
     *("1.2.840.10008.5.1.4.1.1.4.1", "1.2.840.10008.5.1.4.1.1.4.4"),
     *("1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1.1.2.2"),
     *("1.2.840.10008.5.1.4.1.1.130", "1.2.840.10008.5.1.4.1.1.128.1"),
@@ -36,8 +36,8 @@ LARGEST = 1 << 30
 FRAMES = 1 << 16
 SIDE = 8192
 
-# DICOM elements that must be equal in all slices of a series. If an element in this list differs between slices, the
-# series contains several volumes.
+# DICOM elements that must be equal in all slices of a series. If one of the elements in ALIKE differs between slices,
+# the series contains several volumes.
 ALIKE = (
     *("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "Modality", "SOPClassUID", "ImageType", "EchoTime"),
     *("EchoNumbers", "InversionTime", "TemporalPositionIdentifier", "DiffusionBValue", "ConvolutionKernel"),
@@ -189,8 +189,8 @@ def shared_groups(elements: Any) -> Any:
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group of a frame. If the frame lacks this group, return the group that all frames share, or
-    an empty mapping.
+    """Return a functional group of a frame. If the frame lacks the functional group, return the functional group that
+    all frames share, or an empty mapping.
     """
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}
@@ -312,7 +312,7 @@ def read_tree(files: Iterable[Path]) -> Tree:
                     tree.unreferenced.append(path)
             else:
                 images[header.series].append(header)
-    # A study may also contain DICOM objects without images: reports, viewer settings and dose maps.
+    # DICOM objects without images are not reported: a study may contain reports, viewer settings and dose maps.
     tree.images = {
         series: own
         for series, own in sorted(images.items())

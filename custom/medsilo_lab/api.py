@@ -263,7 +263,8 @@ class Run:
         device: str = "auto",
         on_round: Callable[[Round], None] | None = None,
     ) -> "Run":
-        """Train for additional rounds in a new run folder, and return the new run. This run stays unchanged.
+        """Continue the training for some rounds in a new run folder, and return the new run. The folder of the finished
+        run stays unchanged.
 
         Args:
             rounds: number of additional rounds
@@ -480,8 +481,8 @@ class Comparison:
         """A table with a row per level of each declared subgroup, for the method that is compared with the baseline.
 
         This table has all columns of `Run.subgroups`. In addition, `difference` is the score of the method minus the
-        score of the baseline; its confidence interval is corrected for the number of levels.
-        For the differences between levels, see `comparison.verdict.subgroups`.
+        score of the baseline. The confidence interval of the difference is corrected for the number of levels. For the
+        differences between levels, see `comparison.verdict.subgroups`.
         """
         return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
 
@@ -652,8 +653,8 @@ def power(
     """Estimate the power of a comparison before it runs, and the sample sizes that would detect a difference.
 
     Before a comparison, the variances between patients and between repetitions are unknown. Each result is therefore
-    computed for a different assumed variance. `Comparison.power` estimates both variances from the scores of a finished
-    comparison.
+    computed for a different assumed variance. `Comparison.power` estimates the variances between patients and between
+    repetitions from the scores of a finished comparison.
 
     Args:
         patients: number of test patients of each hospital; by default they are counted in the hospitals' data

@@ -276,8 +276,8 @@ def _of_frame(frame: Any, patient: Any, hospital: Any, target: Any, columns: Seq
 
 
 def _patients_column(names: Sequence[Any]) -> str | None:
-    """Return "patient" if a column has this name, otherwise None. Raise DataError if another column seems to name the
-    patients.
+    """Return "patient" if a column has this name, otherwise None. Raise DataError if a column with a different name
+    seems to name the patients.
     """
     from medsilo_lab.start.table_folder import SURE, plain_name
 

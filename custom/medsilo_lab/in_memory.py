@@ -290,12 +290,12 @@ class _OfABatch:
     """A loss function of the program. If the loss is not a mean over the batch, MedsiloError is raised.
 
     The loss function receives targets in the shape of the program's data: for example, for masks [1, H, W], a batch
-    [batch, 1, H, W]. If the first call fails, the loss function is called with other forms of the targets: as floats,
-    or with one axis more or less. Later calls use the form with which a call first succeeded.
+    [batch, 1, H, W]. If the first call fails, the loss function is called with converted targets: as floats, or with
+    one axis more or less. After a successful call, all later calls use the same conversion of the targets.
     """
 
     def __init__(self, loss: Loss, axis: bool) -> None:
-        """axis: True if the program's targets have an additional axis compared with the targets of the objective."""
+        """axis: True if the program's targets have one axis more than the targets of the objective."""
         self.loss, self.axis, self.settled = deepcopy(loss) if isinstance(loss, nn.Module) else loss, axis, False
         self.floats = False
         self.name = getattr(loss, "__name__", type(loss).__name__)
@@ -315,8 +315,8 @@ class _OfABatch:
         return self.loss(outputs, targets[:, None] if axis else targets)
 
     def _first(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Call the loss with several forms of the targets until a call succeeds. A call also fails if torch warns about
-        the shape of the targets.
+        """Call the loss with several types and shapes of the targets until a call succeeds. A call also fails if torch
+        warns about the shape of the targets.
         """
         first: Exception | None = None
         for floats, axis in product((False, True), (self.axis, not self.axis)):
@@ -364,8 +364,8 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """Converts the targets of the program to targets of the objective, and records whether any target had an additional
-    axis.
+    """Converts the targets of the program to targets of the objective, and records an axis that only the program's
+    targets have.
     """
 
     def __init__(self, kind: Any) -> None:

@@ -64,7 +64,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
     job = None if job and job.is_file() else job  # a job in the package medsilo has the standard form
     for path, content in canonical_job(plan).items():
         if job and path.name == META:
-            # the values of these keys come from the plan, and not from the given job
+            # the job's name, number of clients and deployment come from the plan, and not from the given job
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}
             content = {**content, **json_of(job, META), **own}
         elif job:

@@ -144,7 +144,8 @@ class MethodRecipe(Recipe):
             raise MedsiloError(f"name: {name!r} is reserved for finished studies of another recipe; give another name")
         self.train_script, self._airlock = train_script, airlock
         self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
-        # these arguments are stored as attributes, because NVFlare searches a recipe's attributes for secrets
+        # the arguments of the script's run are stored as attributes, because NVFlare searches a recipe's attributes for
+        # secrets
         self.__dict__.update(self._runner)
         self._sites: dict[str, dict[str, Any]] = {}
         # If the names of the sites are known, the job contains no weights for the sites, because the server sends the

@@ -24,7 +24,7 @@ AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an ima
 FLAT = 4
 # keys of a plan that change only training and not the test cases
 HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")
-# nnU-Net's loss gives the lowest resolution no weight, so with fewer stages all weights would be 0
+# minimum number of stages of a network; with fewer stages, nnU-Net's loss would give no resolution a weight
 FEWEST_STAGES = 3
 
 
@@ -65,7 +65,7 @@ class NnUNetFolder(OwnFolder):
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Pickle no objects of nnU-Net, because another process creates these objects again."""
+        """Pickle no objects of nnU-Net, because the process that reads the pickle creates such objects itself."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
 

@@ -97,7 +97,8 @@ Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
-# nnU-Net's planner also writes this configuration, which medsilo does not train because its training has two stages.
+# A configuration of nnU-Net's planner that medsilo does not train, because the configuration has two stages of
+# training.
 Cascade = Literal["3d_cascade_fullres"]
 SecondStage = dict[Literal["inherits_from", "previous_stage"], ConfigurationName]
 

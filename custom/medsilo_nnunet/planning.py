@@ -84,8 +84,8 @@ def unsure_keys(
     """Return the keys of each configuration that might have other values if the fingerprint contained exact numbers.
 
     The middle case represents its whole group, so the rank of the middle case is wrong by up to half a group per
-    hospital. Therefore, the plans are made twice more: with all medians lowered, and with all medians raised, by this
-    number of ranks.
+    hospital. Therefore, the plans are made twice more: with all medians lowered, and with all medians raised, by half a
+    group per hospital.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:

@@ -1,9 +1,9 @@
 """Draw line charts and charts of differences as inline SVG, which people without colour vision and screen readers can
 read. The module uses no drawing library and no script.
 
-Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods. The
-same drawing therefore works in light mode, in dark mode and in print. Each line also has a dash pattern and a marker,
-for black-and-white print and for colour-blind readers. No drawing library is used, because drawing libraries support
+Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods. A
+drawing therefore works in light mode, in dark mode and in print. Each line also has a dash pattern and a marker, for
+black-and-white print and for colour-blind readers. No drawing library is used, because drawing libraries support
 neither the page's CSS classes nor texts for screen readers.
 """
 
@@ -142,7 +142,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The step
     between the numbers is 1, 2 or 5 times a power of ten.
     """
-    if high - low < 1e-9:  # values in such a small range would all be printed with the same digits
+    if high - low < 1e-9:  # values whose range is tiny would all be printed with the same digits
         low, high = low - 0.05, high + 0.05
     exponent = math.floor(math.log10((high - low) / most))
     for step in (factor * 10.0**power for power in range(exponent, exponent + 3) for factor in (1, 2, 5)):
@@ -313,8 +313,8 @@ def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, ze
 
 
 def axis_of(marks: Sequence[float], signed: bool) -> Markup:
-    """Draw the axis that several drawings share, with a number at each mark. If `signed` is true, positive numbers have
-    plus signs.
+    """Draw the axis that several drawings share, with a number at each tick mark. If `signed` is true, positive numbers
+    have plus signs.
     """
     look = {"class": "chart picture", "style": f"max-width:{AXIS + 2 * EDGE}px", "aria-hidden": "true"}
     svg = Drawing(ElementTree.Element("svg", look | {"viewBox": f"0 0 {AXIS + 2 * EDGE} {FOOT}"}))
@@ -331,7 +331,7 @@ def _scale(marks: Sequence[float]) -> Callable[[float], float]:
 
 
 def shared_axis(several: Sequence[Whisker], zero: bool = True) -> list[float]:
-    """Return the marks of an axis for the values and intervals of several drawings. If `zero` is true, the axis
+    """Return the tick marks of an axis for the values and intervals of several drawings. If `zero` is true, the axis
     includes 0.
     """
     ends = [0.0] * zero

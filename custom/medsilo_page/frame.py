@@ -10,7 +10,7 @@ STYLE = Path(__file__).parent / "style.html"
 
 @cache  # because of the cache, Jinja compiles each template only once in a process
 def templates_in(*folders: Path) -> Environment:
-    """Return the Jinja environment for templates in these folders.
+    """Return the Jinja environment for templates in the given folders.
 
     Escaping is always on, because names, reasons and plans come from other machines.
     """

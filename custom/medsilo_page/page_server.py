@@ -104,7 +104,8 @@ class Gate:
         """Choose the app that answers a request; raise NotServed if the request is not admitted."""
         if request.method not in ("GET", "POST"):
             raise NotServed(HTTPStatus.NOT_IMPLEMENTED)
-        if request.headers.getlist("host") not in self._hosts:  # rejects other host names that resolve to this machine
+        # rejects every host name except localhost, even if the name resolves to this machine
+        if request.headers.getlist("host") not in self._hosts:
             raise NotServed(HTTPStatus.MISDIRECTED_REQUEST)
         if request.scope["path"] == START:
             return self._exchanged(request)
@@ -133,7 +134,7 @@ class Gate:
 
 
 class _Connection(H11Protocol):
-    """A connection that must finish its request within a time limit; the number of open connections is limited, too.
+    """A connection that must finish its request within a time limit. The number of open connections is limited.
 
     uvicorn limits neither idle connections nor connections that send slowly.
     """

@@ -298,8 +298,8 @@ def _shown(text: str) -> str:
 
 
 def _chart(rows: tuple[Row, ...], planned: int) -> Any:
-    """Draw the validation scores of this site by round. If there are too many rounds, only every n-th round is
-    drawn.
+    """Draw the validation scores of this site by round. If the drawing would contain too many rounds, only every n-th
+    round is drawn.
     """
     places, values = [], []
     for row in rows[:: max(1, -(-len(rows) // DRAWN))]:

@@ -23,8 +23,8 @@ from medsilo_papers.public_files import (
 IGNORED = "Ambiguous"
 # number of characters at the start of a TCGA file name that identify the patient, for example TCGA-G9-6356
 BARCODE = 12
-# Fractions of training, validation and test data, and the seed with which patients are split. With this seed, the split
-# of each of the three data sets comes close to these fractions.
+# Fractions of training, validation and test data, and the seed with which patients are split. The seed makes the split
+# of each of the three data sets come close to the fractions.
 SHARES, TILES_SPLIT = (0.55, 0.2, 0.25), 9
 PUBLISHED_SPLIT = 179  # seed with which patients are split in the six sites of the published layouts
 PAPER_SHARES = (0.64, 0.16, 0.2)
@@ -50,9 +50,9 @@ class Nuclei(PictureTask):
     or instances of an image become one mask, and regions that MoNuSAC calls ambiguous become background. Tiles are
     stored as `<set>/images/<name>.png`, and their masks (0 and 255) as `<set>/masks/<name>.png`.
 
-    All images of a patient are used for the same purpose: training, validation or test. If the patient is unknown, this
-    holds for all images of a slide, and for all tiles of a source image. If sites have the same layout, all sites use a
-    patient for the same purpose, for every seed of the plan.
+    All images of a patient are used for the same purpose: training, validation or test. If the patient is unknown, all
+    images of a slide, and all tiles of a source image, are used for the same purpose. If sites have the same layout,
+    all sites use a patient for the same purpose, for every seed of the plan.
     """
 
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"

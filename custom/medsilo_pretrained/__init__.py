@@ -1,3 +1,3 @@
-"""Further networks: those of papers, transformers, and networks that start from a checkpoint. Such a network may train
-only some of its tensors; frozen tensors are not sent.
+"""Networks that the package medsilo lacks: networks of papers, transformers, and networks that start from a checkpoint.
+A network of this package may train only some of its tensors; frozen tensors are not sent.
 """

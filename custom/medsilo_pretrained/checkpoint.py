@@ -106,7 +106,7 @@ def counted(what: str, names: Sequence[str]) -> str:
 
 def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
     """Match the tensors of a file with the tensors of a network. If all names in the file have another prefix than the
-    names in the network, this prefix is replaced.
+    names in the network, the file's prefix is replaced.
     """
     best: dict[str, str] = {}  # a dictionary from each tensor's name in the network to its name in the file
     most, added = 0, _prefixes(own)

@@ -1,9 +1,9 @@
 """Store frozen tensors as buffers that no state dict contains and no gradient changes. In memory, all networks of a
-process share these tensors.
+process share the frozen tensors.
 
 Methods, optimizers, secure aggregation, privacy accounting, saved states and disclosure reports work on state dicts and
-parameters. A frozen tensor is in no state dict and is no parameter, so none of these features needs a special case for
-frozen tensors.
+parameters. Frozen tensors are in no state dict and are no parameters, so code for state dicts and parameters needs no
+special case.
 """
 
 from collections.abc import Collection, Iterator, MutableMapping

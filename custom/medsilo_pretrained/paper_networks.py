@@ -49,9 +49,9 @@ class AlexNet(Network):
     """AdaFed's network for chest X-rays: five convolutions and three linear layers, with normalisation after all but
     the last layer.
 
-    The network maps [B, channels, size, size] to [B, classes]. With size 224, its layers are those of torchvision's
-    AlexNet, with additional normalisation layers, but no dropout and no adaptive pooling. Adaptive pooling has no
-    effect at this size, and its gradient is not deterministic on a GPU.
+    The network maps [B, channels, size, size] to [B, classes]. With size 224, the layers are those of torchvision's
+    AlexNet plus normalisation layers, without dropout and adaptive pooling. Adaptive pooling would have no effect at
+    size 224, and its gradient is not deterministic on a GPU.
     """
 
     name: Literal["alexnet"] = "alexnet"

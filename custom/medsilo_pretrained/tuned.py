@@ -173,8 +173,8 @@ class Begun(_Begun):
 
 
 class Tuned(Begun):
-    """A network of which only some parameters are trained. Rounds save, average, send and add noise to these parameters
-    only.
+    """A network of which only some parameters are trained. In a round, only the trained parameters are saved, sent and
+    averaged, and noise is added only to the trained parameters.
     """
 
     name: Literal["tuned"] = "tuned"

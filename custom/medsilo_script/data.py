@@ -42,7 +42,7 @@ def usual_batch(batch: Any) -> tuple[Tensor, Tensor]:
 def refuse_beside_opacus(method: str) -> None:
     """Raise MedsiloError if a script uses Opacus and the method processes training data outside the script's steps.
 
-    Opacus adds noise to the script's steps, but not to a method's additional passes over the data.
+    Opacus adds noise to the script's steps, but not to the passes over the data that the method makes.
     """
     if "opacus" in sys.modules:
         raise MedsiloError(

@@ -33,7 +33,7 @@ class PerturbedLoss:
 
     def __init__(self, alpha: float, loss: object) -> None:
         self.alpha = alpha
-        self.by_method = False  # True while the method iterates over the loader, and not the script
+        self.by_method = False  # True while the method, and not the script, iterates over the loader
         # the network's last output, the network, its optimizer, and a function that repeats the forward pass
         self.passed: tuple[Any, nn.Module, Optimizer, Callable[[], Any]] | None = None
         # True if all gradients since the last optimizer step were computed at perturbed weights

@@ -130,8 +130,8 @@ class ScriptState(SiteState):
         self.done, self.best = 0, None
 
     def _hook(self, name: str, module: nn.Module) -> None:
-        """Apply the method's input layer before a network is called, also before copies of the network that the script
-        makes.
+        """Apply the method's input layer before each call of a network, and before each call of the script's copies of
+        the network.
         """
 
         def normalise(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -191,9 +191,7 @@ class ScriptState(SiteState):
         return optimizer
 
     def follow(self) -> None:
-        """Use the device of the script's model for further computations, because scripts may move the model to a GPU
-        and back.
-        """
+        """Compute on the present device of the script's model, because scripts may move the model to a GPU and back."""
         self.compute = ScriptCompute(device=next(self.module.parameters()).device)
 
     def besides(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class ScriptObjective(Objective):
         raise MedsiloError("medsilo cannot compute the loss of a training script")
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the accuracy of each case over all positions. A super model uses these accuracies to choose its
+        """Return the accuracy of each case over all positions. A super model uses the accuracies of cases to choose its
         threshold.
         """
         found = output.argmax(1)

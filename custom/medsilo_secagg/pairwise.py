@@ -70,9 +70,10 @@ class Pairwise(SecureAggregation):
             yield "No personal model goes to another hospital, whatever share_personal_model says."
 
     def forms(self, plan: Any, phase: Phase) -> dict[str, Form]:
-        """Return the form in which each group of a phase is aggregated.
+        """Return the kind of aggregation of each group of tensors in a phase.
 
-        New aggregators are created, as at the beginning of a study, because a form must not depend on earlier rounds.
+        New aggregators are created, as at the beginning of a study, because the kind of aggregation must not depend on
+        earlier rounds.
         """
         sites = plan.participation.sites
         server = ServerSide(sites, {}, {}, frozenset, plan.task, plan.training, plan.seed, Compute, None, lambda: None)
@@ -122,9 +123,10 @@ def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
 
 
 def form_of(mixer: Any) -> Form:
-    """Return the form in which an aggregator works under secure aggregation, such as a mean.
+    """Return the kind of aggregation, such as a mean, with which an aggregator works under secure aggregation.
 
-    A subclass that changes the aggregator's computation must declare its form again.
+    A subclass that overrides a method of `MAKES` must define the attribute `sealed`, even if the base class defines
+    `sealed`.
     """
     for kind in type(mixer).__mro__:
         if "sealed" in vars(kind):

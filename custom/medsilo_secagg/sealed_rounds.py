@@ -76,7 +76,7 @@ class SiteMessage(SecAggMessage):
 
 @dataclass(frozen=True)
 class SealedGroup:
-    """A group of tensors in a round, the form of the group's aggregation, and the block that contains the group's
+    """A group of tensors in a round, the kind of the group's aggregation, and the block that contains the group's
     numbers.
     """
 
@@ -132,7 +132,7 @@ class Blocks:
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
-    """Return the terms of a study with these sites; raise Refused if the plan does not name all of the sites or
+    """Return the terms of a study with the given sites; raise Refused if the plan does not name all given sites or
     requires more sites. The threshold depends on the number of hospitals in the plan.
     """
     named, required = plan.participation.sites, plan.participation.required

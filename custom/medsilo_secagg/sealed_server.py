@@ -61,8 +61,8 @@ class SealedServer(RoundAggregation):
 
     # ------------------------------------------------------------------ start of the study
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Make the sites agree on new keys. If sites drop out meanwhile, the remaining sites agree on keys again,
-        provided the plan allows this number of sites.
+        """Make the sites agree on new keys. If sites drop out during the agreement, the remaining sites begin a new
+        agreement, provided the plan allows so few sites.
         """
         super().agree(joined)
         here = [site for site in self.state.sites if site in joined]

@@ -35,7 +35,7 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 
 @lru_cache(maxsize=64)
 def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's coefficients for these points. The polynomial's value at 0 is the sum of its values at the
+    """Return Lagrange's coefficients for the given points. The polynomial's value at 0 is the sum of its values at the
     points, each multiplied by the point's coefficient.
     """
     factors = []

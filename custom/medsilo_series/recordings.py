@@ -26,7 +26,7 @@ NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 
 def units_of(column: str) -> tuple[float, ...]:
     """Return the units, in seconds, that a time column may have. If the column's name ends with a unit, as in ms or
-    time_ms, return only this unit.
+    time_ms, return only the unit in the name.
     """
     named = NAMED_UNITS.get(column.lower().rpartition("_")[2])
     return (named,) if named else UNITS

@@ -47,8 +47,8 @@ def rhythms_in(path: Path, wave: Wave) -> list[tuple[int, str]]:
 
 
 def rhythm_of_rows(path: Path, wave: Wave) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the rhythms of a recording, and for each row the place of its rhythm among them. Rows before the first
-    rhythm have the empty text as their rhythm.
+    """Return the rhythms of a recording, and for each row of the recording the index of the row's rhythm. Rows before
+    the first rhythm have the empty text as their rhythm.
     """
     if not (begins := rhythms_in(path, wave)):
         raise DataError(WITHOUT)
@@ -64,8 +64,8 @@ def _is_rhythm(code: int, text: str) -> bool:
 
 
 def _annotations(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield the time, the code and the text of each annotation. Words of 16 bits have the code in their upper 6 bits,
-    and a number in their lower 10 bits, which for an annotation is the time since the previous annotation.
+    """Yield the time, the code and the text of each annotation. A word of 16 bits has a code in its upper 6 bits, and a
+    number in its lower 10 bits. For an annotation, the number is the time since the previous annotation.
     """
     place, time, code, text = 0, 0, 0, ""
     while word := struct.unpack_from("<H", data, place)[0]:

@@ -289,7 +289,8 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
                     wrong["recordings have no row with a label; write the labels"].append(entry.name)
                     continue
                 own = replace(own, label=min(known, key=lambda name: (-known[name], name)))
-            if rhythms.is_ending(reader.label):  # a change of this file changes the windows, too
+            # a window depends on the annotation file, so the file belongs to the entry
+            if rhythms.is_ending(reader.label):
                 own = replace(own, images=(*own.images, rhythms.annotations_of(own.images[0], str(reader.label))))
             entries.append(own)
     listing.entries = entries

@@ -113,8 +113,8 @@ def _line(words: Sequence[str]) -> _Line:
 
 
 def beside(header: Path, name: str, absent: str = ABSENT) -> Path:
-    """Return the path of a file of a recording; raise DataError with the message `absent` if the file is not in the
-    same folder as the header.
+    """Return the path of a file of a recording; raise DataError with the message `absent` unless the file is in the
+    header's folder.
     """
     path = header.parent / name
     if Path(name).name != name or name in (".", "..") or path.is_symlink() or not path.is_file():

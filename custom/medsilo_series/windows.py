@@ -74,8 +74,8 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 
 
 def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None) -> Iterator[tuple[int, int, int]]:
-    """Yield each run of steps with a single label that is used: its first step, the step after its last, and the place
-    of its label.
+    """Yield the first step, the step after the last step, and the label's index of each run of steps with one used
+    label.
 
     Args:
         rows: For each step, the number of its row.

@@ -2,8 +2,8 @@
 
 The norm is exact. The direction is a count sketch of the update (Charikar et al. 2002; Weinberger et al. 2009). A count
 sketch multiplies each value by a random sign, which depends on the value's position, and adds the product to one of
-WIDTH buckets. On average, the cosine of two sketches equals the cosine of the two updates. The standard deviation is at
-most about 1 / √WIDTH, or 1.6 %.
+WIDTH buckets. On average, the cosine of two sketches equals the cosine of the two updates. The standard deviation of
+the sketches' cosine is at most about 1 / √WIDTH, or 1.6 %.
 
 For a large model, only about SAMPLED values of an update enter the sketch. The sampled values come from random slices,
 which change in every round.
@@ -168,8 +168,8 @@ class RoundDirections:
     def usual(self, group: str) -> float:
         """Return the median norm of all updates of a group, or 0 if there are no updates.
 
-        For an even number of updates, the median is the larger of the two middle values. With the mean of the two
-        middle values, one tiny update could make another update an outlier.
+        For an even number of updates, the median is the larger of the two middle values. If the median were the mean of
+        the two middle values, one tiny update could make another update an outlier.
         """
         return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 

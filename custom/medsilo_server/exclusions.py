@@ -1,9 +1,9 @@
 """Undo a round after which all honest sites diverge, and repeat the round without the site whose update caused this.
 
 An update within the limits of directions.py may still be so long that no site can train from the new mean. The repeated
-round excludes the site that sent this update. If two rounds are undone because of the same site, all later rounds
-exclude this site. A study therefore undoes at most two rounds because of one site. A study ends if too few sites
-remain.
+round excludes the site whose update made other sites diverge. If two rounds are undone because of the same site, all
+later rounds exclude this site. A study therefore undoes at most two rounds because of one site. A study ends if too few
+sites remain.
 """
 
 from collections import Counter
@@ -14,8 +14,8 @@ from medsilo_server.directions import LONG
 from medsilo_server.requests import Exchange
 from medsilo_server.server_state import ServerState
 
-# Minimum number of diverged sites that exclude another site. With a smaller number, one malicious site could exclude
-# honest sites.
+# Minimum number of diverged sites that exclude another site. If fewer diverged sites were enough, one malicious site
+# could exclude honest sites.
 VOICES = 2
 MOST = 2  # maximum number of undone rounds because of one site; afterwards, the site gets no more requests
 

@@ -19,7 +19,7 @@ class LedgerWatch:
     """
 
     def __init__(self, inner: Channel, file: Path) -> None:
-        """Wrap another channel.
+        """Wrap a channel.
 
         Args:
             file: The file that contains the last ledger entries for all studies. If two studies write this file at the

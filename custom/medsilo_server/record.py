@@ -169,8 +169,8 @@ class Record:
         return read_rounds(self.folder, growing=True)
 
     def tell_now(self, turns: Turns | None) -> None:
-        """Write the state of the current request into a file for status displays on this machine. If there is no state,
-        the study has ended, and the file is deleted.
+        """Write the state of the current request into a file for status displays on this machine. After the end of the
+        study, there is no current request, and the file is deleted.
         """
         if turns is None:
             with suppress(OSError):

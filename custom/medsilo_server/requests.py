@@ -52,7 +52,7 @@ class Retry:
         pause: Callable[[float], None],
         lost: Callable[[str], None],
     ) -> None:
-        """Wrap another channel.
+        """Wrap a channel.
 
         Args:
             lost: Called with each site that did not answer, because such a site may not have received the request.

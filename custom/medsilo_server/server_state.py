@@ -22,7 +22,9 @@ from medsilo_server.record import Record
 
 
 class Store:
-    """The state that secure aggregation adds to the server's state. This base class has no state."""
+    """The state that secure aggregation adds to the server's state. The base class has no state, because a study
+    without secure aggregation needs no such state.
+    """
 
     def find(self, group: str) -> Tensors | None:
         """Return the tensors of a group that all sites receive, or None if the sites receive the aggregator's
@@ -345,7 +347,7 @@ class RoundAggregation:
     def agree(self, joined: Mapping[str, Joined]) -> None:
         """Raise ParticipationError if no training site has annotated a label of the plan.
 
-        With secure aggregation, the sites also agree on keys.
+        With secure aggregation, this method also lets the sites agree on keys.
         """
         held = [
             {*answer.absent}
@@ -362,8 +364,8 @@ class RoundAggregation:
         return self.state.expected(phase)
 
     def letters(self, site: str, groups: Groups) -> dict[str, Any]:
-        """Return the values that secure aggregation adds to a site's request. Without secure aggregation, there are no
-        such values.
+        """Return the values that secure aggregation adds to a site's request. Without secure aggregation, nothing is
+        added to the request.
         """
         return {}
 

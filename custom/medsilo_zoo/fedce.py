@@ -22,7 +22,7 @@ from medsilo.extend.methods import (
     copy_into,
 )
 
-LEAST = 1e-6  # smaller contributions are raised to this value before contributions are normalised
+LEAST = 1e-6  # minimum contribution, to which smaller contributions are raised before all contributions are normalised
 
 
 class FedCE(WeighingMethod):

@@ -26,8 +26,8 @@ class FedDyn(ServerStep):
     """Sites minimise f_k(w_k) − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖². After training, a site updates g_k ← g_k − α (w_k − w),
     and g_k never leaves the site.
 
-    The server computes h ← h − α/N Σ (w_k − w) and then w ← mean(w_k) − h/α over the sites that answered. In this
-    formula, N is the number of all sites. All sites have the same weight in the mean.
+    The server computes h ← h − α/N Σ (w_k − w) and then w ← mean(w_k) − h/α over the sites that answered. In the
+    formula for h, N is the number of all sites. All sites have the same weight in the mean.
     """
 
     title = "FedDyn"

@@ -35,7 +35,7 @@ from medsilo.extend.methods import (
     network,
 )
 
-WIDEST = 100.0  # larger absolute values of the logarithm of a contribution are clipped to this value
+WIDEST = 100.0  # maximum absolute value of the logarithm of a contribution, to which larger values are clipped
 LARGEST = 1 << 30  # maximum size of the prior in bytes, because every hospital receives the prior in every round
 
 

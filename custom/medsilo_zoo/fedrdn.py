@@ -26,10 +26,10 @@ from medsilo.extend.methods import (
     site_mean,
 )
 
-# Minimum divisor in the normalisation of an image. A smaller standard deviation means a nearly constant channel, which
-# has no contrast to enhance.
+# Minimum divisor in the normalisation of an image. A channel whose standard deviation is below the minimum divisor is
+# nearly constant, and has no contrast to enhance.
 FLATTEST = 0.01
-ROUNDED = 1e-4  # in the tables of statistics, smaller values count as 0, because secure aggregation rounds sums
+ROUNDED = 1e-4  # maximum value that counts as 0 in the tables of statistics, because secure aggregation rounds sums
 
 
 def digest_of(image: Tensor) -> str:
@@ -221,7 +221,7 @@ class FedRDN(Averaging):
 
     def train(self, bench: TrainContext) -> float:
         """Train with the statistics of a random hospital for every image. If a site missed the round that computes
-        statistics, the site computes its statistics here.
+        statistics, the site computes its statistics before it trains.
         """
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:

@@ -23,9 +23,9 @@ class SiloBN(Averaging):
     leave the site.
 
     A hospital that did not take part in training receives the shared weights. This hospital then computes batch norm's
-    statistics on its own images, without labels or training (AdaBN, Li et al. 2017). In these statistics, each case has
-    the same weight. The statistics of a batch norm layer depend on the statistics of earlier layers, so all images are
-    read once for each of these layers.
+    statistics on its own images, without labels or training (AdaBN, Li et al. 2017). Each case has the same weight in
+    the statistics of batch norm. The statistics of a batch norm layer depend on the statistics of earlier layers, so
+    all images are read once for each batch norm layer.
     """
 
     title = "SiloBN"

@@ -141,12 +141,12 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. With some other return codes, an answer would make NVFlare end the
-# job.
+# The return codes that a site's answer may have. With some return codes that are not in the list, an answer would make
+# NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
 # After this many consecutive answers of a site whose tensors could not be fetched, the answer is rejected. A restart of
-# the site causes only one such answer.
+# the site causes only one answer whose tensors could not be fetched.
 MOST_FAILED = 5
 # a site may send only these commands to the server's job process
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
@@ -199,8 +199,9 @@ class AnswerGate(Gate):
     def _inspect(self, message: Message) -> Message | None:
         """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
 
-        A site may only request tasks and submit answers. NVFlare would also accept commands that end the job. NVFlare
-        would also end the process if a site reported that a message of the server was too large.
+        A site may only request tasks and submit answers. NVFlare itself would accept a site's commands that end the
+        job. NVFlare itself would end the server's job process if a site reported that a message of the server was too
+        large.
         """
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:

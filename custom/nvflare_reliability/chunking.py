@@ -63,7 +63,7 @@ from nvflare_reliability.timeouts import Timeouts
 # PyTorch warns that the buffer of a received tensor is read-only; this is no problem, because no code writes to the
 # buffer
 warnings.filterwarnings("ignore", "The given buffer is not writable")
-FEW = 1 << 16  # pieces with fewer bytes are copied into the body of the message
+FEW = 1 << 16  # minimum bytes of a piece that is sent without being copied into the body of the message
 KINDS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -78,7 +78,7 @@ KINDS = {
 }
 TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
-LEAST = 1 << 20  # unsplit tensors with fewer bytes stay in memory even if a file stores the other tensors
+LEAST = 1 << 20  # minimum bytes of an unsplit tensor that is stored in a file; smaller tensors stay in memory
 MOST_AXES = 64
 MARK = "|"  # separates three texts in a piece's name: the tensor's name, the piece's number and the tensor's shape
 
@@ -160,7 +160,7 @@ def unpacked(piece: Any) -> Tensors:
     content = sent.value if isinstance(sent, Datum) else sent
     if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
         raise ValueError(kind)
-    # a piece of a larger tensor need not be copied here, because joining the pieces copies it
+    # a piece of a split tensor need not be copied here, because joining the pieces copies each piece
     own = content if MARK in name else bytearray(content)
     tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
     return {name: tensor.reshape(shape)}
@@ -585,7 +585,8 @@ class RetryingRequests:
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
         """Report to the sender of the tensors that all pieces have arrived. This method runs in a separate thread.
 
-        The sender keeps the tensors until it receives this report, because it may have to send a piece again.
+        The sender keeps the tensors until it receives the report that all pieces have arrived, because it may have to
+        repeat a piece.
         """
         try:
             with suppress(RuntimeError):

@@ -69,7 +69,7 @@ class BoundedStreams(FLComponent):
         """
         if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not patches.is_piece(message):
             return None
-        # the limit is set again for each message, because NVFlare registers further handlers after its start
+        # the limit is set at each message, because NVFlare may have registered handlers since the last message
         patches.limit_blobs(self.cell, MOST)
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)

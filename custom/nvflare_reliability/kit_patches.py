@@ -272,7 +272,7 @@ def close_lost_connections() -> None:
 def ends_forgotten() -> bool:
     """Return True if the installed NVFlare ends the jobs that ran when the server died.
 
-    In such an NVFlare, the method `run` of the job runner calls the method that ends these jobs.
+    If NVFlare ends the jobs of a dead server, the method `run` of the job runner calls the method that ends the jobs.
     """
     from nvflare.private.fed.server.job_runner import JobRunner
 
@@ -356,8 +356,8 @@ def keep_aborted(fl_ctx: FLContext) -> None:
 def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     """Call a function when an authorised user aborts a job.
 
-    The function is also called for a job that no longer runs; NVFlare itself only replies that such a job is completed.
-    This patch must be applied while a server starts, before NVFlare registers its commands.
+    The function is also called for a job that no longer runs; for such a job, NVFlare itself only replies that the job
+    is completed. This patch must be applied while a server starts, before NVFlare registers its commands.
 
     Args:
         heard: Called with the job's ID and the user's name.
@@ -380,7 +380,7 @@ def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     "nvflare.private.fed.server.message_send:send_requests",
 )
 def ask_quietly(cell: Cell, *topics: str) -> None:
-    """Log no error if a request with one of these topics can't be sent.
+    """Log no error if a request with one of the given topics can't be sent.
 
     Args:
         *topics: The topics. NVFlare uses different topics for a request to one client and for a request to several
@@ -433,7 +433,7 @@ def _is_deployment(message: Message) -> bool:
     "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
 )
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
-    """Restart a job's process at a client while the job runs. The client checks its policies again.
+    """Restart a job's process at a client while the job runs. Before the restart, the client checks its policies.
 
     Return the reason why the process was not started, or an empty text.
     """
@@ -701,13 +701,13 @@ def _only_tcp() -> Iterator[None]:
     """
     drivers, name = communicator.driver_mgr, TcpDriver.__name__
     if name not in drivers.class_cache:
-        drivers.class_cache.add(name)  # this name in the cache is NVFlare's mark of a registered driver
+        drivers.class_cache.add(name)  # NVFlare recognises a registered driver by its name in the cache
         drivers.register(TcpDriver)
     communicator.driver_loaded = True
     try:
         yield
     finally:
-        communicator.driver_loaded = False  # a later connection with another protocol must load the other drivers
+        communicator.driver_loaded = False  # a later connection may need the drivers for protocols other than TCP
 
 
 # ---------------------------------------------------------------------------------------------------- the simulator

@@ -188,7 +188,7 @@ class Silent:
             reply = self.cell.send_request(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
             if reply.get_header(MessageHeaderKey.RETURN_CODE) not in UNHEARD:
                 self.deaf.discard(name)
-            # if much more time has passed, this process was suspended, and the missing answers have no meaning
+            # if the call took twice its time limit, this process was suspended, and the missing answer has no meaning
             elif monotonic() - began < 2 * ANSWERS:
                 self.deaf.add(name)
         finally:

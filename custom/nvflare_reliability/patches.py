@@ -57,7 +57,8 @@ from nvflare_reliability.compatibility import is_merged, made_for
 if TYPE_CHECKING:
     from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
-BUFFER = 1 << 18  # bytes in the buffer of a stream; larger messages are sent in frames of this size
+# bytes in the buffer of a stream; a message that is larger than the buffer is sent in frames of the buffer's size
+BUFFER = 1 << 18
 # A message with more than LONG bytes is sent in frames of up to LONGEST_FRAME bytes. A frame of 4 MiB and its header
 # would exceed the limit of NVFlare's HTTP driver.
 LONG, LONGEST_FRAME = 2 << 20, (4 << 20) - (1 << 16)
@@ -143,7 +144,9 @@ class GarbageBudget:
         gc.freeze()
 
     def sent(self, size: int = 0) -> None:
-        """Count the bytes of a sent message as garbage. If there are too many bytes, run the garbage collector."""
+        """Count the bytes of a sent message as garbage. If there are too many bytes of garbage, run the garbage
+        collector.
+        """
         if is_merged("GarbageBudget"):
             return
         with self._lock:
@@ -452,8 +455,8 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     whole=False,
 )
 def reply_once(cell: Cell, to: tuple[str, str]) -> None:
-    """Make NVFlare send each reply to a request on this channel and topic only once. Without this patch, NVFlare would
-    send an unconfirmed reply again.
+    """Make NVFlare send each reply to a request on the given channel and topic only once. Without the patch, NVFlare
+    would send a reply again if the reply was not confirmed.
     """
     if is_merged("reply_once"):
         cell.reply_once_topics.add(to)
@@ -549,7 +552,9 @@ class AskedPiece:
         self.number, _ = asked_for(self.asked.get(_PropKey.STATE))
 
     def other(self, number: int, together: int) -> Message:
-        """Return a request for `together` other pieces of the same tensors, starting with piece `number`."""
+        """Return a request for `together` pieces of the tensors that the received request names, starting with piece
+        `number`.
+        """
         return new_cell_message({}, {**self.asked, _PropKey.STATE: {NEXT: number, TOGETHER: together}})
 
     def confirm(self, cell: Cell, end: Message, source: str) -> None:

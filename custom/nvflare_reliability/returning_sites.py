@@ -32,7 +32,7 @@ TRIES = 6  # maximum number of attempts to start a job's process at a hospital, 
 # The job process of a hospital is not restarted if it has died more than MOST_DEATHS times within WITHIN seconds.
 MOST_DEATHS = 5
 WITHIN = 3600.0
-ASKS = 30.0  # a job that has requested no report for this many seconds will not request any
+ASKS = 30.0  # seconds without a request for a report, after which a job is assumed to request no reports
 # arguments: job, hospital, and True if the job's process runs again at the hospital
 Heard = Callable[[str, str, bool], None]
 
@@ -165,8 +165,8 @@ class ReturningSites(FLComponent):
         return self.engine.server.process_job_failure(request)
 
     def _has_reason(self, request: Message, job_id: str, hospital: str, why: str) -> None:
-        """Report to a job why a hospital can't take part. A job that does not request such reports is ended by
-        NVFlare.
+        """Report to a job why a hospital can't take part. NVFlare ends a job that does not request reports about
+        hospitals.
         """
         deadline = monotonic() + ASKS
         while job_id not in self.jobs and monotonic() < deadline:

@@ -61,7 +61,7 @@ def signed_list(
     root: x509.Certificate,
     sign: Callable[[x509.CertificateRevocationListBuilder], x509.CertificateRevocationList],
 ) -> x509.CertificateRevocationList:
-    """Return a new signed list that contains the certificates of the previous list and further certificates.
+    """Return a new signed list that contains the certificates of the previous list and the given certificates.
 
     Args:
         certificates: The certificates that are not in the previous list.
@@ -91,7 +91,9 @@ class Revocations:
         self.serials: frozenset[int] = frozenset()
 
     def look(self) -> bool:
-        """Read the list again if its file has changed, and return True if the new list revokes further certificates."""
+        """Read the list again if its file has changed, and return True if the new list revokes certificates that the
+        old list does not revoke.
+        """
         if not self.root:
             return False
         kit = self.root.parent.parent

@@ -26,7 +26,7 @@ from results.analyses.figures import COLOURS, MARKERS, panels
 from results.analyses.finished import FinishedRun, drawn
 
 CASES = 2  # attacked images of each site
-OTHERS = 32  # number of the site's other images that serve as guesses by chance
+OTHERS = 32  # number of each site's images, other than the attacked image, that serve as guesses by chance
 STEP, SMOOTH = 0.1, 1e-2  # the step of the signed gradient and the weight of total variation, after Geiping et al.
 Mismatch = Callable[[Tensor], Tensor]
 

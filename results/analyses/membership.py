@@ -72,7 +72,8 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
-    """Measure for each released model how well an attack separates its training cases from other cases.
+    """Measure for each released model how well an attack separates the model's training cases from cases outside the
+    training.
 
     The attack includes every expert of a super model, because everybody who has the super model has the experts.
     """

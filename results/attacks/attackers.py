@@ -42,7 +42,7 @@ class Turn:
 
 
 class Attack:
-    """Each study has a new instance of an attack, so an attack may remember earlier rounds."""
+    """Each study has a new instance of an attack, so an attack may store values from earlier rounds of the study."""
 
     name: ClassVar[str]
     does: ClassVar[str]

@@ -45,7 +45,7 @@ class Setting:
     task: Mapping[str, Any]
     network: Mapping[str, Any]
     training: Mapping[str, Any]
-    without: frozenset[str] = frozenset()  # attacks that are impossible with this task or this network
+    without: frozenset[str] = frozenset()  # attacks that are left out of the block of the table
 
 
 HISTOLOGY = Setting(
@@ -111,8 +111,8 @@ class Cell:
     def plan(self) -> Plan:
         """Return the plan, or raise PlanError if the method does not allow the defence."""
         defence = DEFENCES[self.defence]
-        # By default, the server rejects a site that reports nearly all cases; this rejection is off during the
-        # measurement of defences.
+        # By default, the server rejects a site that reports nearly all cases, but not during the measurement of
+        # defences.
         agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum, "max_share": 1.0}
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
@@ -204,8 +204,8 @@ SMALLEST = (
 
 
 def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
-    """Yield every cell once, all cells of the first seed before those of the second seed, so that unfinished results
-    make a table, too.
+    """Yield every cell once, all cells of the first seed before those of the second seed, so that even unfinished
+    results make a table.
     """
     seen = set()
     for seed in range(max(block.seeds for block in blocks)):

@@ -70,7 +70,7 @@ class Study:
     def _begun(self) -> Iterator[None]:
         """Lock the folder of the comparison until the `with` block ends, and read the images once for all runs."""
         chosen_baseline([cell.row for cell in self.cells], self.baseline)
-        # a folder with other files must be rejected before the lock file is written into the folder
+        # a folder without a comparison must be rejected before the lock file is written into the folder
         reuse.check_free(self.folder)
         with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             reuse.begin(self.folder, self.cells, self.settings)

@@ -43,7 +43,8 @@ class Backup(BaseModel):
     form: Literal[1] = 1
     made: Line
     storage: AbsoluteFolder
-    studies: AbsoluteFolder | None  # folder of the studies before the backup, if this folder was outside the kit
+    # folder of the studies on the server that was backed up; None if the studies were inside the kit
+    studies: AbsoluteFolder | None
     expelled: list[Line]
     files: int
 

@@ -58,7 +58,7 @@ OnRound = Callable[["Round", "Progress"], None]
 
 
 class Unreachable(MedsiloError):
-    """The consortium's server did not answer. A later attempt may succeed."""
+    """The consortium's server did not answer. A later attempt to connect may succeed."""
 
 
 @contextmanager
@@ -415,8 +415,8 @@ def watch(
     study's last job.
 
     After a lost connection, this function connects again and reports the missed rounds. If the study restarts
-    automatically in a new job, this function watches the new job. `on_progress` receives the study's progress, also
-    between two rounds.
+    automatically in a new job, this function watches the new job. `on_progress` receives the study's progress, even
+    between the ends of two rounds.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -445,7 +445,9 @@ class _Watching:
     died: float | None = None
 
     def look(self, session: Session) -> str | None:
-        """Report all changes since the last call. Return the status of the job if the job has ended, otherwise None."""
+        """Report the progress of the job since the last call. Return the job's status if the job has ended, otherwise
+        None.
+        """
         job = session.get_job_meta(self.job_id)
         for line in obstacles(job):
             self._say_once(line)

@@ -55,9 +55,9 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
     """Make the missing kits with the existing root certificate, and make new certificates for the parties in `renew`.
     Return the names of all parties with a new kit or a new certificate.
 
-    Other kits stay unchanged. If `new_key` is true, the new certificates are for new keys; otherwise, parties keep
-    their keys. A party with a new key also gets a folder startup-before/ with the earlier key. The party needs the
-    earlier key for signing its earlier files again.
+    Existing kits stay unchanged, unless the party gets a new certificate. If `new_key` is true, the new certificates
+    are for new keys; otherwise, parties keep their keys. A party with a new key also gets a folder startup-before/ with
+    the earlier key. The party needs the earlier key when it signs its existing files again for its new key.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -100,8 +100,8 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
 
 
 def revoke(kits: Path, names: Collection[str]) -> Path:
-    """Write a certificate revocation list with all entries of the earlier list and all certificates that these parties
-    ever had.
+    """Write a certificate revocation list with all entries of the earlier list and all certificates that the given
+    parties ever had.
     """
     root = kits / PRIVATE
     states = sorted(root.glob("*/state/cert.json"))
@@ -178,7 +178,7 @@ def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path])
 
 def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
     """Write a hospital's earlier certificate and key into a folder. With the earlier key, the hospital can sign its
-    files again for its new key.
+    existing files again for its new key.
     """
     make_folder(folder)
     files = {"client.crt": before["cert"], "client.key": before["pri_key"]}
@@ -283,8 +283,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which it connects. Also return both addresses of each relay
-    between the party and the server.
+    """Return the addresses at which a party listens and to which it connects, then both addresses of each relay between
+    the party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -294,7 +294,9 @@ def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
 
 
 def _forget(path: Path, names: Collection[str]) -> None:
-    """Remove the certificates of these parties from NVFlare's state, so that NVFlare issues new certificates."""
+    """Remove the certificates of the given parties from NVFlare's state, so that NVFlare issues new certificates to the
+    parties.
+    """
     if names and path.exists():
         state = json.loads(path.read_text())
         write_json(path, {name: entry for name, entry in state.items() if name not in names})
@@ -374,7 +376,7 @@ def _listen(local: Path) -> None:
 def supervise(kit: Path, role: str, *writes: Path) -> None:
     """Write the restart script and the systemd unit into the kit of a server, relay or hospital.
 
-    writes: Additional folders into which the systemd unit may write.
+    writes: Folders, besides the kit, into which the systemd unit may write.
     """
     shutil.copyfile(HERE / RUN, kit / RUN)
     (kit / RUN).chmod(0o700)

@@ -96,8 +96,8 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
 
 
 def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
-    """Return the images among these paths: image files, folders of a DICOM series, and all images in other folders. The
-    number of other files in these folders is reported.
+    """Return the images among the given paths: image files, folders of a DICOM series, and all images in other folders.
+    The number of files in the given folders that are no images is reported.
     """
     found: list[Path] = []
     for path in given:

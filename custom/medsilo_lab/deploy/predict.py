@@ -119,7 +119,7 @@ def predict_all(
 ) -> int:
     import SimpleITK
 
-    # hides the warnings of SimpleITK, because such warnings contain file names
+    # hides the warnings of SimpleITK, which contain file names
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")

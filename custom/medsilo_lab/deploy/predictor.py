@@ -65,7 +65,9 @@ class Predictor(ABC):
         """Write predictions.csv and predictions.json. Return the number of cases that failed."""
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
-        """Return the given files, and all files with these suffixes in the given folders. Hidden files are left out."""
+        """Return the given files, and all files in the given folders that have one of the suffixes. Hidden files are
+        left out.
+        """
         below = [CaseIndex.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 

@@ -1,4 +1,6 @@
-"""Run a study in one process, without NVFlare. A run with NVFlare must give the same models and scores."""
+"""Run a study in one process, without NVFlare. A run of the same study with NVFlare must give the same models and
+scores as the run in one process.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +27,7 @@ from medsilo_server.record import Record
 
 # number of tensors per parameter at a site: the parameter, its gradient and the state of the optimizer
 COPIES = 3
-AWAKE = 1 << 30  # networks stay in memory if the total size of all sites' networks, in bytes, is not larger
+AWAKE = 1 << 30  # maximum total size, in bytes, of all sites' networks that stay in memory
 OnRound = Callable[[Round], None]
 
 

@@ -44,7 +44,7 @@ class Longer:
 
     @property
     def difference(self) -> str:
-        """The reason why the continued run has another result than one long run, or an empty text."""
+        """The reason why a continued run has another result than a single run of the same length, or an empty text."""
         rounds = self.before.rounds
         if self.before.training.paced:
             return f"learning rates of its first {rounds} rounds fell by training.schedule as in a study of {rounds}"

@@ -36,14 +36,15 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.jobs import CONTROLLER, check_components, classes_in, write_job
 from medsilo_server.record import Record
 
-# Time limit in seconds for the start of medsilo's controller in NVFlare, and additional seconds for each site.
+# Time limit in seconds for the start of medsilo's controller in NVFlare, plus a number of seconds for each site.
 START_LIMIT = 120.0, 5.0
 # the simulator is stopped this number of seconds after a study, because the simulator would need five seconds to stop
 # by itself
 END_LIMIT = 2.0
 MOST_SILENCE = 6.0  # maximum seconds without a progress line while NVFlare and the sites start
 MOST_NAMES = 12
-TRACKING = "nvflare.app_opt.tracking."  # a job without code may add these receivers
+# prefix of NVFlare's tracking receivers, which a job without code may add
+TRACKING = "nvflare.app_opt.tracking."
 STARTS = 3
 # Memory of a simulation in bytes: at the start, and for each site that trains at the same time, measured with
 # `benchmarks/many_sites.py`.
@@ -259,13 +260,13 @@ class Starting:
     ) -> None:
         self._signs = {"the server": record.checkpoints}
         self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
-        # the files of an earlier part of the run already exist
+        # a continued run already has a checkpoint and diaries of its sites
         self._before = {who: _changed(sign) for who, sign in self._signs.items()}
         self._say, self._clock = say, clock
         self._started = self._told = clock()
 
     def look(self) -> None:
-        """Report the sites that have become ready since the last call. If no site becomes ready for a longer time,
+        """Report the sites that have become ready since the last call. If no site has become ready for some seconds,
         report the sites that are still starting.
         """
         ready = [who for who, sign in self._signs.items() if _changed(sign) != self._before[who]]
@@ -297,8 +298,8 @@ def _changed(path: Path) -> int | None:
 def _watch(
     process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
 ) -> None:
-    """Report each round as soon as its record is written, until the study or its processes have ended. Also stop if no
-    round begins within the time limit.
+    """Report each round as soon as its record is written, until the study or its processes have ended. Stop reporting,
+    too, if no round begins within the time limit.
     """
     started, ended, first = time.monotonic(), math.inf, seen
     while True:

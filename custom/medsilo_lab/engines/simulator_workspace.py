@@ -1,4 +1,6 @@
-"""Find and keep studies in the workspace of NVFlare's simulator, because NVFlare empties this workspace."""
+"""Find and keep studies in the workspace of NVFlare's simulator, because NVFlare empties the workspace before each
+simulation.
+"""
 
 import re
 import shutil

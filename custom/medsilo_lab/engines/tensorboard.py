@@ -57,7 +57,7 @@ class _EventFiles:
     def __init__(self, folder: Path, metric: str) -> None:
         check_installed()
         self._folder, self._metric = folder, metric
-        self._writers: dict[str, Any] | None = None  # site → writer, as soon as the earlier rounds are written
+        self._writers: dict[str, Any] | None = None  # site → writer; None before anything is written
 
     def add(self, line: Round) -> None:
         self._write_before(line.round)
@@ -74,7 +74,7 @@ class _EventFiles:
             writer.close()
 
     def _write_before(self, number: float) -> None:
-        """Before anything else is written, write the rounds before a given round."""
+        """At the first call, write all rounds before a given round into new event files."""
         if self._writers is None:
             self._writers = {}
             shutil.rmtree(self._folder / paths.TENSORBOARD, ignore_errors=True)

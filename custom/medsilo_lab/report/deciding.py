@@ -31,7 +31,7 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
 OF_CLASS = re.compile(r"auroc_\d+")
-FEW = 10  # if a class has fewer test cases, its AUROC supports no comparison
+FEW = 10  # minimum number of a class's test cases with which the AUROC of the class supports a comparison
 Row = tuple[Any, list[dict[str, Any]]]
 
 

@@ -91,8 +91,8 @@ def _spent(one: Spent) -> list[dict[str, Any]]:
 
 
 def _weighed(one: Weighed) -> list[dict[str, Any]]:
-    """Return table cells with a hospital's number of patients, number of cases and weight. Each value is given as
-    disclosed and as exact number.
+    """Return table cells with a hospital's number of patients, number of cases and weight. Each cell has a value as the
+    hospital disclosed it, and the exact value.
     """
     told, exact = (one.told_patients, one.told_cases, one.told_weight), (one.patients, one.cases, one.weight)
     pairs = [cell(float(number)) for pair in zip(told, exact, strict=True) for number in pair]
@@ -162,8 +162,8 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a table of all measures over each site's test cases. For each measure that a site suppresses, the table
-    has a mark.
+    """Return a table of all measures over each site's test cases. A mark stands for each measure that a site
+    suppresses.
     """
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
     names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""Panels with further results of a method, in addition to its scores.
+"""Panels with results of a method other than its scores.
 
 A panel about the internals of a method shows one run. Examples are AdaFed's weights between sites, FedSM's selected
 models and HarmoFL's images. Panels about external hospitals and about costs show all seeds of a configuration.
@@ -39,7 +39,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the matrix W of every run that has such a matrix. W contains each site's weight for each other site."""
+    """Return the matrix W of every run that has a matrix W, which contains each site's weight for each other site."""
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:

@@ -179,8 +179,8 @@ def read(folder: Path, whole: bool = True) -> RunResult:
 
 
 def runs_within(folder: Path) -> list[Path]:
-    """Return the run folders inside the folder of a comparison. For the folder of a single run, return this folder
-    itself.
+    """Return the run folders inside the folder of a comparison. If the given folder is the folder of a single run,
+    return the given folder.
     """
     if (folder / paths.SUMMARY).exists() or (folder / paths.PLAN).exists():
         return [folder]
@@ -188,8 +188,8 @@ def runs_within(folder: Path) -> list[Path]:
 
 
 def read_all(folders: Sequence[Path]) -> list[RunResult]:
-    """Read several run folders. The labels of runs with the same title also contain the seed. If the seed is the same,
-    too, the labels also contain the folder.
+    """Read several run folders. The labels of runs with the same title also contain the seed. The labels of runs with
+    the same title and the same seed also contain the folder.
     """
     if not folders:
         raise MedsiloError("There is no run to report on: give at least one run folder")

@@ -177,7 +177,7 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 # ---------------------------------------------------------------------------------------------------- learning
 GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of guessing: of an empty mask, and of a random order
 BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
-LITTLE_OVERLAP = 0.2  # the limit LITTLE for masks, which may overlap by chance
+LITTLE_OVERLAP = 0.2  # for masks, which may overlap by chance, this limit replaces LITTLE
 ENOUGH = 6  # minimum number of values of a validation curve, below which the curve is not tested for a rise
 STEEP = 0.02  # minimum rise over the last half of a validation curve, above which the model has not converged
 

@@ -24,11 +24,11 @@ from medsilo_lab.study.words import interval_in_points, points, repetitions
 from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
 DARKEST = 0.3  # differences of at least this size have the darkest cells
-# table headers, each with a mark: the question was declared before the study, or the p-value is corrected
+# table headers, each with the word beside it: "declared" before the study, or "corrected" for multiple comparisons
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # if a comparison has more seeds, the page shows only the number of seeds
+FEW = 6  # maximum number of seeds that the page lists; of more seeds, the page shows only the number
 Rows = dict[str, list[RunResult]]
 
 

@@ -18,7 +18,7 @@ from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, 
 LEAST_TESTED = 5
 LEAST_TRAINED = 9  # minimum number of patients of a hospital that trains
 FEWEST = 2
-THIN = 16  # a 3-D network learns little from volumes with fewer slices
+THIN = 16  # minimum number of slices of a volume from which a 3-D network learns enough
 AIR = -500  # images with a value below this number of Hounsfield units are CT images
 WIDER = 0.25  # margin at both ends of an intensity window, as a fraction of the intensity range in structures
 STEPS = 12
@@ -98,8 +98,8 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the labels of the plan. Return these labels, and a map from the labels of the hospital to the labels of
-    the plan.
+    """Choose the labels of the plan. Return the labels of the plan, and a map from the labels of the hospital to the
+    labels of the plan.
     """
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})

@@ -17,7 +17,8 @@ from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
 MOST = 60  # maximum number of cases that are opened; cases are taken from the hospitals in turn
 TAIL = (0.5, 99.5)
-MOST_VALUES = 50  # label files with more different values are masks of single objects, or are no masks
+# maximum number of values in a mask of structures; above it, each object has its own value, or the file is no mask
+MOST_VALUES = 50
 LEAST_PATIENTS = 6  # minimum number of patients per hospital for which a pattern in file names is accepted
 TELLING = (
     r"(.*?[^_/])(?:_\d+)+$",
@@ -27,7 +28,8 @@ TELLING = (
 )  # patterns for a patient's name in file names
 # words that precede a patient's number in a file name
 SAYING = r"(?:.*/)?((?i:patient|pat|subject|subj|participant|proband|paciente|paziente)[-_ .]?\d+)$"
-CLASS = r"[^/]+/"  # the class folder before the name of a patient, who may have images of several classes
+# pattern of a class folder, which is not part of a patient's name, because a patient may have several classes
+CLASS = r"[^/]+/"
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ class DatasetLayout:
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str], labelled: bool = True) -> FileTable | None:
-        """Find the folder's table whose lines name these images or recordings. With `labelled`, the table must have a
-        label column.
+        """Find the folder's table whose lines name the given images or recordings. With `labelled`, the table must have
+        a label column.
         """
         return table_of_files(self.files, named, self.target, labelled)
 

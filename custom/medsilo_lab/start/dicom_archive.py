@@ -63,8 +63,8 @@ def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
 
 def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, ...]:
     """Return the subfolders that each hold the studies of one hospital. Each subfolder must have several patients, and
-    no patient may be in two subfolders. If the user has said that hospitals number their own patients, these two
-    conditions are not checked.
+    no patient may be in two subfolders. The patients of subfolders are not checked if the user has said that each
+    hospital numbers its own patients.
     """
     patients: dict[str, set[str]] = {}
     for headers in tree.images.values():

@@ -34,7 +34,7 @@ class FileTable:
     head: tuple[str, ...] = ()  # names of the columns, if the table has no header
 
     def described(self, usual: str = "image") -> dict[str, Any]:
-        """Return the keys of a hospital's settings that describe this table. `usual` is the default name of the column
+        """Return the keys of a hospital's settings that describe the table. `usual` is the default name of the column
         with file names.
         """
         file = {} if self.file == usual else {"image": self.file}

@@ -1,5 +1,5 @@
 """Choose the network, its input size and the batch size for a GPU or a CPU. 'medsilo check' measures whether the
-machine can train with this choice.
+machine can train the chosen network.
 """
 
 import math

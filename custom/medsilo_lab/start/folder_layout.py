@@ -26,7 +26,8 @@ PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testin
 HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
 # a file name is regular if a file of this name is in at least this fraction of the cases' folders
 REGULAR = 0.8
-LEAST_OF_CLASS = 3  # folders with fewer images on average are folders of patients and not of classes
+# minimum mean number of images in folders of classes; folders with fewer images are folders of patients
+LEAST_OF_CLASS = 3
 MOST_CLASSES = 254
 # maximum number of hospital folders without names of places, because more folders may belong to patients
 MOST_HOSPITALS = 8

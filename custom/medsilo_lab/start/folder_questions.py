@@ -45,13 +45,13 @@ MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
 # maximum number of values in a column of classes, and minimum number of images in a folder of a class
 MOST_CLASSES, LEAST_OF_CLASS = 20, 3
-# COVERED: minimum fraction of all images that a table must name. NAMED: if a smaller fraction of a table's lines have
-# an image, the user is asked.
+# COVERED: minimum fraction of all images that a table must name. NAMED: minimum fraction of a table's lines that must
+# have an image, or else the user is asked.
 COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # matches masks in Kaggle's run-length format
 LARGEST_JSON = 1 << 28
 SESSION = re.compile(r"(ses|session|visit|study|scan|exam|series|view|tp|timepoint|time)[-_ ]?\w{0,12}", re.IGNORECASE)
-MOST_NAMES = 5  # if the median number of patients per folder is not larger, the user is asked about patients
+MOST_NAMES = 5  # maximum median number of patients per folder with which the user is asked about patients
 BY_HEADER = "each name in headers is a patient"
 NEITHER, EACH_FOLDER = "neither", "each folder is a patient"
 WHERE = frozenset(
@@ -250,8 +250,8 @@ class Lines:
 
     @property
     def patient(self) -> str | None:
-        """The column with the most reliable name for a patient column. If there is no such column, the column that
-        matches images to patients.
+        """The column with the most reliable name for a patient column. If no column has a name for a patient column,
+        the column that matches images to patients.
         """
         own = called([own for own in self.head if self.by == "patient" or own != self.key], PATIENT_WORDS)
         return own or (self.key if self.by == "patient" else None)

@@ -302,7 +302,7 @@ class _Maker:
             if of_table:
                 self.making.take(self.name, of_table)
                 if not any(self.name in own for own in self.making.sites.values()):
-                    return  # with this answer, the hospital has too few patients
+                    return  # the answer leaves too few patients at the hospital
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
         """Return the proposal to which the questions refer, and the data if they were read."""
@@ -318,7 +318,7 @@ class _Maker:
                 data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
                 survey = data.survey
             except MedsiloError:
-                data = None  # the survey reports the reason of this error
+                data = None  # the error is not reported here, because the survey reports its reason
         survey = survey or plan.task.survey(self.name, plan.participation.sites, 0, own)
         if stops := [problem for problem in survey.problems if problem.severity == "stops"]:
             raise DataError(stops[0].counted, "; ".join(stops[0].private[:6]))

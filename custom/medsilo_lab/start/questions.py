@@ -33,7 +33,7 @@ class Question:
     text: str
     answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposed answer
     safe: bool = False  # true if the proposed answer may be accepted without asking a person
-    # returns the changes for any further answer; None if no further answer is allowed
+    # returns the changes for an answer that is not in `answers`; None if only the listed answers are allowed
     free: Callable[[str], Values] | None = None
     of_all: bool = False
 

@@ -238,8 +238,8 @@ def _some(names: Sequence[str]) -> Sequence[str]:
 
 
 def _annotations(folder: DatasetLayout, names: Sequence[str]) -> str:
-    """Return the ending of annotation files with rhythms beside WFDB recordings. Return an empty text if there are
-    none, or if the user declined them.
+    """Return the ending of annotation files with rhythms beside WFDB recordings. Return an empty text if no annotation
+    file has rhythms, or if the user declined the rhythms.
     """
     headers = [name for name in names if name.lower().endswith(waves.WFDB)]
     if not folder.said.get("annotations", True):

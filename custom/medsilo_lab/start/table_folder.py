@@ -90,14 +90,15 @@ MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 FOLDS = frozenset(("fold", "folds", "cv", "cvfold", "kfold", "split", "partition", "trainval", "istest", "istrain"))
 SHOWN = 4
-RARE = 0.5  # columns with values in a smaller fraction of the lines are left out
-NOTES = 0.1  # a text column contains free-text notes if a larger fraction of patients has rare values
+RARE = 0.5  # minimum fraction of lines in which a column must have a value, or else the column is left out
+# maximum fraction of patients with rare values in a text column; above it, the column contains free-text notes
+NOTES = 0.1
 # for columns of record numbers: minimum fraction of lines with different numbers, and minimum value of the numbers
 UNIQUE, LONG = 0.95, 1e5
-SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value in the column
-LATER = 0.2  # if a larger fraction of lines has no outcome, baseline and follow-up are in separate lines
-STEADY = 0.05  # if the label changes at a smaller fraction of lines, the lines are time steps of a recording
-FEW = 1000  # if the largest hospital has fewer patients, the network has a single layer
+SOME = 0.02  # fraction of lines with an outcome that must have a value in a column, or else the column counts as empty
+LATER = 0.2  # fraction of lines without an outcome above which baseline and follow-up are in separate lines
+STEADY = 0.05  # fraction of lines with a changed label below which the lines are time steps of a recording
+FEW = 1000  # number of patients of the largest hospital below which the network has a single layer
 BATCH, LARGE_BATCH = 32, 128
 
 
@@ -118,7 +119,9 @@ class CaseTable:
         return self._facts[name]
 
     def changed(self, columns: Mapping[str, TextColumn], **others: Any) -> "CaseTable":
-        """Return a copy of the table with other columns. The cached facts about unchanged columns are kept."""
+        """Return a copy of the table in which the given columns replace the columns of the table. The cached facts
+        about unchanged columns are kept.
+        """
         own = replace(self, columns=columns, **others)
         codes, before = own.said.get("codes", {}), self.said.get("codes", {})
         kept = {name: facts for name, facts in self._facts.items() if columns.get(name) is self.columns[name]}
@@ -147,8 +150,8 @@ class CaseTable:
 
     @cached_property
     def patient(self) -> str | None:
-        """The patient column: the first column with a usual name for patients and many values. Columns with people's
-        names are the last choice, because two patients may have the same name.
+        """The patient column: the first column that has many values and a usual name for a patient column. Columns with
+        people's names are the last choice, because two patients may have the same name.
         """
         if "patient" in self.said:
             return self.said["patient"] or None
@@ -156,8 +159,8 @@ class CaseTable:
 
     @cached_property
     def patients_called(self) -> list[str]:
-        """The columns with a usual name for patients and many values. A column with one of the most reliable names need
-        not have many values.
+        """The columns that have many values and a usual name for a patient column. A column with one of the most
+        reliable names need not have many values.
         """
         sure = [name for name in self.columns if plain_name(name) in SURE]
         found = [*sure, *self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)]
@@ -727,8 +730,8 @@ def _why(looks: TableFacts) -> str:
 
 
 def _learned(looks: TableFacts) -> Choices:
-    """Return the keys of the plan about the outcome. Their values are column names in the spelling of the first
-    table.
+    """Return the keys of the plan about the outcome. The values of the keys are column names in the spelling of the
+    first table.
     """
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":

@@ -256,7 +256,7 @@ def _discard(cell: Cell) -> None:
 
 def base_plan() -> dict[str, Any]:
     """Return the default plan of a comparison, with the method FedAvg. All methods use the task, the network and the
-    training of this plan.
+    training of the default plan.
     """
     return {
         "algorithm": {"name": "fedavg"},

@@ -171,8 +171,8 @@ class Missing(NamedTuple):
 
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
-    """Divide an additional mean difference among the patients, so that scores stay between 0 and 1. Return each
-    patient's deviation from the mean difference, or None if the mean difference is too large.
+    """To change the mean score by a given difference, choose each patient's change so that all scores stay between 0
+    and 1. Return each patient's deviation from the mean difference, or None if the mean difference is too large.
     """
     # in a rank statistic, the contribution of a patient may be below 0 or above 1
     if scores.min() < 0 or scores.max() > 1:

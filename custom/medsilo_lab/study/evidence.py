@@ -24,7 +24,7 @@ TAIL = (1 - LEVEL) / 2
 LEAST_SEEDS = 4  # minimum number of seeds for a verdict, because fewer seeds do not show the variance of training
 # minimum number of patients for a verdict, because the interval for fewer patients with skewed scores is too narrow
 LEAST_PATIENTS = 8
-ALIKE = 1e-12  # seeds whose standard deviation is smaller do not show the variance of training
+ALIKE = 1e-12  # minimum standard deviation of the results of seeds that shows the variance of training
 # number of resamples of patients, and maximum number of random numbers for all resamples
 DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
@@ -357,10 +357,10 @@ class _Resampled:
     """The sorted mean scores of a Bayesian bootstrap (Rubin 1981) over patients, for both ends of a confidence
     interval.
 
-    Each resample has one additional patient. For the lower end of the interval, the score of the additional patient is
-    0 in three of four resamples, and 1 in every fourth resample. With the score 0 in all resamples, the interval would
-    be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too wide
-    because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
+    Each resample has one patient more than the sample. For the lower end of the interval, the patient added to the
+    sample has the score 0 in three of four resamples, otherwise 1. With the score 0 in all resamples, the interval
+    would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too
+    wide because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
     interval (Lancaster 1961), whose error rate is up to 9 %. With the score 0 in three of four resamples, the error
     rate is below 7 % for every proportion and 2 to 20 patients.
     """
@@ -368,7 +368,8 @@ class _Resampled:
     def __init__(self, values: np.ndarray) -> None:
         weights, further = _drawn_weights(len(values))
         sums, whole, turn = weights @ values, weights.sum(1) + further, np.arange(len(further)) % 4 > 0
-        # the additional patient has the score 0 in three of four resamples, and the score 1 in every fourth resample
+        # the patient added to a resample has the score 0 in three of four resamples, and the score 1 in every fourth
+        # resample
         self.lows = np.sort((sums + further * ~turn) / whole)
         self.highs = np.sort((sums + further * turn) / whole)[::-1]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import scipy
 
-STRAIGHT = 1e-9  # an estimate with a smaller skewness counts as symmetric
+STRAIGHT = 1e-9  # skewness below which an estimate counts as symmetric
 Interval = tuple[float, float]
 Number = TypeVar("Number", float, np.ndarray)
 

@@ -79,7 +79,7 @@ def after(folder: Path, difference: float = LITTLE) -> list[Power]:
 
 
 def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) -> list[Power]:
-    """Estimate the power for hospitals with these numbers of test patients, under several assumptions about
+    """Estimate the power for hospitals with the given numbers of test patients, under several assumptions about
     variances.
     """
     sizes = tuple(patients.values())

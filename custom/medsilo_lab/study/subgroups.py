@@ -90,7 +90,9 @@ class DisclosedScore(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the disclosed subgroups of a run. An additional subgroup has the hospitals as its levels."""
+    """Return the disclosed subgroups of a run. One subgroup, which is added to the disclosed subgroups, has the
+    hospitals as its levels.
+    """
     results: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
         for one in site.subgroups:
@@ -277,7 +279,7 @@ def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str
 
     Half of the difference equals the mean of the differences at two artificial sites. The difference at the first site
     is the score of the first level. The difference at the second site is the negative score of the second level. With
-    two artificial sites, patients and seeds are crossed as in other comparisons.
+    two artificial sites, patients and seeds are crossed as in a comparison of two methods.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
         If the fractions of hospitals differ by more than chance, the patients of a hospital are correlated, and count
         as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
-        1999). If the correlation is higher, other hospitals contribute less to the estimate.
+        1999). The higher the correlation, the less the other hospitals contribute to the estimate.
         """
         each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
         akin = _correlation(each, sizes)

@@ -500,8 +500,8 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """Name the configurations with other significant differences: lower scores, or higher scores of reference
-        methods.
+        """Name the configurations that score significantly lower than the baseline, and the reference methods that
+        score significantly higher.
         """
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]

@@ -56,8 +56,8 @@ def in_points(found: PairedDifference, seeds: bool = True) -> str:
 
 
 def in_patients(metric: str, difference: float) -> str:
-    """Describe a difference as additional correct cases in a hundred or a thousand. If the score is no fraction of
-    cases or pairs, return an empty text.
+    """Describe a difference between two scores as a number of cases in a hundred or a thousand. If the score is no
+    fraction of cases or pairs, return an empty text.
     """
     if metric not in OF_PATIENTS:
         return ""

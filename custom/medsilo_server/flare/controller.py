@@ -173,7 +173,7 @@ class MedsiloController(Controller):
             if plan.participation.when_missing == "continue":
                 least = plan.participation.required
                 away = partial(presence.left_behind, len(plan.participation.sites or sites), least)
-            # the longer time limit is possible only if a parent process of the server reports the connected sites
+            # the time limit LONGEST is used only if the server's parent process reports which sites are connected
             if plan.participation.limit is None:
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest, *_wire_of(plan))

@@ -118,8 +118,8 @@ class Ended:
     def _passes(self) -> bool:
         """True if the cause of the interruption is temporary or unknown.
 
-        A starting job is added to the list of jobs in the run folder. A summary that is older than this list of jobs
-        therefore belongs to an earlier job.
+        A starting job is added to the list of jobs in the run folder. A summary that is older than the list of jobs in
+        the run folder therefore belongs to an earlier job.
         """
         told, begun = self.record.folder / paths.SUMMARY, self.record.folder / paths.JOBS
         summary = self.record.summary()
