@@ -291,9 +291,21 @@ def intervals() -> str:
         ("coverage of one model's score, 2 to 16 patients, {} kinds of score", "one model's score", "covered", ""),
         ("coverage for patients like these, {} kinds of study, eight patients or more", ALIKE_PATIENTS, LIKE, MANY),
         ("coverage for patients like these, {} kinds of study with five patients", ALIKE_PATIENTS, LIKE, FIVE),
-        ("the same where 5 to 25 % fail, {} kinds: then it does not apply", "a difference, patients fail", LIKE, ""),
+        (
+            "coverage for patients like these, {} kinds of study where a method fails for 5 to 25 % of "
+            "patients (not claimed)",
+            "a difference, patients fail",
+            LIKE,
+            "",
+        ),
         ("coverage if an unseen kind fails, {} kinds where 5 to 25 % do", "a difference, patients fail", UNSEEN, ""),
-        ("width over Student's, where that is exact, 5 to 50 patients; patients needed over its", EXACT, "over", ""),
+        (
+            "width divided by the width of Student's interval if Student's is exact, 5 to 50 patients; ratio of "
+            "patients needed",
+            EXACT,
+            "over",
+            "",
+        ),
         (
             "false verdicts, four rows without a difference, {} kinds of study",
             "four rows without a difference",

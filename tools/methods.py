@@ -138,7 +138,9 @@ def method(name: str) -> str:
     """
     own = OURS[name]
     leaves, sent, work, when = FACTS[name]
-    cost = "; ".join([f"{sent} of FedAvg's bytes" if sent[0].isdigit() else sent, *([work] if work != "none" else [])])
+    cost = "; ".join(
+        [f"{sent} times FedAvg's bytes" if sent[0].isdigit() else sent, *([work] if work != "none" else [])]
+    )
     file = own.__module__.replace(".", "/")
     job = f"[jobs/{name}](../../../jobs/{name}), " if name != "central" else ""
     rows = [

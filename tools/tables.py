@@ -236,42 +236,44 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
 
 # The files of a site, in the folder of the run or in a separate folder.
 SITE_TREE: Mapping[str, str] = {
-    paths.PLAN: "the resolved plan again, so that the hospital can use its model by itself",
-    paths.PROVENANCE: "where the site's numbers come from: as that of the run, and the device with its precision. "
-    "It never leaves the site",
+    paths.PLAN: "a copy of the resolved plan, with which the hospital can use its model without the server's files",
+    paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers, as in the run's "
+    "`provenance.json`, and the device with its precision. The file never leaves the site",
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
-    paths.STATE_FILES: "the site's private state, for resuming: of the last rounds, and of every tenth before",
-    paths.SEALING: "with secure aggregation: the site's keys, secret, and whose numbers were in the sums that it "
-    "helped to unmask. It never leaves the site",
-    paths.SEALED: "with secure aggregation: the site's masked message of the last round, to be sent again if "
-    "it is lost. Without the keys it is noise",
-    paths.ANSWER_FILES: "in a study that is charged to the site's privacy ledger: its last answers. An "
-    "answer that is sent again is the same, so it costs nothing",
-    paths.NOISY_COUNTS: "where numbers of cases leave with noise: those numbers, drawn once",
-    paths.SPENT: "in such a study: what it and all studies of these data cost (ε at δ), for the "
-    "hospital's own report. It never leaves the site",
-    paths.WEIGHT: "of patients' data: the weight of the site's updates, with its numbers of training patients and "
-    "cases, disclosed and exact. The hospital's own report shows it. It never leaves the site",
-    paths.SUBGROUPS: "the patients of subgroups: subgroup, level, and the patient's number in test.csv. The number is "
-    "empty where the score of the level stays. The file never leaves the site",
-    paths.CASES: "what was measured of each test case. Case and patient are numbers in the order of the "
-    "data; a cell is empty where a case has no such value. It never leaves the site",
-    paths.ERRORS: "the full text of errors. It never leaves the site",
-    paths.WORKER_LOG: "the output of the training process. It never leaves the site",
-    paths.NOW: "while the site works on an answer: what it does, and the share of its training that is "
-    "done. It never leaves the site",
-    paths.DIARY: "under NVFlare: a line for each answer that left the site, and for each that did not, "
-    "with the reason. It never leaves the site",
-    paths.DATA: "folder tasks: what was found among the site's files, with the names of files left out. "
-    "It never leaves the site",
+    paths.STATE_FILES: "the site's private state, for resuming: after each of the last rounds, and after every tenth "
+    "earlier round",
+    paths.SEALING: "with secure aggregation: the site's keys and secret, and the names of the sites in each sum that "
+    "this site helped to unmask. The file never leaves the site",
+    paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "
+    "the message is lost. Without the keys, the message is noise",
+    paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. A repeated "
+    "answer is identical, so the repetition has no privacy cost",
+    paths.NOISY_COUNTS: "if numbers of cases leave with noise: the noisy numbers, drawn once",
+    paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study, and of "
+    "all studies of these data, for the hospital's own report. The file never leaves the site",
+    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training patients "
+    "and cases, each disclosed and exact. The hospital's own report shows this weight. The file never leaves the site",
+    paths.SUBGROUPS: "the patients of subgroups: subgroup, level, and the patient's number in test.csv. The number "
+    "is empty if the level's score stays at the site. The file never leaves the site",
+    paths.CASES: "the scores of each test case. Cases and patients have numbers in the order of the data; a cell is "
+    "empty if the case has no value for its column. The file never leaves the site",
+    paths.ERRORS: "the full text of errors. The file never leaves the site",
+    paths.WORKER_LOG: "the output of the training process. The file never leaves the site",
+    paths.NOW: "while the site works on an answer: the site's present work, and the share of its training that is "
+    "done. The file never leaves the site",
+    paths.DIARY: "under NVFlare: a line for each answer that left the site, and a line with the reason for each "
+    "answer that did not leave. The file never leaves the site",
+    paths.DATA: "for tasks that read a folder: what medsilo found among the site's files, with the names of files "
+    "left out. The file never leaves the site",
     paths.EMBEDDINGS.format(
         "..."
-    ): "network `frozen`: what its frozen part made of each image, by the image's hash; in "
-    "`data.cache_folder` where the site has one. It never leaves",
-    f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
-    "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
+    ): "with the network `frozen`: the embedding of each image, by the image's hash; the file is in "
+    "`data.cache_folder` if the site sets this key. The file never leaves the site",
+    f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst test case "
+    "with the structures that the model found. The folder has only pictures of synthetic images, unless the site's "
+    "`pictures` is true",
 }
 
 RUN_TREE: Mapping[str, str] = {
@@ -279,20 +281,21 @@ RUN_TREE: Mapping[str, str] = {
     paths.PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
     paths.JOBS: "ids of the NVFlare jobs that led the study, the last one last",
     paths.LOCK: "empty; held by the NVFlare job that leads the study",
-    paths.LEAD: "who submitted the study, as NVFlare knows them; only they can go on with it (not in a simulation)",
+    paths.LEAD: "the NVFlare name of the lead who submitted the study; only this lead can continue the study (not in "
+    "a simulation)",
     paths.ROUNDS: "one line per round",
     paths.SUMMARY: "the outcome, success or failure",
     paths.NOW: "while the study runs: which sites the server has asked, and which have answered",
     paths.REPORT: "the page (`medsilo report`)",
     f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
-    f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
-    "has its own",
-    f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "
-    "their own beside the shared one",
-    f"{paths.SUPER_MODEL}/": "FedSM: the global model, the selector and the personal models of sites that "
-    "agreed, as safetensors; `plan.yaml`; `supermodel.json` with the threshold and each file's SHA-256. Each site has "
-    "a super model of its own, too",
+    f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent if every site has "
+    "its own model",
+    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if sites choose their own "
+    "models besides, the folder has only this file",
+    f"{paths.SUPER_MODEL}/": "FedSM: the global model, the selector and the personal models of sites that agreed, as "
+    "safetensors; `plan.yaml`; `supermodel.json` with the threshold and each file's SHA-256. Each site's folder has "
+    "the site's own super model, too",
     f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",
@@ -303,12 +306,13 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
-    paths.COMPARISON: "the sites' settings that all runs here had; with others nothing runs in this folder",
-    paths.VERDICT: "scores, differences and intervals of what is finished",
-    paths.REPORT: "the page about all of it",
+    paths.COMPARISON: "the sites' settings that all runs in this folder had; medsilo rejects a run with other "
+    "settings in this folder",
+    paths.VERDICT: "scores, differences and intervals of the finished runs",
+    paths.REPORT: "the page about all runs of the comparison",
     f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page "
     "(`medsilo report --hospitals`)",
-    f"{paths.LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",
+    f"{paths.LOCKS}/": "empty files, which the comparison and its runs lock until they end",
 }
 
 
@@ -319,54 +323,56 @@ def tree(entries: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the commands
 # descriptions of type aliases, which cannot have docstrings
 ALIASES = {
-    "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
+    "BY_ITSELF": "The requirement of a method's protocol that a plan adds no part of another method.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
     "Lesson": "How networks learn from a batch of the training data.",
     "Modules": "A site's networks by name.",
-    "NETWORKS": "The networks by name; its `read` makes one of a section of a plan.",
-    "Ranges": "The least and the greatest value of each tensor of a group.",
+    "NETWORKS": "The networks by name; the method `read` makes a network from a section of a plan.",
+    "Ranges": "The least and the greatest value of each tensor in a group of tensors.",
     "Shares": "A number for each site or tensor, by name.",
     "Tensors": "Tensors by name.",
-    "Weighting": "How sites count in a mean: by samples, or all alike.",
+    "Weighting": "The weights of sites in a mean: by numbers of samples, or equal.",
 }
 LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
-        "bytes of tensors that travel in one piece: 1 MiB, or ten seconds of `transport.slowest`",
+        "bytes of tensors in one chunk: 1 MiB, or what a connection with the speed `transport.slowest` sends in ten "
+        "seconds",
     ),
     "tensor_streaming_per_request_timeout": (
         600,
         lambda own: own.again,
-        "seconds until it is asked whether a piece was lost that does not begin to come: at most; the line's own pace "
-        "says how soon. NVFlare itself asks four times, and never again once the line is down",
+        "largest number of seconds until the receiver asks whether a chunk that does not arrive was lost; on a fast "
+        "connection, the receiver asks earlier. NVFlare itself asks four times, and does not ask after the "
+        "connection broke",
     ),
     "get_task_timeout": (
         300,
         lambda own: 2 * own.again,
-        "seconds until a site asks for work again when the reply does not begin to come",
+        "seconds until a site repeats its request for work if no reply arrives",
     ),
     "submit_task_result_timeout": (
         300,
         lambda own: own.silence,
-        "seconds that a site's answer may wait for the server to fetch its next piece; once all are fetched, as many "
-        "as for work",
+        "seconds that a site's answer may wait until the server fetches the answer's next chunk; after the last "
+        "chunk, the limit `get_task_timeout` applies",
     ),
     "streaming_idle_timeout": (
         600,
         lambda own: limits(own, "site")["streaming_idle_timeout"],
-        "seconds that tensors are held ready for who does not ask for their next piece",
+        "seconds that a sender keeps tensors for a receiver that does not ask for the next chunk",
     ),
     "max_runner_sync_timeout": (
         60,
         lambda own: limits(own, "site")["max_runner_sync_timeout"],
-        "seconds in which a job's process at a site has to reach the server's",
+        "seconds within which a job's process at a site must reach the job's process at the server",
     ),
     "dead_client_grace_period": (
         60,
         lambda own: limits(own, "server")["dead_client_grace_period"],
-        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it ends a job that needs "
-        "the site",
+        "seconds until NVFlare ends a job that needs a dead site; NVFlare treats a site as dead after 600 seconds "
+        "without a message",
     ),
 }
 

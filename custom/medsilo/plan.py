@@ -47,8 +47,8 @@ class ModelSelection(Feature):
 
     keep: Literal["best", "last"] = Field(
         "best",
-        description="the round whose model is tested and kept as `best`: the last, or the best on validation "
-        "data. Of equal rounds the first counts",
+        description="the round whose model is tested and kept as `best`: the last round, or the round with the best "
+        "validation score. Of several rounds with the best score, the first counts",
     )
     validate_every: int = Field(
         1,
@@ -76,8 +76,9 @@ class TransportSettings(Feature):
         MEASURED_LINE,
         ge=8,
         le=1_000_000,
-        description="kbit/s of the slowest line, of which ten seconds' worth is sent in one piece. With 4000, the "
-        "default, pieces have 1 MiB, and two seconds of the line's measured speed are on their way",
+        description="speed of the slowest connection in kbit/s; a chunk of a tensor has at most the size that this "
+        "connection sends in ten seconds. With 4000, the default, a chunk has 1 MiB, and the chunks in transit have "
+        "the size that the connection sends in two seconds at its measured speed",
     )
 
     @property
@@ -100,15 +101,15 @@ class SecureAggregationSettings(Feature):
         None,
         ge=2,
         le=256,
-        description="with `pairwise`: the number t of the K hospitals that must stay until the sum of a round is "
-        "unmasked, more than half. Even with the help of t - 1 hospitals, a server that follows the "
-        "protocol learns no other hospital's update. `null`: 2K/3, rounded down, plus one",
+        description="with `pairwise`: how many of the K hospitals must stay until the sum of a round is unmasked; "
+        "this number t is above K/2. Even with the help of t - 1 hospitals, a server that follows the protocol "
+        "learns no other hospital's update. `null`: 2K/3, rounded down, plus one",
     )
     clip: float = Field(
         65536.0,
         gt=0,
         le=1e11,  # with this limit, masking rounds numbers to 1e-5 or finer for any number of hospitals
-        description="the largest absolute value that is masked; the server rejects a hospital with a larger one",
+        description="the largest absolute value that is masked; the server rejects a hospital with a larger value",
     )
 
     @property
@@ -197,8 +198,8 @@ class Plan(Section):
     )
     packages: dict[str, OutsidePackage] = Field(
         {},
-        description="packages of other authors that have the method, task, network or layers;  "
-        "medsilo fills in the version and hash of each",
+        description="packages besides medsilo that define the plan's method, task, network or layers; medsilo adds "
+        "the version and hash of each package",
     )
 
     @cached_property

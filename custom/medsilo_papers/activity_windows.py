@@ -31,7 +31,7 @@ class ActivityWindows(Task):
     sensors: int = Field(default=9, ge=1, le=4096, description="number of sensor signals in a window")
     activities: int = Field(default=6, ge=2, le=4096, description="number of classes; labels count from 0")
     validation: float = Field(
-        default=0.2, gt=0, lt=1, description="share of the training windows that are used for validation"
+        default=0.2, gt=0, lt=1, description="share of the training windows that medsilo uses for validation"
     )
 
     @property

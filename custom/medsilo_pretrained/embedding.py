@@ -57,7 +57,8 @@ class FrozenNetwork(Begun):
     hidden: tuple[int, ...] = Field(
         (),
         max_length=8,
-        description="features of each hidden layer of the head; without any, the head is one linear layer",
+        description="number of features of each hidden layer of the head; without hidden layers, the head is one "
+        "linear layer",
     )
     norm: Literal["batch", "group", "none"] = Field(
         "batch", description="normalisation layer after each hidden layer of the head"

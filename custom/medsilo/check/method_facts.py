@@ -108,7 +108,7 @@ FACTS = {
     ),
     "fedmap": (
         "contribution, model, running statistics",
-        "FedAvg's bytes from a hospital, 130 times as many to it",
+        "FedAvg's bytes from a hospital, 130 times as many bytes to a hospital",
         "the prior's gradient in each step, as costly as 130 cases; one pass without training",
         "small networks on tabular data of different hospitals",
     ),
@@ -166,19 +166,19 @@ FACTS = {
     "fedsm": (
         "global model, personal model, selector, sums over features; at the end, hospitals that agreed receive each "
         "other's personal models",
-        "5.9 times FedAvg's bytes, for two models and the selector",
+        "two models and the selector: 5.9 times FedAvg's bytes",
         "two networks learn, and a third one processes each batch without learning",
         "different hospitals, and predictions for patients of other hospitals",
     ),
     "fedsm-extra": (
         f"{SELECTED}; the selector follows in later rounds; hospitals that agreed receive each other's personal models",
-        "2.5 times FedAvg's bytes on average",
+        "on average, 2.5 times FedAvg's bytes",
         "in the selector's rounds, each batch passes through all K + 1 models",
         "the same as FedSM; an ablation of the FedSM paper",
     ),
     "fedsm-ensemble": (
         f"{SELECTED}; the same as FedSM-extra",
-        "2.5 times FedAvg's bytes on average",
+        "on average, 2.5 times FedAvg's bytes",
         "the same as FedSM-extra",
         "the same as FedSM-extra",
     ),

@@ -30,7 +30,7 @@ CHECKS = {
     "job, policy": "the job names this site; `resources.json` and `privacy.json` allow it",
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
     "data": "the data set's acceptance and files; unreadable files, missing labels, label values, patients in two "
-    "parts, copies, empty masks, one class only",
+    "parts of the split, copies of cases, empty masks, one class only",
     "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
     "duration of a round",
     "memory": "the memory for a few batches, forward and backward, compared with the free memory",

@@ -30,8 +30,8 @@ class Training(Feature):
         None,
         ge=1,
         le=100_000,
-        description="mini-batches per round in place of `local_epochs`: the same number at every site, in passes "
-        "that begin again in each round. `null`: whole passes",
+        description="number of mini-batches per round at every site, which replaces `local_epochs`; each round "
+        "begins a new pass over the data. `null`: whole passes",
     )
     batch_size: int = Field(
         16,
@@ -41,9 +41,9 @@ class Training(Feature):
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd",
-        description="the optimizer at the sites. If `--set` changes it, the settings of the plan's optimizer are "
-        "dropped, unless `--set` gives them, too. Then `learning_rate` is 0.01 for `sgd`, "
-        "else 0.001; `weight_decay` is 0.01 for `adamw`, else 0",
+        description="the optimizer at the sites. If `--set` changes the optimizer, medsilo drops the plan's settings "
+        "of its optimizer, unless `--set` gives these settings, too. `learning_rate` then becomes 0.01 for `sgd`, "
+        "else 0.001; `weight_decay` becomes 0.01 for `adamw`, else 0",
     )
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="learning rate of the optimizer")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
@@ -57,9 +57,9 @@ class Training(Feature):
     )
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",
-        description="`poly` multiplies the learning rate of round r of R by `(1 − (r − 1) / R)^0.9`, as nnU-Net "
-        "does for epochs. `cosine` multiplies it by `(1 + cos(π (r − 1) / R)) / 2`. Both count from "
-        "the first round after the warm-up",
+        description="`poly` multiplies the learning rate of round r of R by `(1 − (r − 1) / R)^0.9`, as nnU-Net does "
+        "for epochs. `cosine` multiplies this learning rate by `(1 + cos(π (r − 1) / R)) / 2`. Both schedules count "
+        "rounds from the first round after the warm-up",
     )
     warmup: int = Field(
         0,
@@ -74,18 +74,18 @@ class Training(Feature):
         gt=0,
         le=1e6,
         description="the greatest norm of a mini-batch's gradient over all of a network's weights, before a method "
-        "corrects it; a larger one is scaled down. `null`: any",
+        "corrects it; a gradient with a larger norm is scaled down. `null`: any norm",
     )
     truncate: bool = Field(
         False,
         description="every site trains on as many cases as the smallest site has, as in HarmoFL's released code; the "
-        "seed decides which",
+        "seed decides which cases",
     )
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
-        description="weight of each class in the cross entropy of training, whose mean is over cases; scores use "
-        "no weights. `balanced`: each site computes N / (K · n) from its own training cases and "
-        "discloses nothing. Or one number for each class; masks begin with the background",
+        description="weight of each class in the training loss, a cross entropy averaged over cases; scores use no "
+        "class weights. `balanced`: each site computes N / (K · n) from its own training cases and discloses "
+        "nothing. A list has one number for each class; for masks, the first number is for the background",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
         "keep",

@@ -107,7 +107,8 @@ class StatisticsMixture(Algorithm):
         0.5, ge=0, le=1, description="λ of Eq. 8: the weight of a site's own model in the site's mixture"
     )
     weights: Literal["similarity", "uniform"] = Field(
-        "similarity", description="`uniform` is the control: the same λ, and equal weights for all other sites"
+        "similarity",
+        description="`uniform` is a control experiment: the λ of `similarity`, and equal weights for all other sites",
     )
     bn_share: Literal["local", "weighted", "mean"] = Field(
         "local",

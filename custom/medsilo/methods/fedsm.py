@@ -290,11 +290,11 @@ class FedSM(ModelsAndSelector):
     selector_sync: Literal["closed-form", "server-adam", "adam-moments", "none"] = Field(  # type: ignore[assignment]
         "closed-form",
         description="how the selector is trained. `closed-form` needs one round: the last layer is the linear "
-        "discriminant of the hospitals, from means over each hospital's cases. The selector's other layers keep their "
-        "weights, and every hospital has the same weight. The other values train the selector by gradient steps, "
-        "although each hospital has only one label. `server-adam`: the sites use SGD, and the server takes steps of "
-        "Adam along the sites' mean change. `adam-moments`: Adam's moments and the weights are averaged. `none`: only "
-        "the weights are averaged, as in the paper's text",
+        "discriminant of the hospitals, from means over each hospital's cases. The selector's other layers keep "
+        "their weights, and every hospital has the same weight. All values except `closed-form` train the selector "
+        "by gradient steps, although each hospital has only one label. `server-adam`: the sites use SGD, and the "
+        "server takes steps of Adam along the sites' mean change. `adam-moments`: Adam's moments and the weights are "
+        "averaged. `none`: only the weights are averaged, as in the paper's text",
     )
     personal_method: PersonalMethod | None = Field(
         None,

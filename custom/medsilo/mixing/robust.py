@@ -43,15 +43,15 @@ class AggregationSettings(Feature):
     robust: Annotated[SerializeAsAny[RobustRule] | None, BeforeValidator(_rule_named)] = Field(
         None,
         description="a rule that replaces every mean over hospitals, so that a few dishonest hospitals can't bend "
-        "the model. The rule weights hospitals equally, unless `max_weight` is given with `norm-bound`. Groups with "
-        "different values for each hospital keep the method's aggregation",
+        "the model. The rule weights hospitals equally, unless `max_weight` is given with `norm-bound`. If each "
+        "hospital receives different values for a group of tensors, the group keeps the method's aggregation",
     )
     max_weight: float | None = Field(
         None,
         gt=0,
         le=1,
         description="the largest weight of one hospital in a mean, regardless of the number of cases that the "
-        "hospital states; the excess goes to the others",
+        "hospital states; the excess weight goes to the other hospitals",
     )
 
     def shield(self, apart: Collection[str]) -> "Shield | None":

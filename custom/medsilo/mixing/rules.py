@@ -95,7 +95,9 @@ class TrimmedMean(Coordinatewise):
     """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
-    bad: int = Field(1, ge=1, le=2000, description="number of values that are left out at either end (b)")
+    bad: int = Field(
+        1, ge=1, le=2000, description="b: for each weight, the rule leaves out the b largest and the b smallest values"
+    )
 
     @property
     def fewest(self) -> int:
@@ -117,7 +119,7 @@ class MultiKrum(Reweighting):
         1, ge=1, le=2000, description="largest number of dishonest sites (f); the rule needs 2 f + 3 sites"
     )
     keep: int | None = Field(
-        None, ge=1, le=4096, description="number of averaged updates (m); 1 is Krum; `null`: all but f"
+        None, ge=1, le=4096, description="number of averaged updates (m); 1 is Krum; `null`: all updates except f"
     )
 
     @property

@@ -84,7 +84,12 @@ class SmallCnn(Network):
     """
 
     name: Literal["small-cnn"] = "small-cnn"
-    width: int = Field(default=16, ge=1, le=512, description="features of the first convolution; doubled by each next")
+    width: int = Field(
+        default=16,
+        ge=1,
+        le=512,
+        description="number of features of the first convolution; each further convolution doubles this number",
+    )
     dimensions: Dimensions = 2
     norm: Norm = "batch"
 

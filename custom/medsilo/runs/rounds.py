@@ -49,7 +49,7 @@ class SiteRound(RecordPart):
     )
     share: Share | None = Field(
         None,
-        description="the site's weight in the round's mean; `null` if it has no single weight, as in a median",
+        description="the site's weight in the round's mean; `null` if the site has no single weight, as in a median",
     )
 
     @property
@@ -69,15 +69,15 @@ class Round(RecordPart):
     asked: list[str] = Field([], description="the sites that were asked")
     answered: list[str] = Field([], description="the sites whose answer was accepted")
     refused: dict[str, Text] = Field(
-        {}, description="site → reason: why it declined, or why the server rejected its answer"
+        {}, description="site → reason why the site declined, or why the server rejected the site's answer"
     )
     lost: dict[str, Text] = Field({}, description="site → reason why no answer arrived")
     warnings: dict[str, list[Text]] = Field({}, description="site → warnings in its answer")
     sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
     weights: list[list[Number]] | None = Field(
         None,
-        description="AdaFed's weights W, if they have changed since the last round that has them. Row i has the weights"
-        " of all sites in the mixture of site i, in the order of `asked`",
+        description="AdaFed's weights W, if the weights have changed since the last round with this key. Row i has "
+        "the weights of all sites in the mixture of site i, in the order of `asked`",
     )
 
     def absence(self, site: str) -> str | None:

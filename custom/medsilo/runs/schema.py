@@ -49,9 +49,11 @@ class Agreement(RecordPart):
 class Selection(RecordPart):
     """The round whose model each site tested."""
 
-    by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own")
+    by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own round")
     rounds: dict[str, Count | None] = Field(
-        {}, description="site → round of the model that it tested, so `validation[round]` is its validation score"
+        {},
+        description="site → round of the model that the site tested, so `validation[round]` is this model's "
+        "validation score",
     )
 
 
@@ -121,10 +123,10 @@ class SiteResult(RecordPart):
     machine: dict[str, Text] = Field(
         {},
         description="`python`, `nvflare`, `torch`, `numpy`, `monai` → version, and the `processor`'s instructions, "
-        "as the site reported them on joinings warnings",
+        "as the site reported them when it joined",
     )
     absent: list[Text] = Field(
-        [], description="the plan's structures and columns that the site lacks, as it reported on joining"
+        [], description="the plan's structures and columns that the site lacks, as the site reported when it joined"
     )
     steps: dict[str, Amount] = Field({}, description="`validation` or `test` → step to which the site rounds scores")
     contributed: Count | None = Field(None, description="number of rounds to which the site contributed")
@@ -132,8 +134,8 @@ class SiteResult(RecordPart):
     missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site did not answer")
     warnings: dict[str, list[Text]] = Field(
         {},
-        description="round, `join`, `deliver` or `test` → warnings in the site's answer, such as: its local"
-        " state is no longer on its disk",
+        description="round, `join`, `deliver` or `test` → warnings in the site's answer, for example that the site's "
+        "local state is no longer on the site's disk",
     )
     validation: list[Metric | None] = Field(
         [],
@@ -154,9 +156,9 @@ class SiteResult(RecordPart):
     )
     suppressed: list[str] = Field(
         [],
-        description="counts that the site suppressed because they cover too few cases. Metrics that need "
-        "them are missing in `figures`. Means leave the site out, and the other sites choose the "
-        "best round",
+        description="counts that the site suppressed because they cover too few cases. Metrics that need suppressed "
+        "counts are missing in `figures`. Means over sites leave a site with suppressed counts out, and all other "
+        "sites choose the best round",
     )
     decisions: Decisions | None = Field(None, description="a classifier's decisions on the test cases, see below")
     subgroups: list[SubgroupResult] = Field(
@@ -230,8 +232,9 @@ class Details(RecordPart):
     similarity: Similarity | None = Field(None, description="AdaFed's weights")
     pretraining: dict[str, JsonValue] | None = Field(
         None,
-        description="AdaFed's pre-trained network f: `source`, `data` (in words), `start` (whether the models began "
-        "with it), and `share`'s `cases`, `epochs`, `train_loss`, or the `file`'s `sha256`",
+        description="AdaFed's pre-trained network f: `source`, `data` (in words), `start` (whether the sites' models "
+        "began with f), and `cases`, `epochs` and `train_loss` for the source `share`, or `sha256` for the source "
+        "`file`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     warnings: list[Text] = Field([], description="unusual settings of the plan")
@@ -282,7 +285,8 @@ class Summary(RecordPart):
     sites: dict[str, SiteResult] = Field(description="site → its results, see below")
     evaluation_sites: dict[str, SiteResult] = Field(
         {},
-        description="site → results of an evaluation site, which did not train; the means below leave these sites out",
+        description="site → results of an evaluation site, which did not train; means over sites leave evaluation "
+        "sites out",
     )
     mean_test: Metric | None = Field(
         None,
@@ -293,8 +297,8 @@ class Summary(RecordPart):
     pooled_test: Metric | None = Field(None, description="the mean weighted by test cases")
     pooled: dict[str, Number | None] = Field(
         {},
-        description="`figures` of all sites together, from their added counts. A site "
-        "that does not disclose its classes counts in `accuracy` but not in `balanced_accuracy`",
+        description="`figures` of all sites together, computed from the sum of the sites' counts. A site that does "
+        "not disclose its classes counts in `accuracy` but not in `balanced_accuracy`",
     )
     details: Details = Field(
         Details(), description="results that are specific to the method, and warnings about the plan, see below"
@@ -302,7 +306,8 @@ class Summary(RecordPart):
     seconds: Seconds | None = Field(None, description="duration of the study in seconds")
     memory: Count | None = Field(
         None,
-        description="peak memory of the server's process in bytes (if it includes the sites: since the last answer)",
+        description="peak memory of the server's process in bytes; if the sites run in the server's process, the "
+        "peak since the last answer",
     )
     started: Text | None = Field(None, description="when the study began, UTC")
     ended: Text | None = Field(None, description="when it ended, UTC")

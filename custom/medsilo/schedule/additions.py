@@ -39,8 +39,8 @@ class Amplitude(Section):
     )
     measured: Literal["while-training", "before"] = Field(
         "while-training",
-        description="`before`: in a separate round, from the unchanged training images. A plan with `privacy` "
-        "needs that; a narrow `band` then keeps the noise small",
+        description="`before`: in a separate round, from the unchanged training images. A plan with `privacy` needs "
+        "this separate round; a narrow `band` then keeps the noise small",
     )
 
     @property

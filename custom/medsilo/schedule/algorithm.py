@@ -72,12 +72,13 @@ class Algorithm(Section):
     # Additions that a plan can make to any method
     amplitude: Amplitude | None = Field(
         None,
-        description="all images take one amplitude spectrum. `{}` switches it on with its defaults; HarmoFL has it on",
+        description="all images take one amplitude spectrum. `{}` switches this normalisation on with its defaults; "
+        "HarmoFL normalises by default",
     )
     perturbation: Perturbation | None = Field(
         None,
-        description="gradients are taken at perturbed weights. `{}` switches it on; HarmoFL has it on. Per-FedAvg, "
-        "whose step is its own, refuses it",
+        description="gradients are taken at perturbed weights. `{}` switches the perturbation on; HarmoFL perturbs "
+        "by default. medsilo rejects the perturbation for Per-FedAvg, which has its own training step",
     )
 
     @model_validator(mode="after")

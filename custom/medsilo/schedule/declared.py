@@ -30,7 +30,7 @@ class Private:
 class NumbersOffer(Section):
     """The fraction of ε that is spent on scores or on counts, which a site sends in addition to tensors."""
 
-    epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
+    epsilon: Epsilon = Field(description="part of the study's ε that all numbers of this section cost together")
 
 
 class StatisticsOffer(NumbersOffer):
@@ -40,37 +40,41 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="length to which a unit's part is clipped. For HarmoFL it is that of the amplitude over the "
-        "number of pixels, for AdaFed the features' root mean square",
+        description="norm to which a unit's contribution to a mean is clipped: for HarmoFL, the norm of the "
+        "amplitude divided by the number of pixels; for AdaFed, the root mean square of the features",
     )
 
 
 class PrivacyOffer(Feature, PrivacyGuarantee):
-    epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
+    epsilon: Epsilon = Field(
+        description="ε of all rounds together, at every hospital; a hospital may demand a smaller ε"
+    )
     delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
     unit: Unit = Field("record", description="the protected unit: a record, or a patient with all cases")
     clip: float = Field(
         1.0,
         gt=0,
         le=1e6,
-        description="length to which the gradient of a unit is cut: of a record, or of a patient's cases together",
+        description="norm to which a unit's gradient is clipped: the gradient of a record, or of all cases of a "
+        "patient together",
     )
     scores: NumbersOffer | None = Field(
         None,
-        description="scores over validation and test cases leave with geometric noise, and models are chosen by "
-        "them. `null`: scores leave only where a hospital declares them public; otherwise the last "
+        description="scores over validation and test cases leave with geometric noise, and the noisy scores select "
+        "the model. `null`: scores leave only if a hospital declares its scores public; without scores, the last "
         "round's model is kept",
     )
     counts: NumbersOffer | None = Field(
         None,
-        description="numbers of cases leave with geometric noise, drawn once; then numbers are of units, the "
-        "batch size, too. `null`: a hospital has to declare them public, or it can't join",
+        description="numbers of cases leave with geometric noise, which is drawn once; with this key, all numbers, "
+        "even the batch size, count units. `null`: a hospital that does not declare its numbers of cases public "
+        "can't join",
     )
 
     statistics: StatisticsOffer | None = Field(
         None,
         description="Gaussian noise on means over a hospital's cases that leave before training: AdaFed's "
-        "statistics, HarmoFL's amplitude. A plan with such a method needs it",
+        "statistics, HarmoFL's amplitude. A plan with one of these means needs this noise",
     )
 
     @property

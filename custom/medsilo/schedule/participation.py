@@ -25,7 +25,7 @@ class Participation(Feature):
     sites: tuple[str, ...] = Field(
         (),
         max_length=MOST_SITES,
-        description="names of the agreed sites; empty: all that are connected when the job starts",
+        description="names of the agreed sites; empty: all sites that are connected when the job starts",
     )
     evaluation_sites: tuple[str, ...] = Field(
         (),
@@ -34,30 +34,34 @@ class Participation(Feature):
         "model",
     )
     minimum: int | None = Field(
-        None, ge=1, description="how many sites have to contribute to each round; `null`: all named sites"
+        None,
+        ge=1,
+        description="smallest number of sites that must contribute to each round; `null`: all sites that "
+        "the plan names",
     )
     max_share: float = Field(
         0.99,
         gt=0,
         le=1,
         description="the largest share of all training cases that one hospital may state when it joins; the server "
-        "rejects a larger share. Patients count instead where updates are weighted by them. 1: any. It"
-        " has no effect where numbers of cases give no weight: `algorithm.weighting` uniform, "
-        "`aggregation.max_weight` or `aggregation.robust`",
+        "rejects a larger share. If updates are weighted by numbers of patients, the limit is a share of all "
+        "patients instead of all cases. 1: no limit. The limit has no effect if numbers of cases give no weight: "
+        "`algorithm.weighting` uniform, `aggregation.max_weight` or `aggregation.robust`",
     )
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
-        description="`stop`: retry once if the training process crashed or a disk is full; if a site is still missing, "
-        "the study ends. `wait`: ask a site that is lost, whose training process crashed or whose disk is full again "
-        "until `retry_timeout` is over (another refusal is final). `continue`: continue without it. All three end the "
-        "study when fewer than `minimum` sites contribute",
+        description="`stop`: the server repeats its request once if the site's training process crashed or its disk "
+        "is full; if a site is still missing, the study ends. `wait`: until `retry_timeout` is over, the server "
+        "repeats its request to a site that is lost, whose training process crashed or whose disk is full (a refusal "
+        "for any other reason is final). `continue`: the study continues without the missing site. With each of the "
+        "three values, the study ends when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
         MEASURED["timeout"],
         ge=1,
         le=86_400,
-        description="seconds that a site has for one answer. With 600, the default, there is no limit while it is "
-        "alive and works, which is measured",
+        description="seconds that a site has for one answer. With 600, the default, medsilo measures whether the "
+        "site is alive and works, and sets no limit while the site does",
     )
     retry_timeout: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
@@ -66,22 +70,23 @@ class Participation(Feature):
         0,
         ge=0,
         le=100,
-        description="how often in a day a study resumes by itself after its job, the server's process or machine "
-        "died, or the disk was full. A resumption counts until ten more rounds are done. 0: never; a "
-        "lead types `medsilo resume`",
+        description="how often in a day a study resumes by itself after its job, the server's process or the "
+        "server's machine died, or after the server's disk was full. A restart counts until the study has finished "
+        "ten more rounds. 0: never; a lead must run `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
         description="the parts that must be the same at every site as at the server: the version of `python`, "
         "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a site where "
-        "one of them differs. Other differences are warnings",
+        "one of these parts differs. If a part that is not listed differs, medsilo prints a warning",
     )
     heartbeat_timeout: int = Field(
         MEASURED["heartbeat_timeout"],
         ge=1,
         le=86_400,
-        description="seconds a connection may be down before the server gives the answer up. Leave 420, the default, "
-        "and it is 20 minutes, and less under `continue`, by how long the site was silent before",
+        description="seconds that a connection may be down before the server stops waiting for the site's answer. "
+        "With 420, the default, the server waits 20 minutes, or less if `when_missing` is `continue` and the site's "
+        "earlier silences were short",
     )
 
     @field_validator("sites", "evaluation_sites")

@@ -18,7 +18,8 @@ class RoomSettings(Section):
     """A hospital's settings for an isolated training script: environment and limits."""
 
     studies: bool = Field(
-        False, description="whether medsilo's own studies also read images and train in an isolated process"
+        False,
+        description="whether medsilo's own studies, and not only scripts, read images and train in an isolated process",
     )
     reads: tuple[Path, ...] = Field(
         (), max_length=100, description="folders and files that a script may read, besides the data set's folder"
@@ -27,7 +28,7 @@ class RoomSettings(Section):
         (), max_length=100, description="device nodes that a script may use, such as /dev/nvidia0 and /dev/nvidiactl"
     )
     variables: dict[Variable, Annotated[str, Field(max_length=1000)]] = Field(
-        {}, max_length=50, description="additional environment variables for a script"
+        {}, max_length=50, description="environment variables for a script, besides a short fixed list"
     )
     scratch: int = Field(
         1024, ge=16, le=1 << 24, description="MiB of temporary files, in memory, that a script may write"

@@ -38,12 +38,12 @@ class PrivacyRequirements(Section):
     """The differential privacy that a hospital demands for its patients."""
 
     epsilon: Epsilon = Field(description="total ε that all studies of the same data may cost")
-    delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
+    delta: Delta = Field(description="δ of the guarantee with this ε; less than 1 / number of patients")
     public: dict[Told, Reason] = Field(
         {},
-        description="the numbers that this hospital declares public, each with the reason; they are not charged. "
-        "`counts`: numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these "
-        "cases",
+        description="the numbers that this hospital declares public, each with the reason; public numbers have no "
+        "privacy cost. `counts`: numbers of cases and of patients; `train`, `validation`, `test`: scores and losses "
+        "over training, validation or test cases",
     )
 
 
@@ -56,17 +56,17 @@ class SiteSettings(PartySettings):
         ge=0,
         description="MiB of memory for a study's training process. "
         f"null: {SHARE:.0%} of the machine's memory, divided by `studies`. "
-        "0: train within NVFlare's process; if it dies, the study ends",
+        "0: training runs within NVFlare's process, and the study ends if this process dies",
     )
     studies: int | None = Field(
-        2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
+        2, ge=1, le=64, description="largest number of studies that train at this hospital at once; null: any number"
     )
     answers: int = Field(
         2000,
         ge=0,
-        description="largest number of validation scores that leave, per lead and data set. Limit on test scores: a "
-        f"twentieth. Limit on training losses: the same number, but at least {TRAIN_ANSWERS}. "
-        f"Limit on studies: a twentieth, but at least {TESTS}",
+        description="largest number of validation scores that leave, per lead and data set. The limit on test scores "
+        f"is a twentieth of this number; the limit on training losses is this number, but at least {TRAIN_ANSWERS}; "
+        f"the limit on studies is a twentieth of this number, but at least {TESTS}",
     )
     privacy: PrivacyRequirements | None = Field(
         None,
@@ -75,22 +75,23 @@ class SiteSettings(PartySettings):
     )
     approval: Approval | None = Field(
         None,
-        description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key (`medsilo "
-        "approve`) before it runs here. The server cannot change this. `except-canary`: the same, except "
-        "that a canary, which is one round on synthetic data, needs no approval. `none`: every plan runs. "
-        "`null`: required in a kit with `data`, unless a plan's data are synthetic or declared public",
+        description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key "
+        "(`medsilo approve`) before the plan runs at this hospital. The server cannot change this setting. "
+        "`except-canary`: as `required`, but a canary, which is one round on synthetic data, needs no approval. "
+        "`none`: every plan runs. `null`: required in a kit with `data`, unless a plan's data are synthetic or "
+        "declared public",
     )
     takes_part: TakesPart = Field(
         "train",
-        description="`observe`: this hospital takes part in no study. `test`: it only tests models on its cases: "
-        "releases, and models of studies that name it in participation.evaluation_sites. "
-        "`train`: it trains, too. No plan can override this",
+        description="`observe`: this hospital takes part in no study. `test`: this hospital only tests models on its "
+        "cases: releases, and models of studies that name the hospital in participation.evaluation_sites. `train`: "
+        "this hospital tests and trains models. No plan can override this setting",
     )
     airlock: Airlock = Field(
         "off",
-        description="`required`: a lead's training script runs in an isolated process without network, and its answers "
-        "are checked before they leave. A machine that cannot isolate it rejects the job. "
-        "`wanted`: the script is isolated if this machine can do so. `off`: it runs as this "
+        description="`required`: a lead's training script runs in an isolated process without network, and its "
+        "answers are checked before they leave. If this machine cannot isolate the script, the hospital rejects the "
+        "job. `wanted`: the script is isolated if this machine can isolate it. `off`: the script runs as the kit's "
         "account",
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
@@ -112,7 +113,7 @@ class SiteSettings(PartySettings):
     state_dir: Path | None = Field(
         None,
         description="folder of this hospital's split and its record of answers; null: `_hospital` in "
-        "`output`. Use the same folder in all kits of the same data",
+        "`output`. If several kits use the same data, set the same folder in each kit",
     )
     pictures: bool = False  # whether this site's results and report contain pictures of images
 

@@ -59,7 +59,7 @@ class SiteData:
     """
 
     # Type of the plan's key `shares`: the fractions of patients for training, validation and test.
-    Shares = Annotated[WholeShares, Field(description="of train, validation and test")]
+    Shares = Annotated[WholeShares, Field(description="shares of patients for training, validation and test")]
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset

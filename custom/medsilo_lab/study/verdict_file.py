@@ -169,7 +169,9 @@ class VerdictRow(RecordPart):
         description="the baseline of this configuration; `null` without a baseline",
     )
     unlike: Text | None = Field(
-        None, description="how the two networks differ otherwise, so that the difference is not only the method's"
+        None,
+        description="differences between the two configurations' networks that do not come from the method but "
+        "also change the score",
     )
     difference: Differences = Field(
         Differences(), description="differences from the baseline: `mean`, `pooled`, `worst` and `sites`"
@@ -226,15 +228,17 @@ class Verdict(RecordPart):
         description="the baseline, with which all configurations are compared",
     )
     single: list[str] = Field(
-        [], description="sites with a single test patient, whose intervals are for other seeds only"
+        [],
+        description="sites with a single test patient; the intervals of these sites cover only the variation "
+        "between seeds",
     )
     headline: str = Field(description="the answer to the first question, in words")
     between: str = Field("", description="the methods that are better than the baseline, in words")
     first: PairedDifference | None = Field(
         None,
         description=(
-            "answer to the first question, which is fixed before any result: the baseline minus single-site "
-            "training; `null` if either is missing"
+            "answer to the first question, which is fixed before any result: the score of the baseline minus the "
+            "score of single-site training; `null` if one of the two scores is missing"
         ),
     )
     needed: Needed | None = Field(
@@ -255,8 +259,8 @@ class Verdict(RecordPart):
     subgroups: list[SubgroupTable] = Field(
         [],
         description=(
-            "scores by subgroup of patients of the declared configuration; otherwise of the baseline, or of the"
-            " first federated method"
+            "scores by subgroup of patients, of the declared configuration; without a declared configuration, of the "
+            "baseline or the first federated method"
         ),
     )
     about: About = Field(description="further texts: `title`, `command`, `machine`, `cells` and `failures`")

@@ -27,7 +27,7 @@ class ImageFolder(FolderTask):
     size: tuple[Length, ...] = Field(default=(256, 256), description="size of the network's input in training")
     intensity: Intensity = Field(Bytes(), description="scaling of intensities")
     colours: Literal["rgb", "grey"] = Field(
-        "rgb", description="number of channels: three, which are equal for grey images, or one"
+        "rgb", description="number of channels: one or three; in grey images, the three channels are equal"
     )
     resize: bool = Field(
         default=True, description="whether images are resized to `size`; false: images keep their sizes"

@@ -36,7 +36,9 @@ class OwnData(Task):
         description="shares of patients in training, validation and test, unless the site fixes the parts",
     )
     split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
-    partition: Partition | None = Field(default=None, description="divides one folder or table among simulated sites")
+    partition: Partition | None = Field(
+        default=None, description="how medsilo divides one folder or table among simulated sites"
+    )
 
     @property
     def deals(self) -> bool:

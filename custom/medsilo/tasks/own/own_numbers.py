@@ -126,8 +126,8 @@ class Standardised(OwnData):
     )
     standardise: Standardise = Field(
         "site",
-        description="subtract the mean and divide by the standard deviation, of each site's training cases or "
-        "as the plan gives them for each",
+        description="subtract the mean and divide by the standard deviation, of each site's training cases, or with "
+        "the mean and deviation that the plan gives for each column",
     )
 
     @model_validator(mode="after")

@@ -71,9 +71,9 @@ class PatientTable(Standardised):
     event: Text = Field("event", description="for survival: column with 1 (event) or 0 (censored)")
     missing: Literal["mean", "mark"] = Field(
         "mean",
-        description="input of the network where a value is missing or invalid. `mean`: the mean of the "
-        "column's standardisation, else its `mean` or 0; all inputs of a category are 0. `mark`: the same, "
-        "and another input for each column that is 1 if the value is missing. Each hospital's data set "
+        description="input of the network where a value is missing or invalid. `mean`: the mean of the column's "
+        "standardisation, or else the column's `mean` in the plan, or 0; for a category, all inputs are 0. `mark`: "
+        "as `mean`, and each column has a further input that is 1 if the value is missing. Each hospital's data set "
         "determines which patients count",
     )
 

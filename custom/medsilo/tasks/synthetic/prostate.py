@@ -86,8 +86,8 @@ class SyntheticProstate(Task):
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = Field(
         "low",
-        description="`low`: the first and fifth site label another structure than others; `high`: all sites label "
-        "the same structure",
+        description="`low`: the first and fifth site label another structure than all other sites; `high`: all sites "
+        "label the same structure",
     )
     patients: int = Field(
         default=40, ge=3, le=1000, description="patients at the smallest site; other sites have up to 4 times as many"
