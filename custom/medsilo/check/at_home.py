@@ -1,6 +1,6 @@
 """Read a hospital's kit with its settings and records.
 
-To keep `medsilo approve` and `medsilo ledger` fast, this module loads no training code.
+To keep `medsilo approve` and `medsilo ledger` fast, this module imports no training code.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,9 @@ class KitAtHome:
 
 
 def attached() -> set[str]:
-    """Return the names of installed medsilo packages that always run, or extend the engine by entry points."""
+    """Return the names of installed medsilo packages that every study runs, or that extend the engine by entry
+    points.
+    """
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
     found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
     return {*filter(is_here, (*filter(is_ours, found), *ALWAYS))}

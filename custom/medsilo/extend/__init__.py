@@ -1,7 +1,8 @@
-"""The names that a plug-in imports from medsilo. A plug-in must import no other names from medsilo. The page
+"""The names that a plug-in imports from medsilo. From medsilo itself, a plug-in must import only these names. The page
 docs/research/extend.md shows examples.
 
-Plug-ins that read a data set for `medsilo init`, that predict, or that export, import from medsilo_lab.extend, too.
+A plug-in that reads a data set for `medsilo init`, that predicts, or that exports also imports names from
+medsilo_lab.extend.
 
 Each name is loaded when it is first used, so that importing this module is fast.
 """
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# The module that defines each exported name. Names are imported late, because a command's plug-in is loaded for the
-# help text and must not load torch.
+# The module that defines each exported name. Names are imported on first use, because the help text loads a command's
+# plug-in, and loading torch would be slow.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",

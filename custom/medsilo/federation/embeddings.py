@@ -29,7 +29,8 @@ from medsilo.runs import paths
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, labels_of, names_of, patients_of, records_of
 
-PAUSE = 60.0  # seconds between two writes to disk, and so the longest computation that is lost when a process dies
+# seconds between two writes of embeddings to disk; if a process dies, at most this computation time is lost
+PAUSE = 60.0
 DIGEST = 32  # bytes of a case's hash
 SHARE = 4  # the file of embeddings takes at most 1 / SHARE of the free disk space
 
@@ -54,7 +55,7 @@ class Store:
         self.written = len(self.known)
 
     def write(self) -> None:
-        """Write all embeddings to disk if some embeddings are new and the disk has enough space."""
+        """Write all embeddings to disk if some embeddings are not on the disk yet and the disk has enough space."""
         if len(self.known) == self.written:
             return
         embeddings = torch.stack([*self.known.values()])
@@ -78,7 +79,7 @@ class Embedded(TensorDataset):
         self._made: tuple[Tensor, ...] = ()
 
     def complete(self, stop: Stop = lambda: None) -> None:
-        """Compute all embeddings that are not computed yet, and free the memory of the images."""
+        """Compute all embeddings that are missing, and free the memory of the images."""
         if self._cases is not None:
             self._made = self._make(self._cases, stop)
             self._cases = None
@@ -101,7 +102,9 @@ class Embedding:
 
     @classmethod
     def of(cls, place: SiteContext, data: SiteData, compute: Compute) -> Self | None:
-        """Return the embeddings; None if the plan's network has no frozen part whose outputs a site saves."""
+        """Return the embeddings of the cases; None if the plan's network has no frozen part whose outputs a site
+        saves.
+        """
         if not place.plan.network.embedding:
             return None
         for part in PARTS:
