@@ -60,7 +60,8 @@ class Store:
             return
         embeddings = torch.stack([*self.known.values()])
         if embeddings.nbytes > free_disk(self.path.parent) / SHARE:
-            return  # the disk has too little space, so the next process computes the embeddings again
+            # the disk has too little space for the embeddings, so the next process computes the embeddings again
+            return
         digests = torch.frombuffer(bytearray(b"".join(self.known)), dtype=torch.uint8).view(-1, DIGEST)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(self.path, {"digests": digests, "embeddings": embeddings})
@@ -118,7 +119,8 @@ class Embedding:
     def complete(self, stop: Stop) -> None:
         for part in PARTS:
             getattr(self.data, part).complete(stop)
-        self.__dict__.pop("_module", None)  # the network that computed the embeddings is no longer needed
+        # once all embeddings are computed, the network that computed them is no longer needed
+        self.__dict__.pop("_module", None)
 
     @cached_property
     def _module(self) -> nn.Module:
