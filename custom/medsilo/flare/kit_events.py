@@ -180,7 +180,7 @@ class EventKeeper:
         """Log the counts of rejected registrations and requests. Sign the log if an hour has passed since the last
         signature, or if the kit's process is about to end.
         """
-        with suppress(Exception):  # an error in one check of the parties must not end the series of checks
+        with suppress(Exception):  # an error of the log must not end the series of checks
             if self.kit:
                 tell_counts(self.kit)
                 stops = (self.kit / STOP).exists()
@@ -246,7 +246,7 @@ class ServerEvents(FLComponent):
         silent.listen()
         while not engine.server.shutdown:
             self.keeper.look()
-            with suppress(Exception):  # an error in one check must not end the series of checks
+            with suppress(Exception):  # an error in one check of the parties must not end the series of checks
                 expelled = [name for name in self.attendance.there if is_expelled(engine, name)]
                 seen, now = connections(engine), clock()
                 for event in self.attendance.look(seen, now, expelled, silent.deaf):

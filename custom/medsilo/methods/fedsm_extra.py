@@ -68,7 +68,7 @@ class SelectorAfterwards(ModelsAndSelector):
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-        """Return the selector's loss on a batch, given the outputs of the selector and of the K + 1 models."""
+        """Return the selector's loss on a batch, computed from the outputs of the selector and of the K + 1 models."""
 
 
 class FedSMExtra(SelectorAfterwards):

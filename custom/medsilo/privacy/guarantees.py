@@ -23,7 +23,9 @@ class Demands(Protocol):
 
 
 class PrivacyGuarantee(Section):
-    """A study's promise of (ε, δ) differential privacy for each unit, against everybody outside the hospital."""
+    """A study's promise of (ε, δ) differential privacy for each privacy unit, against everybody outside the
+    hospital.
+    """
 
     epsilon: Epsilon
     delta: Delta

@@ -58,8 +58,8 @@ class Patients(Section):
 
 
 class DisclosedCounts(Section):
-    """Rounded counts of the training, validation or test cases, which are disclosed once and then stay the same for
-    every plan and lead.
+    """Rounded counts of the training, validation or test cases; they are disclosed once, and every plan and lead then
+    gets equal counts.
     """
 
     patients: Count = Field(description="number of patients, as a multiple of min_patients_per_metric")
@@ -214,7 +214,7 @@ class DataSet(Section):
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten a nested mapping, where each new key joins the nested keys with dots."""
+    """Flatten a nested mapping: each new key joins the keys of the nested mappings with dots."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{before}{key}"
@@ -237,7 +237,7 @@ def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the inventory
 @dataclass(frozen=True)
 class KnownFile:
-    """The name of a file, and its size, modification time and hash at the time of reading."""
+    """The name of a file, with the file's size, modification time and hash when the file was read."""
 
     name: str  # path relative to the data folder
     bytes: int
@@ -254,7 +254,7 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
 
 
 def inventory_of(files: Iterable[KnownFile]) -> Inventory:
-    """Summarise an inventory for data.yaml, with a digest that depends on the names and contents of files, but not on
+    """Summarise an inventory for data.yaml; the digest depends on the names and contents of files, but not on
     modification times.
     """
     known = sorted(files, key=lambda own: own.name)
@@ -264,8 +264,8 @@ def inventory_of(files: Iterable[KnownFile]) -> Inventory:
 
 
 def read_inventory(folder: Path) -> dict[str, KnownFile]:
-    """Return a data set's inventory by file name. Raises DataError if the inventory is damaged, or if its digest
-    differs from the digest in data.yaml.
+    """Return a data set's inventory by file name. Raises DataError if the inventory is damaged, or if the inventory's
+    digest differs from the digest in data.yaml.
     """
     return _inventory_in(folder / INVENTORY, DataSet.read(folder))
 
@@ -294,7 +294,7 @@ def scan(
 ) -> list[KnownFile]:
     """Hash files, and return the hashes in the order of the file names.
 
-    A file with a known modification time and size is not read again.
+    If a file's modification time and size are already in the inventory, the file is not read again.
 
     Args:
         progress: a function that is called with the size of each file
@@ -331,7 +331,9 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 def _read(name: str, path: Path) -> KnownFile:
-    """Hash a file with os.read, because Python's reader takes longer to open a small file than to read it."""
+    """Hash a file with os.read, because opening a small file with Python's reader takes more time than reading the
+    file.
+    """
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
@@ -347,13 +349,15 @@ def _read(name: str, path: Path) -> KnownFile:
 
 
 def batched(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Split names into batches, because passing single small files to a worker takes longer than hashing them."""
+    """Split names into batches, because passing a single small file to a worker process takes more time than hashing
+    the file.
+    """
     return [names[first : first + AT_ONCE] for first in range(0, len(names), AT_ONCE)]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The names of files that are new, changed or missing in the later of two inventories."""
+    """The names of files that are new, changed or missing in the second of two inventories."""
 
     new: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
