@@ -31,16 +31,16 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.sources import DataSource
 
 INVENTORY, ACCEPTED, PRIVATE = "inventory.csv", "accepted.json", "private"
-# accepted data.yaml and accepted inventory, in the folder PRIVATE
+# data.yaml and inventory as they were accepted, in the folder PRIVATE
 AS_ACCEPTED, FILES_AS_ACCEPTED = "accepted.yaml", "accepted.csv"
 CASES = "cases.csv"  # list of cases in the folder PRIVATE, if patterns of file names cannot describe the cases
 COLUMNS = ("file", "bytes", "changed", "sha256")
 LARGEST_INVENTORY = 1 << 30  # bytes
 LARGEST = 8 << 20  # bytes of accepted.json
-WORKERS = 2  # threads that hash files
+WORKERS = 2  # number of threads that hash files
 PIECE = 1 << 20  # bytes per read
-AT_ONCE = 8  # files in each batch of a worker
-# fixed seconds, and seconds per file, below which one thread hashes the files, because two threads would be slower
+AT_ONCE = 8  # number of files in each batch that a worker process hashes
+# fixed seconds, and seconds per file; if hashing takes less time than this, one thread is faster than two threads
 START, QUICK = 0.02, 50e-6
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
@@ -145,7 +145,7 @@ class DataSet(Section):
         return "; ".join(f"{name}: {', '.join(one.words)}" for name, one in own.items())
 
     def unknown(self, words: Iterable[str]) -> list[str]:
-        """Return the plan's words that this data set does not contain, where 1 and 1.0 are the same word."""
+        """Return the plan's words that this data set does not contain; 1 and 1.0 count as one word."""
         known = {*map(level, self.words)}
         return sorted({word for word in words if level(word) not in known})
 
@@ -337,7 +337,7 @@ def _read(name: str, path: Path) -> KnownFile:
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
-        left = size + 1  # the limit ends the reading even if the file grows meanwhile
+        left = size + 1  # because of this limit, reading ends even if the file grows meanwhile
         while left > 1 and (piece := os.read(place, min(left, PIECE))):
             own.update(piece)
             left -= len(piece)
@@ -382,18 +382,20 @@ def compared(before: Mapping[str, KnownFile], now: Iterable[KnownFile]) -> Diffe
 
 def files_of(source: DataSource) -> dict[str, Path]:
     """Return the path of each file of a data set, by file name relative to the data folder."""
-    # imported within the function, because the module imports torch, which is not needed to read settings
+    # the import is within the function, because the module imports torch, and reading settings does not need torch
     from medsilo.tasks.case_index import CaseIndex
 
     source.check_folder()
-    if source.table and source.outcome:  # the rows of the table are the cases
+    if source.table and source.outcome:  # the cases are the rows of this table
         tables = [source.table, *(own.table for own in source.subgroups.values() if own.table)]
         return {name: source.model_copy(update={"table": name}).table_file() for name in tables}
     return CaseIndex.files_below(source.folder, missing=False)[0]
 
 
 def check_unchanged(folder: Path) -> None:
-    """Raise MedsiloError if a file's size or time differs from the data set's inventory, without hashing the file."""
+    """Raise MedsiloError if a file's size or time differs from the data set's inventory; the function does not hash the
+    file.
+    """
     known, there = read_inventory(folder), files_of(DataSet.read(folder).source(folder))
     states = {name: path.stat() for name, path in there.items()}
     now = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
@@ -442,8 +444,8 @@ def check_accepted(folder: Path, key: Any | None = None) -> Acceptance:
 
 
 def as_accepted(folder: Path, key: Any | None = None) -> tuple[Acceptance, DataSet, dict[str, KnownFile]]:
-    """Return a data set's acceptance, and the accepted description and inventory. Raises MedsiloError without an
-    acceptance.
+    """Return a data set's acceptance, together with the description and the inventory that were accepted. Raises
+    MedsiloError if nobody has accepted the data set.
     """
     given = _acceptance_in(folder, key)
     told = "what was accepted is not kept beside the data set; accept it again"
