@@ -209,7 +209,9 @@ class Plan(Section):
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the plan's state for another process, without the schedule, whose functions can't be pickled."""
+        """Return the plan's state for another process; the state lacks the schedule, whose functions can't be
+        pickled.
+        """
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
 
@@ -291,7 +293,7 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """Return the networks with names, shapes and types, but without values, and without drawing random numbers."""
+        """Return the networks with names, shapes and types, but without values; the method draws no random numbers."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return self.algorithm.modules(self._blueprint())
 
@@ -317,7 +319,7 @@ class Plan(Section):
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return the resolved plan as YAML, as medsilo writes it into the folder of every run."""
+        """Return the resolved plan as YAML, in the form in which medsilo writes it into the folder of every run."""
         return _as_yaml(json.dumps(self.resolved()))
 
     @property
@@ -465,9 +467,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Raise PlanError for a text of several lines, because a person could mistake such lines for messages of
-    medsilo.
-    """
+    """Raise PlanError for a text of several lines, because a person could mistake the lines for messages of medsilo."""
     if isinstance(value, str) and STEERING.search(value):
         raise PlanError(f"{where}: a text has a line break or a control character; write it in one line")
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):

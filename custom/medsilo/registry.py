@@ -1,5 +1,5 @@
-"""List the names of methods, tasks, networks and other objects that plans and commands may use, from medsilo and
-plug-ins.
+"""List the names of methods, tasks, networks and other objects from medsilo and plug-ins that plans and commands may
+use.
 
 This module lists the names of medsilo's engine as "module:Class", and imports a class on first use. A plug-in's names
 come from the entry points in its package's metadata, so that a plug-in is imported only when it is used. Some plug-ins

@@ -204,7 +204,7 @@ class Border:
 
     @torch.no_grad()
     def _changed(self, groups: Groups, given: Groups, norm: float, ranges: Mapping[str, Ranges]) -> Groups:
-        """Clip the update, add noise, and round the result, in this order, as the hospital's settings demand."""
+        """As the hospital's settings demand, clip the update, add noise, and round the result, in this order."""
         own = self.own
         scale = min(1.0, own.clip / norm) if own.clip is not None and norm else 1.0
         changed = {group: dict(tensors) for group, tensors in groups.items()}

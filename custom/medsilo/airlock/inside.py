@@ -11,7 +11,7 @@ import struct
 import sys
 
 LIMITS = ("NPROC", "DATA", "FSIZE", "CORE", "NOFILE")
-CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls have these numbers on all processors
+CREATE, ADD, RESTRICT = 444, 445, 446  # On all processors, Landlock's system calls have the following numbers
 ASKS_VERSION, BENEATH = 1, 1
 # File rights that each version of Landlock controls and that earlier versions of Landlock do not control
 RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}

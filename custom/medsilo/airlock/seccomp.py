@@ -53,7 +53,7 @@ NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # These system calls allocate memory that the kernel counts for no process
+    # The system calls in this list allocate memory that the kernel counts for no process
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),

@@ -101,7 +101,7 @@ class RoomSite:
             raise self._ended() from error
         except (Aborted, Denied, HeldBack, OverLimit):
             self.border.note_failure(asked)
-            self.close(0)  # unread bytes of this message must not be parsed as the next message
+            self.close(0)  # the unread bytes of the failed message must not be parsed as the next message
             raise
         except Refused as error:
             self.border.note_failure(asked)
@@ -131,7 +131,7 @@ class RoomSite:
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
-        """Start a sandbox unless a sandbox is running; raise MedsiloError if this machine can't create sandboxes."""
+        """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
         self.close(0)

@@ -75,7 +75,7 @@ class StudyBorder(Border):
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place)
-        # number of answers with scores that the program has already charged to the query budget for this request
+        # number of answers with scores that the program has already charged to the query budget for the present request
         self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:

@@ -49,7 +49,7 @@ class Form(Section):
 
 
 class Head(Section):
-    """The JSON part of a message, which precedes its raw numbers."""
+    """The JSON part of a message, which precedes the message's raw numbers."""
 
     kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
     facts: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:  # accepting settings needs no training code, whose import is slow
     from medsilo.plan import Plan
 
-LONGEST_VALUE = 200  # bytes; the description of a plan truncates longer values
+LONGEST_VALUE = 200  # bytes; in the description of a plan, longer values are truncated to this number
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
 ABSENT: Any = object()  # marks a key that is missing from a plan
 SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence
@@ -30,7 +30,9 @@ NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name"
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Compare a hospital's settings with the settings that its engineer accepted, or accept the present settings."""
+    """Compare a hospital's settings with the settings that the hospital's engineer accepted, or accept the present
+    settings.
+    """
     if kit.party != "hospital":  # persons and relays do not train, so their kits have no accepted settings
         return
     local = kit.folder.parent / "local"

@@ -1,4 +1,4 @@
-"""Read a hospital's kit with its settings and records.
+"""Read a hospital's kit, together with the settings and records of the hospital.
 
 To keep `medsilo approve` and `medsilo ledger` fast, this module imports no training code.
 """
@@ -67,7 +67,9 @@ class KitAtHome:
         return plan
 
     def code_of(self, asked: AskingPlan | None) -> PlanCode:
-        """Return the packages that run a submitted plan; without a plan, return all packages that may run plans."""
+        """Return the packages that run a submitted plan; if no plan is given, return all packages that may run
+        plans.
+        """
         if asked:
             return self.plan_of(asked).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))

@@ -1,7 +1,7 @@
 """Check whether a site can join a job: the check covers policies, data, quotas and privacy, and rehearses with a few
 batches.
 
-Importing this module loads PyTorch and medsilo's training code.
+When a program imports this module, PyTorch and medsilo's training code are imported, too.
 """
 
 from collections.abc import Callable, Iterator

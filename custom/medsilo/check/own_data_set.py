@@ -47,7 +47,7 @@ def data_set_findings(
             yield Finding(WHERE, "stops" if is_read else "note", told, MAKE)
         return
     own = DataSet.read(source.data_set)
-    if not of_kit and not (source.data_set / ACCEPTED).exists():  # without a kit, a data set needs no acceptance
+    if not of_kit and not (source.data_set / ACCEPTED).exists():  # if there is no kit, a data set needs no acceptance
         yield Finding(WHERE, "note", f"nobody has accepted data set {own.name}, which a kit needs", ACCEPT)
         return
     given = check_accepted(source.data_set, _key(kit))

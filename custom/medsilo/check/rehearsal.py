@@ -27,7 +27,7 @@ from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
 
-TIGHT = 0.8  # the check warns if training needs more than this fraction of the free memory
+TIGHT = 0.8  # if training needs more than this fraction of the free memory, the check warns
 
 
 @dataclass(frozen=True)

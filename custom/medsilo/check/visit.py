@@ -33,7 +33,7 @@ from medsilo.site.policy import ways_around
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # a check without a job needs no training code
+if TYPE_CHECKING:  # a check that is not about a job needs no training code
     from medsilo.learning.compute import Compute
     from medsilo.plan import Plan
 

@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 }
 PLUGGED_IN = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 HELP = {"help_option_names": ["--help", "-h"]}
-# medsilo commands that correspond to command names of other programs.
+# Command names of other programs, each with the corresponding command of medsilo.
 OTHERWISE = {
     "abort": "medsilo cancel ID --kit KIT",
     "evaluate": "medsilo release test RELEASE, or the test scores in a run's report",
@@ -164,7 +164,8 @@ def _medsilo(
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     """Return the commands of the engine and its plug-ins, by the role of their users.
 
-    Commands of other packages are imported and returned only if the user wants to run a command of the same name.
+    Commands of packages besides medsilo are imported and returned only if the user wants to run a command of the same
+    name.
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
@@ -302,7 +303,7 @@ def _rows_of(ctx: Any, option: str) -> str:
 
 
 def _option_like(ctx: Any, option: str) -> str:
-    """Suggest the option with the most similar name, without regard to dashes."""
+    """Suggest the option whose name is most similar to the user's option, without regard to dashes."""
     names = {name.strip("-"): name for one in _params(ctx, "option") for name in one.opts}
     named = NVFLARE_OPTIONS.get(option, option).strip("-")
     near = get_close_matches(named.lower(), [name for name in names if len(name) > 1] + ["help"], 1)

@@ -66,7 +66,7 @@ class Passage:
 
     @property
     def place(self) -> str:
-        """Return the name with which `medsilo docs` prints this passage."""
+        """Return the name with which `medsilo docs` prints this passage of the documentation."""
         return f"{self.page}#{self.anchor}" if self.anchor else self.page
 
     @cached_property

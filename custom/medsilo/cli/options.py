@@ -126,7 +126,7 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'med
 
 
 def check_changes(changes: list[str], job: Path | str | None = None, plan: Path | None = None, **sections: Any) -> None:
-    """Raise an error if --set names a key that the plan does not have, without loading PyTorch."""
+    """If --set names a key that the plan does not have, raise an error; the function does not load PyTorch."""
     if changes:
         from medsilo.cli.plan_keys import as_written, check_keys
 

@@ -16,7 +16,7 @@ SETTINGS = "medsilo.site.settings:SiteSettings"
 
 
 def keys_of_plans() -> dict[str, list[str]]:
-    """Return the keys that every plan may have; for a section, also the keys within that section."""
+    """Return the keys that every plan may have; if a section is given, also return the keys within the section."""
     plan = keys_in_source(PLAN_CLASS)
     return {key: [*(within.keys if (within := plan.below([key])) else ())] for key in plan.keys} if plan else {}
 

@@ -198,7 +198,7 @@ def _decide(
 
 
 def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
-    """Yield the differences from the last approved plan of the same study, if there is such a plan."""
+    """If there is an approved plan of the same study, yield the differences from the last approved plan."""
     from medsilo.check.approving import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 

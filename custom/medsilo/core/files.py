@@ -133,7 +133,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file, and wait until the line is on the disk.
 
-    If the file's last line lacks its line break, the line break is added first.
+    If the file's last line does not end with a line break, a line break is added before the new line.
     """
     with _writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)

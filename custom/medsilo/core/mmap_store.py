@@ -1,5 +1,5 @@
-"""Store tensors in a temporary file without a name. The operating system frees the file after the last use of the file
-or a crash of the process.
+"""Store tensors in a temporary file that has no name. The operating system frees the file after the last use of the
+file or a crash of the process.
 """
 
 import mmap
@@ -32,7 +32,7 @@ TYPES = {
 
 
 class _File:
-    """A temporary file without a name.
+    """A temporary file that has no name.
 
     A new object reuses a deleted object's file, because allocating a file would take a tenth of a training round with
     29 million parameters.

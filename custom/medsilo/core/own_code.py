@@ -83,7 +83,9 @@ def _sources(own: list[Any], package: str) -> Iterator[str]:
 
 
 def _named(node: ast.AST) -> str:
-    """Return the name, the attribute or the string constant in a node of a syntax tree; "" for other nodes."""
+    """Return the name, the attribute or the string constant in a node of a syntax tree; "" for any node of another
+    kind.
+    """
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):

@@ -1,7 +1,8 @@
-"""Return versions and hashes of installed packages. Sites compare the hashes to verify that they run the same code.
+"""Return versions and hashes of installed packages. Sites compare the hashes of packages to verify that all sites run
+identical code.
 
 A package is one of medsilo's import packages (`medsilo`, `medsilo_dicom`) or another installed distribution
-(`acme-gait`). Each package has its own hash, so a change to one package does not change another package's hash.
+(`acme-gait`). Each package has a separate hash, so a change to one package does not change the hash of another package.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from medsilo.core.version import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
-ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if they are installed
+ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs whenever the packages are installed
 LAB = "medsilo-lab"  # the name of the distribution that servers, leads and researchers install
 OURS = (ENGINE, LAB)  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
@@ -157,8 +158,8 @@ def facts_of(name: str) -> dict[str, str]:
 def files_of(name: str) -> dict[str, Path]:
     """Return the files of a package by their relative paths.
 
-    For one of medsilo's packages, these are the files with a suffix in `SUFFIXES`; for another distribution, all files.
-    An editable installation has no list of its files, so the function searches the installation's folders.
+    For one of medsilo's packages, the function returns the files with a suffix in `SUFFIXES`; for another distribution,
+    all files. An editable installation has no list of its files, so the function searches the installation's folders.
     """
     if is_ours(name):
         return {path: place for path, place in _in_module(name) if place.name.endswith(SUFFIXES)}
@@ -196,7 +197,7 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
     if not is_loaded:  # Python ignores bytecode that is older than its source file, and compiles the source file again
         return True
     try:
-        # get_code reads the bytecode without executing it
+        # get_code reads the bytecode of a module without executing the bytecode
         there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)
     except (ImportError, EOFError, ValueError, TypeError):  # the bytecode is damaged
         return False

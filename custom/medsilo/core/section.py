@@ -46,7 +46,7 @@ class Section(BaseModel):
     def received(cls, values: Any) -> Self:
         """Return a section that is validated from values that another party sent. Raises Refused for invalid values.
 
-        A value of a similar type, such as "3" for an integer, is invalid.
+        A value of a similar type as the declared type, such as "3" for an integer, is invalid.
         """
         # A class with a special value of `strict` allows values of similar types for some fields.
         strict = None if "strict" in cls.model_config else True
@@ -95,7 +95,8 @@ class Feature(Section):
         return ()
 
     def leaves(self, plan: Any) -> Iterable[str]:
-        """Yield the lines of the disclosure report that describe what sites send because of this feature.
+        """Yield the lines of the disclosure report that describe the numbers or tensors that sites send because of this
+        feature.
 
         A feature that only changes tensors before a site sends them describes this change.
         """

@@ -31,7 +31,7 @@ def precision_of(module: nn.Module) -> torch.dtype:
 
 
 def packed(tensor: Tensor, precision: str) -> Tensor:
-    """Return a tensor in the type in which it is sent.
+    """Return a tensor in the number type in which a site or the server sends the tensor.
 
     A float32 tensor is converted to bfloat16 if the plan's transport.precision is bfloat16. A tensor of any type except
     float32 keeps its type.

@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):
     """Loads YAML text without dates, aliases and explicit types.
 
     Dates are read as strings. Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with aliases can expand to
-    an unlimited length. Explicit types (`!!int`) and duplicate keys are rejected, too.
+    an unlimited length. Explicit types (`!!int`) and duplicate keys raise an error.
     """
 
     yaml_implicit_resolvers = {

@@ -91,8 +91,8 @@ class SuperModel(nn.Module):
     selector f_s.
 
     Rules:
-    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if its probability
-      is strictly above `threshold`; otherwise the global model answers.
+    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if the site's
+      probability is strictly above `threshold`; otherwise, the global model answers.
     - "argmax" (FedSM-extra): output 0 of the selector is for the global model, and each further output is for a site.
       The model of the most likely output of the selector answers.
     - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models answer, and the
@@ -148,7 +148,9 @@ class SuperModel(nn.Module):
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
     def expert(self, name: str) -> nn.Module:
-        """Return the global model for "global", or the personal model of a site that shares it."""
+        """Return the global model for the name "global", or, for the name of a site that shares its personal model,
+        this model.
+        """
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
     def probabilities(self, x: Tensor) -> Tensor:

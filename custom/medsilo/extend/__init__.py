@@ -4,7 +4,7 @@ docs/research/extend.md shows examples.
 A plug-in that reads a data set for `medsilo init`, that predicts, or that exports also imports names from
 medsilo_lab.extend.
 
-Each name is loaded when it is first used, so that importing this module is fast.
+To keep importing this module fast, each name is loaded only when a program first uses the name.
 """
 
 from importlib import import_module
@@ -79,7 +79,7 @@ __all__ = ["__version__", "files", *PLACES]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first used."""
+        """Import a name when a program first uses the name."""
         if name not in PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(PLACES[name]), name)

@@ -3,7 +3,7 @@ the answer.
 
 A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. After
 training, the site charges the attempt to the ledger, and then sends the answer. A site ignores a saved state or answer
-without an entry in the ledger, because later answers would depend on uncharged training. If a site's process dies, the
+that has no entry in the ledger, because later answers would depend on uncharged training. If a site's process dies, the
 ledger contains every answer that was sent, and at most one answer that was not sent. If the server repeats a request,
 the site sends the saved answer unchanged, and does not charge the answer a second time.
 """
@@ -67,7 +67,9 @@ class PrivacyAccount:
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
-        """Return the saved answer to this request if the ledger contains the answer's attempt; otherwise None."""
+        """If the ledger contains the attempt of a saved answer to this request, return the saved answer; otherwise,
+        return None.
+        """
         path = self._path(request)
         if not path.exists():
             return None
@@ -85,7 +87,7 @@ class PrivacyAccount:
         """Save the answer, replace the saved answer to an earlier request of the same task, and charge the answer to
         the ledger.
 
-        After this method has returned, the answer may leave the site. Raises Refused if the privacy budget is spent.
+        The answer may leave the site after this method has returned. Raises Refused if the privacy budget is spent.
         """
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})

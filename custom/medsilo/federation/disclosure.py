@@ -311,9 +311,10 @@ class Disclosure:
     def tells(self, part: DataPart) -> bool:
         """True if the site may send a score over this part of the data (training, validation or test).
 
-        A score is suppressed if it covers too few patients, or if a single patient influences it too much. A score is
-        also suppressed if subtracting another disclosed score would disclose a score of too few patients. If the study
-        promises differential privacy, a score is sent only with noise, or if the hospital declared this score public.
+        A score is suppressed if it covers too few patients, or if a single patient influences the score too much. A
+        score is also suppressed if subtracting another disclosed score would disclose a score of too few patients. If
+        the study promises differential privacy, a score is sent only if noise was added or if the hospital declared the
+        score public.
         """
         if self._how(part) == "silent" or not self.cases[part]:
             return False
@@ -428,13 +429,13 @@ class Disclosure:
         """Return the number of cases of each class for each part of the data; None if no class of that part has enough
         patients.
 
-        A class with too few patients is reported as absent. All classes with enough patients are reported; otherwise,
-        the absence of these counts could depend on a single patient and disclose this patient.
+        If a class has too few patients, the report says that the class is absent. All classes with enough patients are
+        reported; otherwise, the absence of these counts could depend on a single patient and disclose this patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
-            # the noise of `counts` in the plan covers only numbers of cases, so counts of classes would need a further
-            # privacy charge
+            # the noise of `counts` in the plan covers only numbers of cases, so disclosing counts of classes would need
+            # an additional privacy charge
             return dict.fromkeys(PARTS)
         told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
         for part in PARTS:

@@ -48,7 +48,7 @@ class Store:
     def __post_init__(self) -> None:
         with suppress(
             MedsiloError, FileNotFoundError, KeyError, ValueError
-        ):  # a missing or incomplete file of embeddings is written again
+        ):  # if the file of embeddings is missing or incomplete, it is written again
             found, _ = load_tensors(self.path)
             digests, embeddings = found["digests"].numpy(), found["embeddings"].clone()
             self.known = {digest.tobytes(): own for digest, own in zip(digests, embeddings, strict=True)}

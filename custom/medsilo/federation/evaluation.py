@@ -98,7 +98,7 @@ class Evaluation:
             return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Return the order of the cases in the evaluation of this model; None means the order of the data set.
+        """Return the order of the cases in the evaluation of this model; None means that the data set's order is used.
 
         If a batch norm uses the statistics of the batch, the order of the cases is shuffled with a fixed seed.
         """

@@ -43,7 +43,7 @@ class SuppliedSite:
 
 
 def take_files(place: "SiteContext", parcel: StudyMessage) -> StudyMessage:
-    """Save the files that came with a request, and return the request without the files.
+    """Save the files that a request contains, and return the request without these files.
 
     Raises Lacks if a file that the plan names is still missing.
     """

@@ -305,7 +305,7 @@ def participant_of(
     envelope: UpdateCodec | None = None,
     trainer: Callable[..., Trainer] = Trainer,
 ) -> Participant:
-    """Build a hospital's participant from its components.
+    """Build a hospital's participant from the components of the participant.
 
     Args:
         data: data to use instead of the data that the hospital's settings name

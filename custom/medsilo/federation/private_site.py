@@ -94,7 +94,7 @@ def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarde
     offer = plan.privacy
     assert offer
     if guarded and told in ("validation", "test") and plan.private.exact_networks:
-        # The score of a model that was trained without noise would disclose training cases.
+        # If a model was trained without noise, its score would disclose training cases.
         return "silent"
     if demands and told in demands.public:
         return "exact"
@@ -115,7 +115,7 @@ class PrivateNumbers:
     guarded: bool
     folder: Path
     units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part of the data
-    # Numbers of privacy units are rounded to multiples of this step before noise is added.
+    # Before noise is added, the numbers of privacy units are rounded to multiples of this step.
     step: int = 1
 
     @classmethod

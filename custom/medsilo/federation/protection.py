@@ -164,7 +164,9 @@ def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
-    """Return a refusal if the plan's number of folds differs from the hospital's number of folds; None otherwise."""
+    """If the plan's number of folds differs from the hospital's number of folds, return a refusal; otherwise, return
+    None.
+    """
     fold, own = plan.task.fold, settings.data.folds if settings.data else None
     if fold is None or fold.of == own:
         return None

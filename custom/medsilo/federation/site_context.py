@@ -25,7 +25,7 @@ from medsilo.site.settings import SiteSettings
 
 @dataclass(frozen=True)
 class SiteContext:
-    """A site's plan, settings, folder and other facts of one study.
+    """A site's plan, settings and folder in one study, and more facts that the site knows about the study.
 
     >>> from pathlib import Path
     >>> SiteContext(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study
@@ -129,8 +129,8 @@ class Site(Protocol):
 
 
 class UpdateCodec:
-    """Sends and receives tensors without encoding. Secure aggregation overrides the methods of this class to mask the
-    tensors.
+    """Sends and receives tensors as they are, without encoding. Secure aggregation overrides the methods of this class
+    to mask the tensors.
     """
 
     # whether the server omits groups of tensors that a site can compute itself

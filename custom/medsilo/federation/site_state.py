@@ -1,4 +1,4 @@
-"""Keep a site's networks and optimizers, and save the tensors that the server does not send again."""
+"""Keep a site's networks and optimizers, and save the tensors that the server sends only once."""
 
 import csv
 import gc
@@ -120,7 +120,7 @@ class SiteState:
 
     @torch.no_grad()
     def take_over(self, groups: Groups, phase: Phase, makes_at_home: bool = False) -> None:
-        """Load the received tensors into the networks in place, so that optimizers keep their parameters.
+        """Load the received tensors into the networks in place, because optimizers refer to the networks' parameters.
 
         Args:
             makes_at_home: whether the site computes some groups itself, because the server did not send them
@@ -190,7 +190,7 @@ class SiteState:
         return self.folder / paths.STATE_FILES.replace("*", str(number))
 
     def save(self) -> None:
-        """Save the tensors and optimizers that the server does not send again."""
+        """Save the optimizers, and the tensors that the server sends only once."""
         phase = self.plan.course.phase_of(self.done + 1)
         # The server does not send a tensor group that each site itself moves towards the aggregate.
         forms = self.plan.sealed_forms(phase)

@@ -109,8 +109,8 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     """True if sums and differences of the disclosed totals reveal a total over fewer than `least` patients.
 
     All patients who belong to exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and
-    the groups' totals reveal every linear combination of the rows. A linear combination concerns few patients if the
-    combination is zero outside a set of atoms with fewer than `least` patients.
+    the groups' totals reveal every linear combination of the rows. A linear combination concerns few patients if it is
+    zero for all atoms outside a set of atoms with fewer than `least` patients in total.
     """
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}

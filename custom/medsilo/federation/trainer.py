@@ -50,8 +50,8 @@ class Trainer:
 
     @cached_property
     def drawn_from(self) -> int:
-        """The seed of random choices in training: the hospital's secret seed for private training on real patients, and
-        otherwise the plan's seed.
+        """The seed of random choices in training: for private training on real patients, the hospital's secret seed;
+        otherwise, the plan's seed.
         """
         plan = self.place.plan
         return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed

@@ -1,6 +1,6 @@
 """Run the training script of a job in an isolated process, the hospital's airlock.
 
-A received job is converted before it runs. The job's code moves to a folder outside Python's path, so that NVFlare's
+Before a received job runs, it is converted. The job's code moves to a folder outside Python's path, so that NVFlare's
 process for the job does not load the code. The conversion replaces the whole configuration of the job, except for the
 script's name and arguments.
 """
@@ -177,7 +177,7 @@ def start_of(config: Path) -> ScriptStart:
     valid command.
     """
     try:
-        if (config / DESCRIBED).is_file():  # a recipe with the option `room` wrote this file
+        if (config / DESCRIBED).is_file():  # a recipe of medsilo with the option `room` wrote this file
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
         told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
         executors: Sequence[Any] = told["executors"]

@@ -66,7 +66,7 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
             file.write(json.dumps(line).encode() + b"\n")
 
 
-# seconds without an error after which the same error is logged again
+# if an error has not occurred for this number of seconds, the next occurrence of the error is logged again
 QUIET = 600.0
 # limit on the kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
 MOST_KINDS = 20
@@ -97,7 +97,7 @@ class SiteEvents(StudyEvents):
             self.tell("ended", text)
 
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
-        """Log a failed answer, unless a failure of the same kind occurred less than QUIET seconds ago.
+        """Log a failed answer, unless an answer failed for the same kind of reason less than QUIET seconds ago.
 
         Args:
             wrong: The reason of the failure, or "" after a successful answer.

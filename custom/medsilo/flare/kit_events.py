@@ -48,14 +48,14 @@ LOOK = 2.0  # seconds between two checks of the parties' connections
 GRACE = 10.0
 # seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# For this many seconds after a party's return, another process of the party may register without an event
+# For this number of seconds after a party has returned, a second process of the party may register without an event
 SETTLED = 60.0
 # NVFlare's message in the error log of a job's process if a class is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
 MOST_READ = 1 << 20  # maximum bytes of the error log that are read
 # A file that NVFlare writes into a startup kit's folder some seconds before NVFlare kills the kit's process.
 STOP = "shutdown.fl"
-# Rejected registrations are counted under this name, because a rejected party may give any name.
+# Rejected registrations are counted under this name, because a rejected party may claim any name.
 REGISTERING = "those who register"
 # after a new process of a kit has started, seconds in which the old process may still send messages
 TWICE = 30.0

@@ -1,7 +1,7 @@
 """Convert messages to and from models of NVFlare's Client API, which a user's training script receives and sends.
 
 A model is a DXO of kind WEIGHTS, whose tensors have names of the form "group/tensor". The module wire.py converts the
-messages of studies without a training script.
+messages of all studies that have no training script.
 """
 
 from typing import Any

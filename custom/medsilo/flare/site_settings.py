@@ -45,7 +45,7 @@ def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) ->
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
     """True if a job needs no settings, because the job's data are synthetic or a training script reads the data.
 
-    A job that needs no settings also runs with a startup kit that `nvflare poc` made, which has no settings.
+    A job that needs no settings also runs with a startup kit that was made by `nvflare poc` and that has no settings.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

@@ -38,7 +38,7 @@ NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare
 
 
 class _ArrivalFile(Spill):
-    """A temporary file without a name, which stores received tensors."""
+    """A temporary file that has no name, and that stores received tensors."""
 
     def append(self, tensor: Tensor) -> int:
         try:

@@ -89,7 +89,7 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # another study may use the GPU before this study trains again
+                torch.cuda.empty_cache()  # another study may use the GPU before the present study trains again
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
         """Start an asynchronous copy of a batch to the device.

@@ -68,7 +68,7 @@ class DrawnCases(Dataset):
 class ChangedBatches(Dataset):
     """A data set of augmented batches, in which the index of a batch is the list of the cases' indices.
 
-    A batch may include the seeds of its cases, so that the caller can augment the batch on the device.
+    A batch may contain the seeds of the batch's cases, so that the caller can augment the batch on the device.
     """
 
     def __init__(self, drawn: DrawnCases, later: bool) -> None:

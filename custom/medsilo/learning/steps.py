@@ -1,4 +1,5 @@
-"""Define helpers for methods that correct gradients, sum gradients, or call a network with other weights.
+"""Define helpers for methods that correct gradients, sum gradients, or call a network with weights that are not its
+own.
 
 One of these helpers makes Adam's moments available as tensors that sites and the server can exchange.
 """
@@ -53,7 +54,7 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s of gradients, which also computes the mean of all gradients g without the shift s.
+    """The correction g ← g + s of gradients, which also computes the mean of all gradients g before s is added.
 
     Args:
         shifts: The tensors s.

@@ -20,8 +20,8 @@ from medsilo.schedule.weighting import Weighting
 class HarmoFL(Averaging):
     """HarmoFL gives all images a common amplitude spectrum, and perturbs the weights to find flat minima.
 
-    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Equation 1). Without amplitude spectrum and perturbation, HarmoFL
-    equals FedAvg.
+    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Equation 1). HarmoFL without an amplitude spectrum and without
+    perturbation is FedAvg.
     """
 
     title = "HarmoFL"

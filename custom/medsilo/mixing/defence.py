@@ -21,7 +21,7 @@ class Shield:
 
     rule: RobustRule | None = None
     max_weight: float | None = None
-    # names of tensors without gradients, which are combined separately from trained weights
+    # names of tensors without gradients; these tensors and the trained weights are combined separately
     apart: Collection[str] = ()
 
     def combined(

@@ -1,6 +1,6 @@
 """Declare an aggregation as data, which secure aggregation needs because the server cannot read single answers.
 
-Each aggregator declares the form of its aggregation, so secure aggregation needs no code for single methods.
+Each aggregator declares its kind of aggregation, so that secure aggregation needs no code for single methods.
 """
 
 from collections.abc import Callable, Mapping

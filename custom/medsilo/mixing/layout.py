@@ -110,7 +110,8 @@ class Layout:
         }
 
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
-        """Convert averaged tensors to their original data types, and add the tensors that are not averaged.
+        """Convert averaged tensors to the data types that they had before averaging, and add the tensors that are not
+        averaged.
 
         A tensor that already has its original data type is not copied; all given tensors are removed from the mapping
         that contains them.

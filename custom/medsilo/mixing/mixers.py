@@ -1,6 +1,6 @@
 """Aggregators, which run at the server and combine the sites' tensors of one group: θ_i ← Σ_j M_ij θ_j.
 
-An aggregator exists as long as the study, and each round makes these calls:
+An aggregator exists as long as the study, and the server makes the following calls in each round:
 
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # the tensors from which the site trains
@@ -12,8 +12,8 @@ Sums to which answers are added one by one have at least single precision. Integ
 mean copies them from the first site in sorted order, and a personal model keeps its values.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
-tensors. An aggregator does not change tensors that it received or returned. An aggregator is not safe for calls from
-several threads.
+tensors. An aggregator does not change a tensor after receiving or returning it. An aggregator is not safe for calls
+from several threads.
 """
 
 import math
@@ -51,7 +51,7 @@ class Aggregator(ABC):
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        """Close the last round, and begin a new round, in which each site keeps its tensors from earlier rounds.
+        """Close the last round, and begin a new round; at its beginning, each site has the tensors from earlier rounds.
 
         Args:
             initial: tensors, which are not copied, for every site that has no tensors yet
@@ -100,7 +100,7 @@ class Aggregator(ABC):
         return tensors, {"sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore a saved state before the round's first answer, without copying the tensors."""
+        """Before the round's first answer, restore a saved state; the method does not copy the tensors."""
         self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
@@ -146,8 +146,8 @@ class WeightedMean(Aggregator):
     FedAvg computes.
 
     The aggregator stores the last mean and, while a round is open, the mean of the answers so far. For any number of
-    sites, the stored tensors need as much memory as two answers (in half precision, as four answers). The answers are
-    added in the sorted order of sites, so an answer may wait for the answers of other sites. Until the round closes,
+    sites, the stored tensors need as much memory as two answers (in half precision, as four answers). Answers are added
+    in the sorted order of sites, so an answer may have to wait for the answers of other sites. Until the round closes,
     every site receives the last mean, even if the site has already answered.
 
     Args:
@@ -223,8 +223,8 @@ class WeightedMean(Aggregator):
     @property
     def _origin(self) -> dict[str, Tensor] | None:
         """If the server takes a step from the last model, return the last model; otherwise, return None. A server that
-        takes a step averages the sites' differences from the last model, because small differences lose less precision
-        than whole models.
+        takes a step averages the sites' differences from the last model, because small numbers lose less precision than
+        large numbers.
         """
         return None if self._is_mean else self._given
 

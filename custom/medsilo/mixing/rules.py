@@ -92,8 +92,8 @@ class Median(Coordinatewise):
 
 
 class TrimmedMean(Coordinatewise):
-    """Yin et al. 2018, Definition 2: the mean of each coordinate of the updates without its largest and smallest
-    values.
+    """Yin et al. 2018, Definition 2: the mean of each coordinate of the updates, after leaving out the coordinate's
+    largest and smallest values.
     """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
@@ -153,7 +153,8 @@ def capped(weights: Tensor, cap: float) -> Tensor:
         return torch.full_like(weights, 1 / count)
     order = weights.argsort(descending=True, stable=True)
     largest_first = weights[order]
-    rests = largest_first.flip(0).cumsum(0).flip(0)  # sum of a weight and all smaller weights
+    # for each weight, the sum of this weight and of all smaller weights
+    rests = largest_first.flip(0).cumsum(0).flip(0)
     for full in range(count):  # number of sites whose weight is capped
         scale = (1 - full * cap) / rests[full]
         if scale * largest_first[full] <= cap:

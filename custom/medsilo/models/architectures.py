@@ -101,10 +101,10 @@ class SmallCnn(Network):
 class ActivityCnn(Network):
     """A CNN of two temporal convolutions with norm and pooling, and two linear layers, from [B, C, T] to [B, classes].
 
-    The AdaFed paper uses this CNN with kernel 9 for activities from wearable sensors (PAMAP2). The network in the paper
-    flattens all time steps before the first linear layer, which requires a fixed T. In medsilo, a mean over time
-    replaces flattening, and the convolutions are padded, so that every T is possible. Adaptive pooling to several time
-    steps is not used, because its gradients are not deterministic on a GPU.
+    The AdaFed paper uses this temporal CNN with kernel 9 for activities from wearable sensors (PAMAP2). The network in
+    the paper flattens all time steps before the first linear layer, which requires a fixed T. In medsilo, a mean over
+    time replaces flattening, and the convolutions are padded, so that every T is possible. Adaptive pooling to several
+    time steps is not used, because its gradients are not deterministic on a GPU.
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
@@ -127,7 +127,7 @@ class Vgg11(Network):
     """VGG-11 without norm, with two linear layers of 4096 features and dropout, from [B, channels, H, W] to [B,
     classes]; 129 M weights.
 
-    The FedSM paper uses VGG-11 as selector. The pooling to 7 x 7 does nothing for images of 224 pixels; for other
+    The FedSM paper uses VGG-11 as selector. For images of 224 pixels, the pooling to 7 x 7 does nothing; for other
     sizes, the gradient of this pooling is not deterministic on a GPU.
     """
 

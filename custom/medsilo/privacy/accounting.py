@@ -137,7 +137,9 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Gaussian mechanisms without sampling become one entry, because the squares of their μ = 1 / noise add up."""
+    """Gaussian mechanisms without sampling become one entry, because the squares of μ = 1 / noise of these mechanisms
+    add up.
+    """
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():

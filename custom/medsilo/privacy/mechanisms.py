@@ -22,7 +22,7 @@ class Gaussian(Section):
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
-    count: Count = 1  # number of releases with this noise
+    count: Count = 1  # number of releases that use this noise
 
 
 class SampledGaussian(Section):

@@ -45,7 +45,7 @@ class _Line:
 
     @property
     def before(self) -> str | None:
-        """The hash of the previous line, or None for a line without a hash."""
+        """The hash of the previous line; None if the line contains no hash."""
         columns = self.text.decode("utf-8", "replace").split("\t")
         return columns[COLUMNS] if len(columns) == COLUMNS + 1 else None
 

@@ -36,7 +36,7 @@ Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MOST_HEADS = 8  # limit on the number of ledger heads that the server stores for a hospital
-FILES = "files"  # name of the group of tensors that transfers a file, such as initial weights
+FILES = "files"  # name of the group of tensors that contains the bytes of a file, such as a file of initial weights
 PIECE = 1 << 20  # bytes of a file in each tensor, because NVFlare's sites accept at most 4 MB over HTTP
 
 

@@ -4,14 +4,15 @@ Notes about outliers do not change the aggregation.
 
 A site's update is an outlier in a round in each of the following three cases:
 
-- The update points away: its cosine to the mean of the other sites' updates is below AWAY, while the other sites agree.
+- The update points away: while the other sites agree, the cosine of the update to the mean of the other sites' updates
+  is below AWAY.
 - The update is long: its norm is more than LONG times the median norm of the other sites' updates.
 - The update has a large weight: its fraction of the mean exceeds HEAVY, or MUCH times the median fraction of the other
   sites.
 
-The tests of an update's length and weight need at least two other sites. The other sites agree if the mean cosine over
-pairs of their updates is above AGREE + DOUBT / pairs; few pairs make a mean uncertain. A site is an outlier if its
-updates are outliers in at least FEWEST rounds, and in more than the fraction OFTEN of its rounds.
+The tests of an update's length and weight need answers from at least two other sites. The other sites agree if the mean
+cosine over pairs of their updates is above AGREE + DOUBT / pairs; few pairs make a mean uncertain. A site is an outlier
+if its updates are outliers in at least FEWEST rounds, and in more than the fraction OFTEN of its rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence

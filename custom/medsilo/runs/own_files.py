@@ -10,7 +10,7 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seconds, Share, Text
 class Spent(RecordPart):
     """The privacy cost ε of a study for a hospital's patients."""
 
-    study: Amount | None  # ε of this study, or None without a bound on ε
+    study: Amount | None  # ε of this study; None if ε has no bound
     all_studies: Amount | None
     delta: Share
     allowed: Amount | None  # allowed total ε of all studies

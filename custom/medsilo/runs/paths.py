@@ -45,7 +45,7 @@ EMBEDDINGS = "embeddings-{}.safetensors"
 # Name of a hospital's folder of records. No study's folder can have this name, because a study's name cannot begin with
 # an underscore.
 HOSPITAL = "_hospital"
-# name of a hospital's folder of files that the server sent, such as initial weights
+# name of a hospital's folder for files, such as initial weights, that the server sent
 MODELS = "_models"
 
 # ------------------------------------------------------------------------------------------------ a comparison

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # these imports are slow, and `medsilo --help` does not need 
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
 
 LATE = 1.5  # A site is late after this multiple of the longest time that the site has needed for an answer.
-GRACE = 5.0  # a site is not late before this number of seconds
+GRACE = 5.0  # before this number of seconds has passed, a site is not late
 NAMED = 5  # largest number of sites that a line lists
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")

@@ -96,7 +96,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Make all strings in a value safe to print, because other parties wrote these strings."""
+    """Make all strings in a value safe to print, because other parties wrote the strings."""
     if isinstance(value, dict):
         return {plain(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

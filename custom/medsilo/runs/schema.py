@@ -240,7 +240,7 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return only those results that the method has set."""
+        """Return only those results of the method that the method has set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 

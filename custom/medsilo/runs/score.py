@@ -1,6 +1,6 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code uses this module to format scores. A rounded score is always shown as a range, and the number of cases
+All code that formats scores uses this module. A rounded score is always shown as a range, and the number of cases
 determines how many digits of a score are shown.
 """
 

@@ -57,7 +57,8 @@ class Algorithm(Section):
     exact_networks: ClassVar[tuple[str, ...]] = ()
     # Whether the training in a round depends on the study's number of rounds.
     paced: ClassVar[bool] = False
-    own_step: ClassVar[bool] = False  # whether the method has its own training step, which excludes perturbed steps
+    # whether the method has its own training step; such a method can't use perturbed steps
+    own_step: ClassVar[bool] = False
     # Whether the method's training loop does more than compute a loss and make a step per batch, so that no user's
     # script can replace it.
     own_loop: ClassVar[bool] = False

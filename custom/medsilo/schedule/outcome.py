@@ -105,7 +105,7 @@ class Outcome:
         return model
 
     def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:
-        """Return facts that a site sends to the server in addition to its test scores."""
+        """Return facts that a site sends to the server together with the test scores."""
         return None
 
 

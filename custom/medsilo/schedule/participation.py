@@ -149,6 +149,6 @@ class Participation(Feature):
 
 
 def names_for(number: int) -> list[str]:
-    """Return names of hospitals, such as "hospital-a"."""
+    """Return names for hospitals, such as "hospital-a"."""
     marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
     return [f"hospital-{mark}" for mark in marks[:number]]

@@ -123,8 +123,8 @@ def _content(path: Path) -> bytes | None:
 
 
 def check_there(local: Path) -> None:
-    """Raise MedsiloError if a hospital's kit lacks medsilo.yaml, because without this file nothing would protect the
-    hospital's patients.
+    """Raise MedsiloError if a hospital's kit lacks medsilo.yaml, because nothing would protect the hospital's patients
+    without medsilo.yaml.
     """
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")

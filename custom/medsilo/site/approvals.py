@@ -137,7 +137,7 @@ class Decision(Section):
 
 
 def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None) -> str:
-    """Return an objection if the job's code differs from the approved code, and an empty string otherwise."""
+    """If the job's code differs from the approved code, return an objection; otherwise, return an empty string."""
     if approved is None or now is None:
         told = "without code, and this job brings code" if now else "with code, and this job brings none"
         return "" if approved is now else f"approved {plan} {told}"

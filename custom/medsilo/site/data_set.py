@@ -415,7 +415,7 @@ class Acceptance(Section):
 
 
 def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
-    """Write a person's acceptance of a data set, and sign it if a kit's key is given."""
+    """Write a person's acceptance of a data set; if a kit's key is given, sign the acceptance."""
     given = Acceptance(identity=DataSet.read(folder).identity, by=by, at=int(time.time()))
     make_folder(folder / PRIVATE)
     write_text(folder / PRIVATE / AS_ACCEPTED, (folder / DataSet.FILE).read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Read the code in a job without running it, hash it, and store it for people to review.
+"""Read the code in a job without running the code, hash the code, and store it for people to review.
 
 A job's code is the job's app as NVFlare unpacks it: scripts, and the configuration of classes, commands and arguments.
 The plan and the files that the plan names by hash do not belong to the code, because the plan's hash covers plan and
@@ -108,7 +108,7 @@ class JobCode:
 
     @cached_property
     def imports(self) -> set[str]:
-        """Names of top-level modules that the code imports and does not contain, without dynamic imports."""
+        """Names of top-level modules that the code imports and does not contain; dynamic imports are not included."""
         inside = [PurePosixPath(name).parts[1] for name in self.files if name.startswith(f"{CUSTOM}/")]
         own = {name.partition(".")[0] for name in inside}
         found: set[str] = set()

@@ -6,10 +6,10 @@ its entry is on disk; if the process dies in between, the ledger charges too muc
 
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
 the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's
-folder, and does not protect against anybody who may write there. The ledger detects changed, removed, added or
-swapped lines, a truncated file, and entries written without the key. The ledger does not detect changes that the owner
-of the key makes. If ledger and head are reset to an earlier state, the copies of the head in the kit and at servers
-reveal the reset.
+folder, and does not protect against anybody who may write there. The ledger detects changed, removed, added or swapped
+lines, a truncated file, and entries that were written without the key. The ledger does not detect changes that the
+owner of the key makes. If ledger and head are reset to an earlier state, the copies of the head in the kit and at
+servers reveal the reset.
 """
 
 import hashlib
@@ -159,7 +159,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Admit a study and reserve its planned charges while the study runs, or raise Refused if the privacy budget is
+        """Admit a study, and reserve its planned charges while the study runs; raise Refused if the privacy budget is
         too small.
         """
         with self._opened() as standing:
@@ -356,8 +356,8 @@ class Ledger:
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
         """Raise Refused if the ledger is not a continuation of the ledger whose head was sent to a server earlier.
 
-        The method ignores heads of other ledgers, heads that an unknown key signed, and heads before the engineer's
-        last acceptance of the ledger.
+        The method ignores heads of other ledgers, heads with an unknown signer, and heads before the engineer's last
+        acceptance of the ledger.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -391,7 +391,7 @@ class Ledger:
 
     @property
     def _trusted(self) -> str:
-        """The public key that must have signed the last line, or an empty string if this key is unknown."""
+        """The public key that must have signed the last line; an empty string if the key is unknown."""
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 

@@ -2,7 +2,7 @@
 
 Each site has a folder that only the site's user account can read. Lines are only appended to the files, under a lock
 that all processes of the hospital share. An answer leaves the hospital only after the answer was counted on disk. If a
-process dies before the answer leaves, the count is too high by one, but never too low.
+process dies before the counted answer leaves, the count is too high by one, but the count is never too low.
 """
 
 import hashlib
@@ -201,7 +201,7 @@ class QueryBudget:
         """Admit a study if the query budget suffices for the study's planned answers with scores; otherwise, raise
         Refused.
 
-        A running study counts with all its planned answers, including answers that have not left yet.
+        For a running study, all planned answers count, including answers that have not left yet.
         """
         with self._locked.alone():
             counts = self.counts()

@@ -95,8 +95,8 @@ class SiteSettings(PartySettings):
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
     border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
-    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default,
-    # personal models are exchanged only if the data are synthetic.
+    # Whether this hospital exchanges personal models with all hospitals that agree to the exchange (FedSM's super
+    # model). By default, personal models are exchanged only if the data are synthetic.
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
@@ -219,7 +219,7 @@ class SiteSettings(PartySettings):
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
-        """Return True if this hospital exchanges personal models with other hospitals that agree."""
+        """Return True if this hospital exchanges personal models with all hospitals that agree to the exchange."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":

@@ -1,7 +1,7 @@
 """Write and verify signed JSON values; each value contains the signer's public key.
 
 Signatures are deterministic: equal content and keys give equal signatures. A signature proves its origin only to a
-verifier who already knows the key's fingerprint.
+verifier who already knows the fingerprint of the signer's key.
 """
 
 import hashlib

@@ -76,8 +76,8 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
 
 
 def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
-    """Raise MedsiloError unless a kit's root issued the earlier certificate to the same name as the present
-    certificate.
+    """Raise MedsiloError unless a kit's root issued the earlier certificate and the present certificate for the same
+    name.
     """
     try:
         own, before, above = (x509.load_pem_x509_certificates(text)[0] for text in (certificate, earlier, root))

@@ -40,7 +40,7 @@ class Memory:
         self.left = source.cache_memory << 20  # number of bytes that the cache may still use
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Reserve memory for tensors, or return False if too little memory is left."""
+        """Reserve memory for tensors; return False if too little memory is left for the tensors."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0

@@ -1,4 +1,4 @@
-"""List the cases in a hospital's folder without opening images, by patterns of file names or by a table."""
+"""List the cases in a hospital's folder by patterns of file names or by a table; the module does not open images."""
 
 import re
 from collections import Counter, defaultdict
@@ -124,8 +124,8 @@ class CaseIndex:
     @staticmethod
     @uncollected()
     def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
-        """Return the regular files in a folder and all subfolders by relative path, and the problems of other entries
-        and of unreadable folders.
+        """Return the regular files in a folder and all subfolders by relative path; also return the problems of other
+        entries and of unreadable folders.
 
         Hidden files are ignored. On request, symbolic links to missing files are returned, too, so that the caller can
         report these links.
@@ -416,7 +416,9 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
+    """If a table assigns any case to training, validation or test, record the cases that the table does not validly
+    assign.
+    """
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]

@@ -32,7 +32,7 @@ DATE = re.compile(r"(\d{1,4})([-./])(\d{1,2})\2(\d{1,4})(?:[T ].*)?")
 
 
 def days(texts: Sequence[str]) -> list[float]:
-    """Convert the dates in a column to day numbers, and all other cells to NaN.
+    """Convert the dates in a column to day numbers, and each cell without a date to NaN.
 
     Raises DataError if the column does not show whether the day or the month is first.
 

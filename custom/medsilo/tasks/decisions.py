@@ -45,7 +45,9 @@ class ClassCounts:
             raise Refused(f"the site's threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Return one site's disclosed counts, and the counts that the server derives from them."""
+        """Return the counts that one site disclosed, and the counts that the server derives from the disclosed
+        counts.
+        """
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()

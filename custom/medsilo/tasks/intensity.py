@@ -74,8 +74,8 @@ class Window(_ByMonai):
 
 
 class Bytes(_ByMonai):
-    """Scaling for photographs: map the range of 8-bit or 16-bit values to 0 to 1, and reject images with other types of
-    values.
+    """Scaling for photographs: map the range of 8-bit or 16-bit values to the range from 0 to 1, and reject images with
+    values of other types.
     """
 
     kind: Literal["bytes"] = "bytes"

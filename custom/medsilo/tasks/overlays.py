@@ -18,7 +18,8 @@ DASH = 5
 
 
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
-    """Convert an image [C, (D,) H, W] to uint8 pixels: three channels to RGB, and otherwise the first channel to grey.
+    """Convert an image [C, (D,) H, W] to uint8 pixels: three channels become RGB; otherwise, the first channel becomes
+    grey.
 
     If the image is a volume, only the middle slice is converted. Two given values become the darkest grey, 0, and the
     brightest grey, 255.

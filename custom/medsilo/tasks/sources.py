@@ -81,8 +81,8 @@ class DataSource(Section):
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If a site declares these columns, a plan cannot predict any other column, and
-    # rows without a value in these columns are left out.
+    # Columns that a plan may predict. If a site declares such columns, a plan can predict only these columns, and rows
+    # without a value in these columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
     required: Names = ()  # if a row has no value in one of these columns, the row is left out
@@ -152,7 +152,7 @@ class DataSource(Section):
             known: Further columns of the plan, which are not read.
         """
         names: Mapping[str, Any] = getattr(self, key)
-        # A data set may describe more columns than one plan reads, because a data set is made for several plans.
+        # A data set may describe more columns than one plan reads, because one data set serves several plans.
         if self.data_set is None and (
             unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]
         ):
@@ -231,7 +231,7 @@ class DataSource(Section):
         return self.split is not None and not self.each_alone
 
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
-        """Return the labels that too few patients have, and that the site did not declare.
+        """Return the labels that too few patients have and that the site did not declare.
 
         Cases with a rare label are left out, because a comparison of plans with and without this label would disclose
         the label's patients.

@@ -186,8 +186,8 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
     """Return the indices of the samples that a table's column assigns to each site. Raises DataError if a site has no
     sample.
 
-    Samples without a site are left out. The cell 3.0 matches the site 3. If no site matches a cell, the cell is
-    compared a second time after replacing characters that names of sites can't have.
+    If the table names no site for a sample, the sample is left out. The cell 3.0 matches the site 3. If no site matches
+    a cell, the cell is compared a second time after replacing characters that names of sites can't have.
     """
     places = {level(site): number for number, site in enumerate(sites)}
     owners = {  # each distinct name is compared only once

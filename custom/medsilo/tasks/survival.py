@@ -111,7 +111,7 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # A case is the second case of one pair for each earlier event. A censored case also forms a pair with each
+        # For each earlier event, a case is the second case of one pair. A censored case also forms a pair with each
         # event at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)

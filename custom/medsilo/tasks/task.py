@@ -212,7 +212,7 @@ class Task(Section):
         """
         return None
 
-    draws: ClassVar[bool] = False  # True if training uses random batches instead of passes over all cases
+    draws: ClassVar[bool] = False  # True if an epoch consists of random batches instead of a pass over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return the cases of the next training batches, in the order of the batches.

@@ -1,5 +1,5 @@
-"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Only sites import this module, not the
-server.
+"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Sites import this module, and the server
+does not.
 """
 
 import math
@@ -39,7 +39,7 @@ def made(
     mask: Callable[[Scan, Path], np.ndarray],
     numbers: dict[int, int],
 ) -> PreparedEntry:
-    """Read one image and its label, and convert them to the network's inputs and targets."""
+    """Read one image and the label of the image, and convert both to the network's inputs and targets."""
     # The mask may have been drawn on the image as the file stores it, or on the rotated image.
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored turned, as their EXIF orientation says; save them upright")

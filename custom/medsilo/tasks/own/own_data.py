@@ -99,8 +99,8 @@ class OwnFolder(OwnData):
     A subclass defines `cases_in`, which reads cases from the files of one image or recording. This base class finds
     files, classes and patients, divides the cases into parts and folds, caches cases, and supports `medsilo check`.
 
-    Subclasses may override the listing of files, their classes, their preparation, notes about them, and the survey's
-    fields (`listing_of`, `classes_of`, `maker`, `note`, `told_of`).
+    Subclasses may override `listing_of`, `classes_of`, `maker`, `note` and `told_of`, which list files, find classes,
+    prepare files, note facts, and fill the survey.
 
     >>> from medsilo.extend import Classification, OwnFolder
     >>> class Traces(OwnFolder):

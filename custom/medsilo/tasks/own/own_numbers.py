@@ -164,7 +164,7 @@ class Standardised(OwnData):
         return self.standardise == "site"
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return the means and standard deviations that an earlier survey contains."""
+        """Return the means and standard deviations that a survey made earlier contains."""
         # The last inputs indicate missing values and have no scales.
         names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)

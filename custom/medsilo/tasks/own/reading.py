@@ -1,6 +1,6 @@
 """Read a hospital's data: prepare and cache cases, divide them into training, validation and test, and make the survey.
 
-Only sites import this module, not the server.
+Sites import this module, and the server does not.
 """
 
 import re
@@ -228,7 +228,7 @@ def examined(
     """
     task.check_source(source)
     assert source is not None
-    task.absent(source)  # this call validates the key data.unannotated before files are read
+    task.absent(source)  # this call raises an error for an invalid key data.unannotated before files are read
     listing = task.listing_of(source, source.folder_of(site, task.deals))
     classes = task.classes_of(listing, source)
     make = partial(_made_of, task.maker(source), classes)

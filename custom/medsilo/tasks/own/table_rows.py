@@ -1,4 +1,4 @@
-"""Read the rows of a hospital's table as cases. Only sites import this module, not the server.
+"""Read the rows of a hospital's table as cases. Sites import this module, and the server does not.
 
 The table and the hospital's settings determine which rows are cases, and a plan cannot exclude rows.
 
@@ -241,7 +241,7 @@ class TableRows:
         return {patients.values[who]: names[rank] for who, (_, rank) in found.items()}
 
     def copies(self) -> int:
-        """Count the rows that equal an earlier row of the same patient in all columns that the plan reads."""
+        """Count the rows that, in all columns that the plan reads, are equal to an earlier row of the same patient."""
         # True for each row of a patient who has several rows
         again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]

@@ -75,7 +75,7 @@ class SyntheticActivity(Task):
     differ in sensors, and alpha is ignored. With the shift "both" (C1), sites differ in activities and, independently,
     in sensors. With the shift "none", sites differ neither in activities nor in sensors.
 
-    Design C of the benchmarks differs from this task: Design C has images, eight classes and three types of devices.
+    Unlike this task, design C of the benchmarks has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
