@@ -106,7 +106,7 @@ class Compute:
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-# name of the attribute of a tensor of labels on a GPU that marks structures without annotations for each case
+# attribute of a label tensor on a GPU that marks structures without annotations for each case
 KNOWN = "known_marks"
 BYTE = 8
 
