@@ -1,7 +1,8 @@
 """medsilo lets hospitals train a medical-imaging model together without sharing data.
 
-The exported names are for Python programs and notebooks, and the page docs/research/python.md shows each name. A name
-is loaded on first use, so that `import medsilo` is fast. The entry points of medsilo-lab add the names of medsilo-lab.
+The exported names are for Python programs and notebooks, and the page docs/research/python.md shows each name. To keep
+`import medsilo` fast, Python loads an exported name only when a program first uses this name. The package medsilo-lab
+adds its exported names by entry points.
 """
 
 from importlib import import_module

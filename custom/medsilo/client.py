@@ -1,4 +1,4 @@
-"""Export the names that a training script imports in place of those of `nvflare.client`, and that the package
+"""Export the names that a training script imports from medsilo instead of from `nvflare.client`, and that the package
 medsilo_script defines.
 """
 

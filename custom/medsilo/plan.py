@@ -1,4 +1,4 @@
-"""Define the plan, the only description of a study. medsilo checks a plan before a study starts, fills in default
+"""Define the plan, the only description of a study. Before a study starts, medsilo checks the plan, fills in default
 values, and hashes the plan.
 """
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:  # an optional package defines SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
 LONGEST_LINE = 300  # limit on the bytes of a line in the lead's description
-MEASURED_LINE = 4000  # default value, with which medsilo measures the speed of the slowest line
+MEASURED_LINE = 4000  # default value; with this value, medsilo measures the speed of the slowest connection
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
 class ModelSelection(Feature):
-    """The round whose model is tested and kept as the final model."""
+    """The round whose model the sites test, and whose model is the final model."""
 
     keep: Literal["best", "last"] = Field(
         "best",
@@ -83,7 +83,9 @@ class TransportSettings(Feature):
 
     @property
     def rate(self) -> float | None:
-        """Return the plan's speed of the slowest line in bytes per second, or None if lines are measured."""
+        """Return the speed of the slowest connection in bytes per second that the plan states, or None if medsilo
+        measures speeds.
+        """
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
 
@@ -108,8 +110,8 @@ class SecureAggregationSettings(Feature):
     clip: float = Field(
         65536.0,
         gt=0,
-        le=1e11,  # with this limit, masking rounds numbers to 1e-5 or finer for any number of hospitals
-        description="the largest absolute value that is masked; the server rejects a hospital with a larger value",
+        le=1e11,  # with this limit on numbers, masking rounds numbers to 1e-5 or finer for any number of hospitals
+        description="the largest absolute value that is masked; the server rejects a hospital with a larger one",
     )
 
     @property
@@ -171,7 +173,7 @@ class Plan(Section):
     study: StudyDescription = StudyDescription()
     algorithm: Annotated[SerializeAsAny[Algorithm], BeforeValidator(METHODS.read)]
     task: Annotated[SerializeAsAny[Task], BeforeValidator(TASKS.read)]
-    # The default is the task's network.
+    # By default, the network is the task's network.
     network: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(None)  # type: ignore[assignment]
     training: Training = Training()
     participation: Participation
@@ -208,7 +210,9 @@ class Plan(Section):
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the plan's state for another process, without the schedule, whose functions can't be pickled."""
+        """Return the plan's state for another process; the state lacks the schedule, whose functions can't be
+        pickled.
+        """
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
 
@@ -216,7 +220,7 @@ class Plan(Section):
     def _fits_together(self) -> Self:
         if self.network is None:
             object.__setattr__(self, "network", _default_network(self.task))
-        _ = self.course  # raises an error if the plan has too few rounds
+        _ = self.course  # a function that raises an error if the plan has too few rounds
         networks = self.layout()
         self.algorithm.check(networks)
         self.algorithm.check_training(self.training)
@@ -229,7 +233,7 @@ class Plan(Section):
 
     @property
     def features(self) -> list[Feature]:
-        """Return the plan's optional features, in the order in which medsilo checks them."""
+        """Return the plan's optional features in the order in which medsilo checks the features."""
         secure = self.secure_aggregation
         own = (self.participation, self.aggregation, self.transport, secure, secure.implementation, self.privacy)
         return [feature for feature in (*own, *self.layers) if feature is not None]
@@ -266,7 +270,7 @@ class Plan(Section):
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """Return the form of aggregation for each masked group of a phase."""
+        """Return, for each masked tensor group of a phase, the kind of aggregation."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -290,7 +294,7 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """Return the networks with names, shapes and types, but without values, and without drawing random numbers."""
+        """Return the networks with names, shapes and types, but without values; the method draws no random numbers."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return self.algorithm.modules(self._blueprint())
 
@@ -304,7 +308,7 @@ class Plan(Section):
         return self.course.rounds
 
     def validates(self, rounds: int) -> bool:
-        """Return True if sites validate the model after this number of completed rounds."""
+        """Return True if sites validate the model after the given number of completed rounds."""
         return rounds % self.model_selection.validate_every == 0 or rounds == self.rounds
 
     @property
@@ -316,7 +320,7 @@ class Plan(Section):
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return the resolved plan as YAML, as medsilo writes it into the folder of every run."""
+        """Return the resolved plan as YAML, in the form in which medsilo writes it into the folder of every run."""
         return _as_yaml(json.dumps(self.resolved()))
 
     @property
@@ -343,8 +347,8 @@ class Plan(Section):
         return {*filter(is_here, ALWAYS), *filter(is_ours, named)}.union(*map(ours_behind, parts))
 
     def among(self, sites: Iterable[str]) -> "Plan":
-        """Return the plan for the hospitals that are connected at the study's beginning, if the plan names no
-        hospitals.
+        """If the plan names no hospitals, return the plan for the hospitals that are connected at the study's
+        beginning.
         """
         if self.participation.sites:
             return self
@@ -355,7 +359,7 @@ class Plan(Section):
 
     @property
     def on_one_machine(self) -> "Plan":
-        """Return the plan with names for simulated hospitals, if the plan names no hospitals."""
+        """If the plan names no hospitals, return the plan with names for simulated hospitals."""
         return self.among(names_for(self.participation.required))
 
     def with_changes(self, changes: Iterable[str]) -> "Plan":
@@ -363,7 +367,7 @@ class Plan(Section):
 
 
 def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a nested mapping, where a dotted key joins the keys of nested mappings."""
+    """Yield the keys and values of a nested mapping; a dotted key joins the keys of nested mappings."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from keys_of(inner, f"{where}.{key}" if where else str(key))
@@ -373,7 +377,9 @@ def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _as_yaml(plan: str) -> str:
-    """Convert JSON to YAML, cached because each of up to a thousand sites in a process writes the same long plan."""
+    """Convert JSON to YAML; the result is cached, because each of up to a thousand sites in a process writes the same
+    long plan.
+    """
     return dump_yaml(json.loads(plan))
 
 
@@ -395,7 +401,7 @@ def load_plan(
 
 
 def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = False) -> Any:
-    """Read a plan.yaml and the files that the plan names, without checking their values.
+    """Read a plan.yaml and the files that the plan names; the function does not check the values.
 
     Args:
         beside: True if the plan may only name files in the plan's folder, because another party wrote the plan
@@ -438,7 +444,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         from medsilo.schedule.plan_changes import change
 
         change(values, changes)
-    if values.get("network") is None:  # a change may also set the network to null, which selects the task's network
+    if values.get("network") is None:  # a change may set the network to null; then the plan uses the task's network
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
     check_packages(names, given, allowed)  # packages are checked before their code is imported
@@ -456,15 +462,13 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    # checked again, because the task may have added a network to the plan
+    # this is checked a second time, because the task may have added a network to the plan
     used = check_packages(_names_in(plan.resolved()), given, allowed)
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Raise PlanError for a text of several lines, because a person could mistake such lines for messages of
-    medsilo.
-    """
+    """Raise PlanError for a text of several lines, because a person could mistake the lines for messages of medsilo."""
     if isinstance(value, str) and STEERING.search(value):
         raise PlanError(f"{where}: a text has a line break or a control character; write it in one line")
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
@@ -500,5 +504,5 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # invalid settings of the task are reported later, by the check of the whole plan
+        return  # if settings of the task are invalid, the check of the whole plan reports this later
     values["network"] = {**own.model_dump(mode="json"), **network}

@@ -1,4 +1,6 @@
-"""The names that a lead's `job.py` imports in place of NVFlare's recipes. The package medsilo_lab defines the names."""
+"""The names that a lead's `job.py` imports in place of NVFlare's recipes. The package medsilo_lab defines the recipes
+that this module exports.
+"""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
-"""List the names of methods, tasks, networks and other objects that plans and commands may use, from medsilo and
-plug-ins.
+"""List the names of methods, tasks, networks and other objects from medsilo and plug-ins that plans and commands may
+use.
 
-This module lists the names of medsilo's engine as "module:Class", and imports them on first use. A plug-in's names come
-from the entry points in its package's metadata, so that a plug-in is imported only when it is used. Some plug-ins are
-distributed together with medsilo.
+This module lists the names of medsilo's engine as "module:Class", and imports a class on first use. A plug-in's names
+come from the entry points in its package's metadata, so that a plug-in is imported only when it is used. Some plug-ins
+belong to distributions of medsilo itself.
 """
 
 import json
@@ -36,12 +36,12 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # allows every installed package, for a machine on which one person runs everything
+ANY = ("*",)  # allows every installed package; this is for a machine on which one person runs everything
 SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 
 class PluginTable(Mapping[str, Any]):
-    """A table of objects by name, of which each is imported on first use, so that listing names imports no module."""
+    """A table of objects by name; each object is imported on first use, so that listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
         """Create a table of medsilo's own objects and of a group of entry points.
@@ -78,7 +78,7 @@ class PluginTable(Mapping[str, Any]):
         return self._load(name, package or OWN)
 
     def remedy(self, name: object) -> str:
-        """Return advice on the names to use instead of an unknown name."""
+        """For an unknown name, return advice that lists the valid names to use instead."""
         if waits := attach_again(self.group, str(name)):
             return waits
         if not len(self):
@@ -100,7 +100,9 @@ class PluginTable(Mapping[str, Any]):
         return packages[0] if packages and packages != [OWN] else None
 
     def code_of(self, name: str) -> str:
-        """Return the import name of the package that contains a name's code, either medsilo's or an outside package."""
+        """Return the import name of the package that contains a name's code: a package of medsilo or of another
+        distribution.
+        """
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
@@ -108,14 +110,16 @@ class PluginTable(Mapping[str, Any]):
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
-        """Return "module:Class" of a name, or an empty string if no file or several packages define the name."""
+        """Return "module:Class" of a name, or an empty string if no source file defines the name or several packages
+        define it.
+        """
         own = {OWN: self.builtin[name]} if name in self.builtin else {}
         entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
         places = [*{**entries, **own}.values()]
         return places[0] if len(places) == 1 else ""  # it is an error if two packages define the same name
 
     def _packages(self, name: str) -> list[str]:
-        """Return the packages that define a name, with medsilo first."""
+        """Return the packages that define a name; medsilo comes first."""
         own = [OWN] if name in self.builtin else []
         return list(dict.fromkeys([*own, *sorted(self._entries().get(name, ()), key=lambda package: package != OWN)]))
 
@@ -154,7 +158,7 @@ class PluginTable(Mapping[str, Any]):
 class Registry(PluginTable):
     """A table of the classes of a plan's sections, by name.
 
-    A program or notebook may register further classes for its process.
+    A program or notebook may register additional classes, which only its process knows.
     """
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
@@ -162,7 +166,8 @@ class Registry(PluginTable):
         self._given: dict[str, tuple[type, str]] = {}  # the class and the hash of its source, by name
 
     def give(self, found: Any, source: str) -> None:
-        """Register a class for this process under the class's name, where a later class replaces an earlier class.
+        """Register a class for this process under the class's name; a class that is registered later replaces a class
+        of equal name.
 
         Args:
             source: a hash of the class's source
@@ -190,7 +195,9 @@ class Registry(PluginTable):
         return {"version": "source", "hash": self._given[name][1]} if name in self._given else facts_of(package)
 
     def spelled(self, name: object) -> str | None:
-        """Return the name as this table spells it, regardless of upper and lower case, or None for an unknown name."""
+        """Return the name in this table's spelling, regardless of upper and lower case, or None if the table lacks the
+        name.
+        """
         if not isinstance(name, str) or name in self:
             return name if isinstance(name, str) else None
         return next((known for known in self if known.lower() == name.lower()), None)
@@ -209,11 +216,12 @@ class Registry(PluginTable):
         if name is None or name not in self:
             told = {"name": values["name"], "remedy": self.remedy(values["name"])}
             raise PydanticCustomError("name_not_known", "{name} is not known", told)
-        text = json.dumps({**values, "name": name}, default=str)  # validated as strict JSON, as all plans are
+        # the section is validated as strict JSON, as all plans are
+        text = json.dumps({**values, "name": name}, default=str)
         return self[name].model_validate_json(text, strict=True)
 
     def named_in(self, section: Any) -> str:
-        """Return the name in a plan's raw section, as this table spells it, or an empty string if the section has no
+        """Return the name in a plan's raw section, in this table's spelling, or an empty string if the section has no
         name.
         """
         name = section.get("name") if isinstance(section, Mapping) else None
@@ -236,17 +244,15 @@ class Registry(PluginTable):
 
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all groups, because reading each group separately would read every distribution
-    again.
-    """
+    """Return the entry points of all groups at once, because reading one group reads every distribution."""
     return entry_points()
 
 
 @cache
 def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """Return the entry points of a group, by name and package, where all packages of medsilo count as one package.
+    """Return the entry points of a group by name and package; all packages of medsilo count as one package.
 
-    The entry points are cached, and read again when Python's module search path changes.
+    The entry points are cached; if Python's module search path changes, they are read again.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
     name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
@@ -321,24 +327,25 @@ NETWORKS = Registry(
     },
 )
 
-# Layers that a plan names, in contrast to the permanent layers of federation/site_stack.py and server_stack.py.
+# Layers that a plan names; unlike these layers, the layers of federation/site_stack.py and server_stack.py are always
+# present.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
 # Protocols of secure aggregation, by their names in plans.
 AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.sealing:SecureAggregation", {})
 
-# tables by section of the plan
+# tables of classes by section of the plan
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}
 
 
 def table_of(key: str) -> Registry:
-    """Return the table for the name in a plan's section."""
+    """Return the table of classes for the name in a section of the plan."""
     section = key.partition(".")[0]
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the version and hash of every outside package that defines a name in a plan, without importing the
+    """Return the version and hash of every package besides medsilo that defines a name in a plan, without importing the
     package.
 
     Raises PlanError for a package that is not allowed, not installed, or different from the package in the plan.

@@ -33,7 +33,7 @@ LEFT = "left.jsonl"  # the file that logs the disclosed bits of each answer
 CASES = "script.json"  # the file that stores the number of cases that the script reported
 HELD = "this hospital held the answer back"  # the only reason that the server receives when a hospital sends no answer
 PROTECTED = "this hospital's update as a whole, and not one patient"
-BLOCK = 1 << 15  # tensor elements per block; torch would start threads for longer blocks, which wastes processor time
+BLOCK = 1 << 15  # tensor elements per block; for a longer block, torch would start threads, which waste processor time
 LARGEST_POWER = 309  # the largest power of ten in a number that JSON can hold
 # Bits that a rejected answer discloses: which of fewer than 32 reasons applies, and the time of the rejection
 HELD_BITS = {"reasons": 5, "times": REAL}
@@ -100,7 +100,9 @@ class Border:
         return leaves
 
     def _note(self, leaves: StudyMessage, bits: Mapping[str, int], rho: float | None) -> None:
-        """Charge an answer to the hospital's query budget, and raise Refused if the budget is spent."""
+        """Record the bits of an answer in the hospital's query budget, and raise Refused if the query budget is
+        spent.
+        """
         self.protection.note_script(leaves, bits, rho)
 
     def _check_numbers(self, asked: Request, groups: Groups) -> None:
@@ -146,7 +148,7 @@ class Border:
         return self.accepted(asked, {**told, **own})
 
     def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
-        """Convert an answer's facts to a typed answer, after the checks that the server also makes."""
+        """Convert an answer's facts to a typed answer, after checking the facts as the server does."""
         site, parcel = self.place.site, StudyMessage({}, dict(facts))
         try:
             answer = self.acceptance.accept(site, parcel, (asked.task, asked.round), ())
@@ -157,8 +159,8 @@ class Border:
         return answer
 
     def _cases(self, asked: Request, told: Mapping[str, Any]) -> dict[str, int]:
-        """Return the numbers of cases that the script reported when joining a study; later answers can't change these
-        numbers.
+        """Return the numbers of cases that the script reported when joining a study; the script can't change these
+        numbers later.
         """
         file = self.place.folder / CASES
         if asked.task != "join" and file.exists():
@@ -202,7 +204,7 @@ class Border:
 
     @torch.no_grad()
     def _changed(self, groups: Groups, given: Groups, norm: float, ranges: Mapping[str, Ranges]) -> Groups:
-        """Clip the update, add noise, and round the result, in this order, as the hospital's settings demand."""
+        """As the hospital's settings demand, clip the update, add noise, and round the result, in this order."""
         own = self.own
         scale = min(1.0, own.clip / norm) if own.clip is not None and norm else 1.0
         changed = {group: dict(tensors) for group, tensors in groups.items()}
@@ -256,7 +258,8 @@ def bits_of_score(digits: int, resolution: Resolution) -> int:
     (21, 16)
     """
     values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
-    if step := resolution.step(0, 1):  # a rounding step leaves at most 1 / step values within each power of ten
+    # a rounding step leaves at most 1 / step different values within each power of ten
+    if step := resolution.step(0, 1):
         values, exponents = min(values, round(1 / step)), LARGEST_POWER
     return math.ceil(math.log2(2 * values * exponents + 1))
 
@@ -271,7 +274,7 @@ def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _distance(own: Tensor, before: Tensor) -> float:
-    """Return the L2 norm of a difference, computed in blocks, which saves memory."""
+    """Return the L2 norm of the difference between sent and received tensors; computing it in blocks saves memory."""
     blocks = zip(own.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
     return math.hypot(*(float(torch.linalg.vector_norm((one - other).float())) for one, other in blocks))
 

@@ -11,9 +11,9 @@ import struct
 import sys
 
 LIMITS = ("NPROC", "DATA", "FSIZE", "CORE", "NOFILE")
-CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls have these numbers on all processors
+CREATE, ADD, RESTRICT = 444, 445, 446  # On all processors, Landlock's system calls have the following numbers
 ASKS_VERSION, BENEATH = 1, 1
-# File rights that each version of Landlock adds to the rights of earlier versions
+# File rights that each version of Landlock controls and that earlier versions of Landlock do not control
 RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 EXECUTE, WRITE, READ, LIST, MAKE_CHARACTER, MAKE_BLOCK, TRUNCATE, CONTROL = (
     1 << own for own in (0, 1, 2, 3, 6, 11, 14, 15)
@@ -46,7 +46,7 @@ def landlock() -> int:
 
 
 def restrict(version: int, written: list[str]) -> None:
-    """Allow this process and its child processes to read files below the current root, and to write files below the
+    """Allow this process and its child processes to read all files below the current root, but to write only below the
     given folders.
     """
     rights = sum(own for since, own in RIGHTS.items() if since <= version)

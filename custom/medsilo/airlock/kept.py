@@ -1,4 +1,6 @@
-"""Copies a site's state files out of a sandbox and into the next sandbox; a sandbox loses all files when it ends."""
+"""Copies a site's state files out of a sandbox and into the next sandbox, because each sandbox loses its files when it
+ends.
+"""
 
 import os
 import re
@@ -11,7 +13,7 @@ from medsilo.airlock.wire import CHUNK, End
 
 class KeptFiles:
     def __init__(self, end: End, folder: Path, may_keep: re.Pattern[str]) -> None:
-        """Copy files that an earlier sandbox saved into the site's folder of this sandbox."""
+        """Copy the state files that an earlier sandbox saved into the site's folder of the present sandbox."""
         self.end, self.folder, self.may_keep = end, folder, may_keep
         # size and modification time of each file that was sent out of the sandbox
         self.handed: dict[str, tuple[int, int]] = {}
@@ -24,8 +26,8 @@ class KeptFiles:
                 self.handed[name] = _state_of(place)
 
     def hand_out(self) -> None:
-        """Send changed files to the process outside the sandbox; after deletions, also send the names of the remaining
-        files.
+        """Send changed state files to the process outside the sandbox; after deletions, also send the names of the
+        remaining state files.
         """
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         own = {name: path for name, path in files.items() if self.may_keep.fullmatch(name)}

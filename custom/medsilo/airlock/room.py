@@ -2,8 +2,8 @@
 
 In a sandbox, a script can read the operating system, Python's packages, the script's code and the data that the
 hospital names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no
-process outside, and gets no environment variables of medsilo's process. The script's standard input is one end of a
-socket pair, so that processes which torchrun starts inherit the socket.
+process outside the sandbox, and gets no environment variables of medsilo's process. The script's standard input is one
+end of a socket pair, so that processes which torchrun starts inherit the socket.
 """
 
 import os
@@ -34,19 +34,20 @@ USER = 1000 if os.getuid() != 1000 else 1001  # must differ from the user id of 
 ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
 # Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
-TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # folders below /, which are links into /usr on newer systems
+# folders below /, which are links to folders in /usr on newer Linux systems
+TOP = ("bin", "sbin", "lib", "lib32", "lib64")
 WRITTEN = {
     "/etc/passwd": f"script:x:{USER}:{USER}::{WORK}:/bin/sh\n".encode(),
     "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names by which processes in the sandbox find each other
 }
-# Files of the kernel below /proc, through which a script that runs as root could change the machine's settings
+# Files of the kernel below /proc that a script with root rights could use to change the machine's settings
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
 HIDDEN = (
     *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
     *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each page of the machine's memory
 )
 LARGEST_LOG = 16 * MiB  # bytes of a script's output that are logged per study, at most
-LEAST_LOG = MiB // 16  # bytes that each new sandbox may still log when the log is full
+LEAST_LOG = MiB // 16  # when the log is full, the number of bytes that each new sandbox may still log
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -205,13 +206,13 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
 
 
 def _is_socket(path: Path) -> bool:
-    with suppress(OSError):  # a folder that this account may not enter is closed to the script, too
+    with suppress(OSError):  # a folder that the hospital's account may not enter is closed to the script, too
         return path.is_socket()
     return False
 
 
 def memory_file(content: bytes) -> int:
-    """Return a file descriptor from which a program can read the content once."""
+    """Return a file descriptor from which a program can read the given content once."""
     file = os.memfd_create("medsilo")
     os.write(file, content)
     os.lseek(file, 0, os.SEEK_SET)

@@ -1,7 +1,7 @@
 """The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-bubblewrap loads the filter, which denies unneeded system calls by which programs have reached the memory of the kernel
-or of other processes. A script may open sockets only between programs in its sandbox, which has no network.
+bubblewrap loads the filter, which denies system calls that attackers have used to reach the memory of the kernel or of
+other processes. A script may open sockets only between programs in its sandbox, which has no network.
 """
 
 import os
@@ -54,17 +54,13 @@ NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # These system calls allocate memory that the kernel counts for no process
+    # The system calls in this list allocate memory that the kernel counts for no process
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
-    "vmsplice": (278, 75),
-    "tee": (276, 77),
-    "inotify_init": (253, 26),
-    "inotify_init1": (294, 26),
-    "io_setup": (206, 0),  # all processes of the machine share one limit on requests of io_setup
+    "io_setup": (206, 0),  # all processes of the machine share one limit on requests of the system call io_setup
 }
 # The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a sandbox, IPv4 and IPv6 sockets reach only the
 # loopback interface.
@@ -73,12 +69,13 @@ FAMILIES = (1, 2, 10, 16)
 
 @dataclass(frozen=True)
 class Limited:
-    """A system call that the filter allows or denies depending on one argument."""
+    """A system call that the filter allows or denies depending on the value of one argument."""
 
-    numbers: tuple[int, int]  # on x86_64, on aarch64
+    numbers: tuple[int, int]  # the system call's numbers on x86_64 and on aarch64
     argument: int
     values: tuple[int, ...]
-    # True if the system call is allowed only with `values`; False if it is allowed only with other values
+    # True if the filter allows the system call only with `values`; False if the filter allows the system call only with
+    # other values
     allowed: bool
 
 
@@ -108,8 +105,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # Each line has an instruction, the numbers of lines to skip after a true and after a false condition, and an
-    # operand. DENY and ALLOW mean a jump to the last two lines.
+    # Each line of the filter has an instruction, the numbers of lines to skip after a true and after a false condition,
+    # and an operand. DENY and ALLOW mean a jump to the filter's last two lines.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]
@@ -127,7 +124,9 @@ def filter_program(machine: str | None = None) -> bytes | None:
 
 
 def _skip(lines: int, left: int) -> int:
-    """Return the number of lines to skip; ALLOW and DENY are jumps to the filter's last two lines."""
+    """Return the number of lines that the filter skips in a jump; ALLOW and DENY are jumps to the filter's last two
+    lines.
+    """
     return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 

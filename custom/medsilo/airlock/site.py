@@ -1,5 +1,5 @@
 """A site whose training script runs in a sandbox, called a room. The site starts the sandbox, sends requests to the
-script, and passes the answers to the border, which checks them.
+script, and passes the script's answers to the border, which checks the answers.
 """
 
 import contextlib
@@ -56,7 +56,8 @@ class Denied(Refused):
 
 
 class RoomSite:
-    ends_with = {"answer", "lacks"}  # kinds of messages from the program that end the wait for an answer
+    # kinds of messages with which the program in the sandbox ends the site's wait for an answer
+    ends_with = {"answer", "lacks"}
     may_keep = MAY_KEEP  # names of state files that the program may store outside the sandbox
     what = "the training script"  # name of the program in error messages
     program: tuple[str, ...]
@@ -94,14 +95,15 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
-            self.border.note_failure(asked)  # this error discloses a missing file and the error's time to the server
+            # this error discloses to the server that a file is missing, and when the script noticed this
+            self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:
             self.border.note_failure(asked)
             raise self._ended() from error
         except (Aborted, Denied, HeldBack, OverLimit):
             self.border.note_failure(asked)
-            self.close(0)  # unread bytes of this message must not be parsed as the next message
+            self.close(0)  # the unread bytes of the failed message must not be parsed as the next message
             raise
         except Refused as error:
             self.border.note_failure(asked)
@@ -111,7 +113,7 @@ class RoomSite:
             self._began = None
 
     def _listen(self) -> Head:
-        """Return the head of the script's answer, after handling logged numbers and files, which stay at the
+        """Return the head of the script's answer; numbers and files that the script logs before the answer stay at the
         hospital.
         """
         for _ in range(MOST_MESSAGES):
@@ -131,7 +133,7 @@ class RoomSite:
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
-        """Start a sandbox unless a sandbox is running; raise MedsiloError if this machine can't create sandboxes."""
+        """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
         self.close(0)
@@ -173,11 +175,13 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return further files that the program reads, each with its path inside the sandbox."""
+        """Return the paths of additional readable files of the program, each with the path inside the sandbox."""
         return {}
 
     def _told(self) -> dict[str, Any]:
-        """Return the facts that the program can read from an environment variable when it starts."""
+        """Return the facts that the program in the sandbox can read from an environment variable when the program
+        starts.
+        """
         return {"site": self.place.site, "study": self.place.study}
 
     def _begin(self) -> None:
@@ -204,7 +208,7 @@ class RoomSite:
         with contextlib.suppress(psutil.Error):
             inside = psutil.Process(pid).children(recursive=True)
         taken = Taken(len(inside))
-        # if there are too many processes, measuring each process would only delay the kill
+        # if there are too many processes, measuring each process would only delay killing the sandbox
         if taken.processes <= room.processes:
             taken = taken_by([Path("/proc", str(process.pid)) for process in inside], most)
         self.most = max(self.most, taken.memory)
@@ -226,7 +230,7 @@ class RoomSite:
         return f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)"
 
     def _taken_over(self) -> OverLimit:
-        """Return the exceeded limit, and reset the limit, so that only one answer reports it."""
+        """Return the limit that the sandbox exceeded, and forget this excess, so that only one answer reports it."""
         over, self.over = self.over, None
         assert over is not None
         return over
@@ -339,19 +343,20 @@ def _until(end: float) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """The resources that all processes in a sandbox use together."""
+    """The total resources that all processes in a sandbox use."""
 
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # including sockets that no process has open, but that wait in another socket's queue
+    sockets: int = 0  # including sockets that no process has open, but that wait in the queue of another socket
     opened: int = 0  # open files
 
 
 def taken_by(inside: list[Path], enough: int) -> Taken:
-    """Measure the processes in a sandbox, and mark them as the first to be killed if the machine's memory runs out.
+    """Measure the resources of all processes in a sandbox, and let the kernel kill these processes first if memory runs
+    out.
 
-    The first estimate counts shared memory in each process; only a sum above `enough` is computed again with shared
+    The first estimate counts shared memory once per process; only a sum above `enough` is computed again with shared
     memory counted once.
     """
     number = held = files = sockets = opened = queued = 0
@@ -383,7 +388,7 @@ def _living(process: Path) -> Path:
 
 def _sockets(process: Path) -> tuple[int, int]:
     """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. Both
-    counts are zero if the process has ended or has not entered the sandbox yet.
+    numbers are zero if the sandbox's process has ended or has not entered the sandbox yet.
     """
     with contextlib.suppress(OSError):
         if (process / "ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:

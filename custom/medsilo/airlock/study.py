@@ -1,8 +1,9 @@
 """A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
-The program in the sandbox consists of medsilo's participant and the participant's disclosure layer. The hospital's
-records of patients and counts, key and query budget stay outside the sandbox; the program sends requests to use these
-records. The process outside the sandbox parses the program's answer into a typed message, and sends only this message.
+The program in the sandbox consists of medsilo's participant and the disclosure layer around the participant. The
+hospital's records of patients and counts, its key and its query budget stay outside the sandbox; the program uses these
+by requests. The process outside the sandbox parses the program's answer into a typed message, and sends only this
+message.
 """
 
 import json
@@ -43,7 +44,7 @@ Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length
 
 
 class Wish(Section):
-    """A request of a sandbox's program to the hospital's query budget."""
+    """A request of a sandbox's program to use the hospital's query budget."""
 
     does: Literal["number", "known", "place", "near", "told_once", "note"]
     purpose: Literal["", "split", "truncate"] = ""
@@ -51,13 +52,16 @@ class Wish(Section):
     names: Names = []
     places: dict[str, DataPart] = {}  # the data part to which each patient is assigned
     for_good: bool = False
-    numbers: dict[str, Any] = {}  # the numbers that the program wants to disclose about a group of patients
-    # The number of answers that the program is about to send for each data part
+    # the numbers that the program in the sandbox wants to disclose about a group of patients
+    numbers: dict[str, Any] = {}
+    # The number of answers with scores that the program is about to send, for each data part
     times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}
 
 
 class Failed(Section):
-    """The reason why a program failed to answer; the hospital does not send this reason to the server."""
+    """The reason why the program in a sandbox failed to answer; the hospital does not send this reason to the
+    server.
+    """
 
     text: Annotated[str, Field(max_length=1_000_000)]
     passes: bool
@@ -65,11 +69,13 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """Checks answers of medsilo's own training, which also contain counts, thresholds and missing labels."""
+    """Checks answers of medsilo's own training, which, unlike a script's answers, also contain counts, thresholds and
+    missing labels.
+    """
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place)
-        # number of answers with scores that the program has already charged to the query budget for this request
+        # number of answers with scores that the program has already charged to the query budget for the present request
         self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
@@ -78,7 +84,7 @@ class StudyBorder(Border):
         return self.accepted(asked, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
-        """Charge scores to the query budget unless the program has already charged these scores."""
+        """Charge an answer's scores to the query budget unless the program has already charged these scores."""
         scores = {"train": "train_loss", "validation": "validation", "test": "test"}
         told = {part for part, name in scores.items() if leaves.facts.get(name) is not None}
         self.protection.note(None, **dict.fromkeys(told - {part for part, times in self.noted.items() if times}, 1))
@@ -100,7 +106,7 @@ class StudyRoom(RoomSite):
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place, StudyBorder(place))
-        self.taken = 0  # bytes of the program's requests to the hospital's query budget
+        self.taken = 0  # total bytes of the requests with which the program has used the query budget
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         self.border.noted.clear()
@@ -157,7 +163,7 @@ class StudyRoom(RoomSite):
         head = super()._listen()
         if head.kind == "failed":
             told = Failed.received(head.facts)
-            if told.died:  # the public reason must not quote the program
+            if told.died:  # the public reason of the error must not quote the program in the sandbox
                 raise TrainingDied(FAILED, private=told.text)
             if told.passes:
                 raise TrainingWaits(FAILED, private=told.text)
@@ -170,18 +176,18 @@ class TrainingWaits(Denied, Passing):
 
 
 class TrainingDied(Denied, Died):
-    """Training failed, and a new isolated process will continue the training."""
+    """Training failed in an isolated process, and a new isolated process will continue the training."""
 
 
 def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
-    """Return the factory of the isolated process in which a study trains; None if the study is not isolated.
+    """Return a function that creates the isolated process in which a study trains; None if the study is not isolated.
 
     Raises Refused if the hospital demands a sandbox, but the study or the machine does not support sandboxes.
     """
     settings, plan = place.settings, place.plan
     if settings.airlock == "off" or not settings.room.studies:
         return None
-    if is_canary(place.asked):  # a canary reads no data
+    if is_canary(place.asked):  # a canary study reads no data
         return None
     why = ""
     if promises_privacy(place):

@@ -1,4 +1,4 @@
-"""The program in a sandbox that trains medsilo's own study, and that asks the process outside to use the hospital's
+"""The program in a sandbox that trains medsilo's own study, and that asks the process outside the sandbox to use the
 query budget.
 """
 
@@ -43,7 +43,7 @@ class RoomBook(QueryBudget):
     def places(self, data: str, split: int, writes: bool) -> Memory:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             found = draw(self._ask("known", names=[*patients]))
-            # the earlier assignment of a patient counts if another study has assigned the patient in the meantime
+            # if another study has assigned the patient to a data part in the meantime, that earlier assignment counts
             if writes and for_good:
                 return dict(self._ask("place", places=found, for_good=True))
             return found

@@ -1,7 +1,8 @@
 """Messages between a sandbox and the site's process over a socket pair: a JSON text, followed by raw numbers.
 
-Neither process unpickles data. The site's process reads a message's head first, and then accepts only tensors of the
-expected sizes. A sandbox therefore can't fill the memory of the site's process.
+Neither the sandbox nor the site's process unpickles data. The site's process reads a message's head first, and then
+accepts only tensors of the expected sizes. A sandbox can't fill the memory of the site's process with a tensor, because
+the process accepts only expected sizes.
 """
 
 import json
@@ -48,7 +49,7 @@ class Form(Section):
 
 
 class Head(Section):
-    """The JSON part of a message, which precedes its raw numbers."""
+    """The JSON part of a message, which precedes the message's raw numbers."""
 
     kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
     facts: dict[str, Any] = {}
@@ -56,11 +57,11 @@ class Head(Section):
     name: Annotated[str, Field(max_length=300)] = ""  # name of the logged number or of the file in this message
     value: float = 0.0
     step: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    size: Size = 0  # bytes of the file that follows the head
+    size: Size = 0  # bytes of the file that follows the message's head
 
 
 class End:
-    """One end of a socket pair, which regularly checks whether to continue waiting."""
+    """One end of a socket pair; while waiting for data, this end regularly checks whether to continue waiting."""
 
     def __init__(self, pair: socket, look: Callable[[], None] = lambda: None) -> None:
         """Wrap a socket.
@@ -73,7 +74,7 @@ class End:
         pair.setblocking(False)
 
     def send(self, kind: str, groups: Groups | None = None, **head: Any) -> None:
-        """Send a message and its tensors without copying them."""
+        """Send a message and the message's tensors without copying the tensors."""
         own = {
             (group, name): t.detach().cpu().contiguous()
             for group, ts in (groups or {}).items()
@@ -89,7 +90,7 @@ class End:
             self.write(bytes_of(tensor))
 
     def receive(self) -> Head:
-        """Raises EOFError if the other end is closed, and Refused for invalid data."""
+        """Raises EOFError if the other end of the socket pair is closed, and Refused for invalid data."""
         (length,) = LENGTH.unpack(self.read(memoryview(bytearray(LENGTH.size))))
         if length > LARGEST_HEAD:
             raise Refused(f"the script's message begins with {length} bytes of text; {LARGEST_HEAD} are the most")
@@ -101,7 +102,9 @@ class End:
         return Head.received(told)
 
     def tensors(self, forms: Iterable[Form]) -> Groups:
-        """Return the tensors that follow a message's head; the caller must have checked the forms in the head."""
+        """Return the tensors that follow a message's head; the caller must have checked the names, shapes and types in
+        the head.
+        """
         groups: Groups = {}
         for form in forms:
             tensor = empty(form.shape, DTYPES[form.dtype])
@@ -139,7 +142,9 @@ class End:
 
 
 def same_forms(forms: Iterable[Form], expected: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise Refused unless the forms describe exactly the expected tensors, each once."""
+    """Raise Refused unless the received names, shapes and types describe exactly the expected tensors, each tensor
+    once.
+    """
     given: dict[tuple[str, str], Form] = {}
     for form in forms:
         if given.setdefault((form.group, form.name), form) is not form:

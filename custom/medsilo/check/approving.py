@@ -19,10 +19,10 @@ from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, study_i
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-if TYPE_CHECKING:  # accepting settings needs no training code, which loads slowly
+if TYPE_CHECKING:  # accepting settings needs no training code, whose import is slow
     from medsilo.plan import Plan
 
-LONGEST_VALUE = 200  # bytes; the description of a plan truncates longer values
+LONGEST_VALUE = 200  # bytes; in the description of a plan, longer values are truncated to this number
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
 ABSENT: Any = object()  # marks a key that is missing from a plan
 SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence
@@ -30,7 +30,9 @@ NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name"
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Compare a hospital's settings with the settings that its engineer accepted, or accept the present settings."""
+    """Compare a hospital's settings with the settings that the hospital's engineer accepted, or accept the present
+    settings.
+    """
     if kit.party != "hospital":  # persons and relays do not train, so their kits have no accepted settings
         return
     local = kit.folder.parent / "local"
@@ -39,7 +41,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    # an empty result of `accept` or `begin` means that the settings promise no protection
+    # if `accept` or `begin` returns an empty result, the settings promise no protection
     elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
@@ -50,7 +52,9 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
 
 
 def event_findings(kit: Kit, accept: bool) -> Iterator[Finding]:
-    """Verify the signature of the kit's events.log; `accept` signs the present events.log."""
+    """Verify the signature of the kit's events.log; `accept` replaces the signature by a signature of the present
+    events.log.
+    """
     if kit.party not in ("hospital", "server"):
         return
     chain = EventChain(files_of(kit))
@@ -94,8 +98,8 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return the reason why a plan could not run even after an approval with the given limits; empty if the plan could
-    run.
+    """Return the reason why a plan could not run even if it were approved with the given limits; empty if the plan
+    could run.
     """
     named = plan.participation.everyone
     if named and home.kit.name not in named:
@@ -148,11 +152,11 @@ def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
 
 
 def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
-    """Return the latest approval of an earlier plan of the same study, together with that plan.
+    """Return the last approved plan of the same study as the given plan, together with the approval.
 
-    Two plans belong to the same study if they have the same title. Two plans without titles belong to the same study if
-    their study names are equal. If both leads are known, the same lead must have submitted both plans. A canary belongs
-    to no study.
+    Two plans belong to the same study if both plans have the same title. Two plans without titles belong to the same
+    study if their study names are equal. If both leads are known, the same lead must have submitted both plans. A
+    canary belongs to no study.
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):

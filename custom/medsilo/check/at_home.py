@@ -1,6 +1,6 @@
-"""Read a hospital's kit with its settings and records.
+"""Read a hospital's kit, together with the settings and records of the hospital.
 
-To keep `medsilo approve` and `medsilo ledger` fast, this module loads no training code.
+To keep `medsilo approve` and `medsilo ledger` fast, this module imports no training code.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,9 @@ class KitAtHome:
         return plan
 
     def code_of(self, asked: AskingPlan | None) -> PlanCode:
-        """Return the packages that run a submitted plan; without a plan, return all packages that may run plans."""
+        """Return the packages that run a submitted plan; if no plan is given, return all packages that may run
+        plans.
+        """
         if asked:
             return self.plan_of(asked).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))
@@ -75,7 +77,9 @@ class KitAtHome:
 
 
 def attached() -> set[str]:
-    """Return the names of installed medsilo packages that always run, or extend the engine by entry points."""
+    """Return the names of installed medsilo packages that every study runs, or that extend the engine by entry
+    points.
+    """
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
     found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
     return {*filter(is_here, (*filter(is_ours, found), *ALWAYS))}

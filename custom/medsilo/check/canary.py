@@ -1,7 +1,7 @@
 """A canary is a study of one round on synthetic data, which tests whether hospitals are ready for a real study.
 
 A canary also measures the speed of each hospital's network connection. Each hospital reports whether its data can be
-read, but no content of the data.
+read, but does not disclose the content of the data.
 """
 
 import os
@@ -32,8 +32,8 @@ GIB = 1 << 30
 
 
 class Canary(Layer):
-    """A layer that lets hospitals report their readiness for a study, and that measures the speed of the hospitals'
-    connections.
+    """A channel layer that asks hospitals for their readiness for a study, and that measures the speed of the
+    hospitals' connections.
     """
 
     name: Literal["canary"] = "canary"
@@ -68,11 +68,12 @@ class ReadySite:
 
 
 class LineMeter:
-    """A channel that adds random bytes to the delivery of the model, and measures the speed of the transfer."""
+    """A channel that adds random bytes to a request that delivers the model, and measures the speed of the transfer."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner = inner
-        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}  # incompressible
+        # random bytes, because a network can't compress random bytes
+        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         sent: dict[str, float] = {}
@@ -86,7 +87,7 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                # the server has not checked this value, so the value may have any type
+                # the server has not checked this value's type, so the value may have any type
                 worked = reply.facts.get("seconds")
                 took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()

@@ -1,4 +1,4 @@
-"""Show the code of a job to a reviewer: every file, with its differences from the code that was approved before."""
+"""Show the code of a job to a reviewer: every file, with its differences from the last approved code."""
 
 import difflib
 import hashlib
@@ -14,7 +14,7 @@ from medsilo.site.approvals import Decision
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-MOST_COMPARED = 5000  # files with more lines are shown whole instead of as differences
+MOST_COMPARED = 5000  # a file with more lines than this is shown whole instead of as differences
 BINARY = "(no text: a person cannot read it here)"
 UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
 RIGHTS = {  # rights of a job's code, by the setting `airlock`
@@ -31,7 +31,7 @@ class FileReview:
     name: str
     size: int
     hash: str
-    state: State  # state of the file relative to the last approved code
+    state: State  # how the file differs from the last approved code
     lines: tuple[str, ...]  # all lines of a new file, the differences of a changed file, or no lines
 
     @property
@@ -42,7 +42,9 @@ class FileReview:
 
 
 def review(code: JobCode, before: JobCode | None = None) -> list[FileReview]:
-    """Return every file of a job's code, and every file that was removed since the approved code `before`."""
+    """Return every file of a job's code, and every file of the earlier approved code `before` that the job's code no
+    longer has.
+    """
     return list(_files(code, before))
 
 

@@ -8,13 +8,14 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-# two texts: one replaces a count that must not leave the hospital, the other replaces the count of unreadable data
+# two texts: the first text replaces a count that must not leave the hospital, and the second text replaces the count of
+# unreadable data
 SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
-SMALL = 10  # below this number of patients, the check warns that scores are imprecise
+SMALL = 10  # for fewer patients than this number, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
-UNEVEN = 20  # the check warns above this ratio of the largest to the smallest class
+UNEVEN = 20  # the check warns if the largest class has more than this number of times the cases of the smallest class
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
@@ -25,7 +26,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         left += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
-    # faulty data allow no conclusion about the class balance and the number of cases
+    # with faulty data, the check can't judge the class balance and the number of cases
     if not survey.parts or not survey.usable:
         return
     if plan.task.goal.classifies:
@@ -45,7 +46,9 @@ def unit_of(plan: Plan) -> str:
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Warn if the validation or test data have so few patients that scores are suppressed or imprecise."""
+    """Warn if the validation or test data have so few patients that a hospital suppresses scores, or that scores are
+    imprecise.
+    """
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so their score stays here (min_patients_per_metric)"
@@ -119,9 +122,11 @@ def _shown(count: int, least: int) -> Cell:
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """Count the cases that contain a structure, that were annotated without the structure, and that were not annotated.
+    """Count the cases with a structure, the cases annotated as being without this structure, and the cases that were
+    not annotated.
 
-    If one count is suppressed, the function returns only bounds, so that sums do not disclose the suppressed count.
+    If one of these counts of cases is suppressed, the function returns only bounds, because sums would disclose the
+    suppressed count.
     """
     cases = sum(part.cases for part in survey.parts.values())
     if name in survey.absent:
@@ -145,7 +150,9 @@ def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
-    """Suppress small counts, and a second count if a known sum would disclose the only suppressed count."""
+    """Suppress small counts; if only one count is small, suppress a second count, because a known sum would disclose a
+    single suppressed count.
+    """
     hidden = [0 < count < least for count in counts]
     shown: list[Cell] = [f"fewer than {least}" if small else count for count, small in zip(counts, hidden, strict=True)]
     others = [place for place, small in enumerate(hidden) if not small and counts[place]]

@@ -1,4 +1,4 @@
-"""Compare a plan's requests with a hospital's quotas and with the hospital's privacy budget."""
+"""Compare a plan's scored answers with a hospital's quotas, and a plan's privacy with the hospital's privacy budget."""
 
 import secrets
 from collections import Counter
@@ -32,7 +32,7 @@ CASES = {"train": "training", "validation": "validation", "test": "test"}
 def source_of(
     plan: Plan, settings: SiteSettings, book: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
 ) -> DataSource | None:
-    """Return a site's data source with the split into training, validation and test that a study would use.
+    """Return a site's data source, with the data split into training, validation and test as in a study.
 
     A hospital draws its split once and reuses that split in all studies. If one person owns all sites, as in
     'medsilo run', the plan defines the split.
@@ -74,8 +74,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the scored answers in a plan with the quota of a new lead, and with the remaining quota of the busiest
-    lead.
+    """Compare a plan's scored answers with the quota of a new lead, and with the remaining quota of the lead who has
+    used the most.
     """
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():

@@ -86,7 +86,7 @@ def leaving(algorithm: Algorithm) -> str:
 
 
 def told_besides(plan: Plan) -> list[str]:
-    """Return a line for each disclosure of the method besides trained weights and scores."""
+    """Return a line for each number or tensor that the method discloses in addition to trained weights and scores."""
     modules = plan.layout()
     lines: list[str] = []
     for stretch in plan.course.stretches():
@@ -258,7 +258,7 @@ def _logs(policy: Policy) -> list[str]:
 
 
 def _filters(policy: Policy) -> list[str]:
-    """Describe the effects of the site's privacy.json on every answer; a job cannot change these effects."""
+    """Describe how the site's privacy.json changes every answer of the site; a job cannot change these effects."""
     if policy.scope is None:
         return ["No privacy.json: nothing is held back or changed."]
     lines = [f"  {path.rpartition('.')[2]} {json.dumps(args)}" for path, args in policy.filters]

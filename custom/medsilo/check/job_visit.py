@@ -1,6 +1,7 @@
-"""Check whether a site can join a job: policies, data, quotas, privacy, and a rehearsal with a few batches.
+"""Check whether a site can join a job: the check covers policies, data, quotas and privacy, and rehearses with a few
+batches.
 
-Importing this module loads PyTorch and medsilo's training code.
+When a program imports this module, PyTorch and medsilo's training code are imported, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Find
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)
-    if not policy.starts and not visit.carries_code:  # NVFlare ignores class_allow_list if a job brings code
+    if not policy.starts and not visit.carries_code:  # NVFlare ignores class_allow_list if a job contains code
         told = "class_allow_list in local/resources.json has none of medsilo's classes"
         yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")
     if policy.gpus > (there := torch.cuda.device_count()):
@@ -98,7 +99,7 @@ def _look_at_data(
         return
     compute = settings.compute()
     there = (visit.free_memory or free_memory)(compute)
-    # subtract the memory of an isolated process, which needs about as much memory as this process
+    # subtract the memory of an isolated process, which needs about as much memory as the process that runs this check
     if settings.isolated and compute.device.type == "cpu":
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):

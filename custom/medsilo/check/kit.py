@@ -30,7 +30,7 @@ PATIENCE = 5.0  # seconds within which the server must answer
 TRIES = 3  # number of TLS handshakes to try before the check fails
 LOG = 1 << 20  # number of bytes that the check reads from the end of a log
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
-RELAY = Path("local/relay__resources.json")  # exists only in kits of hospitals that connect through a relay
+RELAY = Path("local/relay__resources.json")  # a file that exists only in kits of hospitals that connect through a relay
 NVFLARE = "nvflare.private.fed.app."  # prefix of the names of NVFlare's programs
 # programs that run a job and can outlive the kit's main process
 OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")
@@ -40,7 +40,7 @@ AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 @dataclass(frozen=True)
 class Kit:
     folder: Path  # the folder startup/ in the kit
-    party: str  # hospital, server, person or relay
+    party: str  # the kit's kind of party: hospital, server, person or relay
     name: str
     host: str
     port: int
@@ -92,14 +92,14 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
 
 
 def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
-    """Return the kit of a relay, or of a party that connects through a relay."""
+    """Return the kit of a relay, or of a party that connects to the server through a relay."""
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
     return Kit(startup, party, name, host, int(port), *names, meets)
 
 
 def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
-    """Check the dates of a kit's certificates, and that certificate, key and root certificate match."""
+    """Check the dates of a kit's certificates, and check that certificate, key and root certificate belong together."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -152,7 +152,7 @@ def check_expelled(kit: Kit) -> Iterator[Finding]:
 
 
 def check_seal(kit: Kit) -> Iterator[Finding]:
-    """Check the root's signature of the startup folder, because NVFlare rejects a kit with changed files."""
+    """Check the root's signature of the kit's startup folder, because NVFlare rejects a kit with changed files."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
@@ -207,7 +207,7 @@ def check_network(kit: Kit) -> Finding:
 
 def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
-    context.check_hostname = False  # NVFlare's clients verify only the root certificate, too
+    context.check_hostname = False  # NVFlare's clients, like this check, verify only the root certificate
     told = f"{kit.meets} at {address}"
     try:
         context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
@@ -224,9 +224,9 @@ def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
 def trouble(kit: Kit) -> str | None:
     """Return the reason why a kit's party is not running, or None if the party is running.
 
-    A server counts as running if it completes a TLS handshake on this machine. Any other party counts as running if the
-    main process of its kit has a connection. Connections of other parties, of jobs and of `medsilo status` do not
-    count.
+    A server counts as running if the server completes a TLS handshake on this machine. Any party except a server counts
+    as running if the main process of its kit has a network connection. Connections of other kits' processes, of job
+    processes and of `medsilo status` do not count.
     """
     if kit.party == "server":
         return _no_handshake(kit)
@@ -237,7 +237,7 @@ def trouble(kit: Kit) -> str | None:
         line = process.info["cmdline"] or ()
         if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
             continue
-        # a process of another account, or a process that has ended, raises an error
+        # a process of another account, or a process that has ended, raises an error when it is read
         with suppress(psutil.Error, OSError):
             if not any(Path(process.cwd(), word).resolve() == home for word in line):
                 continue
@@ -248,7 +248,7 @@ def trouble(kit: Kit) -> str | None:
 
 
 def processes_of(kit: Path) -> "Iterator[psutil.Process]":
-    """Yield the other processes on this machine whose command line names a kit's folder."""
+    """Yield each process on this machine, except the present process, whose command line names a kit's folder."""
     import psutil
 
     named = str(kit.resolve())
@@ -264,8 +264,8 @@ def is_of_kit(words: list[str] | None, kit: str) -> bool:
 def _no_handshake(kit: Kit) -> str | None:
     """Return the reason why the server on this machine accepts no connections, or None if it accepts connections.
 
-    An open port proves little, so the function tries a TLS handshake. The function sends no certificate, so that the
-    server does not register a connection.
+    The function tries a TLS handshake, because an open port does not prove that the server works. The function sends no
+    certificate, so that the server does not register the function as a client.
     """
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False

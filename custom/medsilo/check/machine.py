@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # patterns of device files that exist on Linux machines with a GPU
 PLATFORM = "nvflare"  # all sites must have the same major and minor version of NVFlare
-ROOM = 1 << 30  # bytes of disk space for logs and NVFlare's files, in addition to the results
+ROOM = 1 << 30  # bytes of disk space for logs and NVFlare's files, which a run needs besides its results
 
 
 def required_versions() -> dict[str, str]:
@@ -37,7 +37,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(where, "stops", f"the package {name} is missing", wanted)
             continue
-        if installed.partition("+")[0] == version:  # a version suffix such as +cu126 names the device
+        if installed.partition("+")[0] == version:  # a suffix of PyTorch's version, such as +cu126, names the device
             continue
         if name == PLATFORM and installed.split(".")[:2] != version.split(".")[:2]:
             yield Finding(where, "stops", f"{name} is {installed}, all sites run {version}", wanted)
@@ -76,7 +76,7 @@ def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]
 
 
 def weights_of(plan: "Plan") -> tuple[int, int]:
-    """Return the bytes of all networks of a plan, and an upper bound on the bytes of the optimizers."""
+    """Return the total bytes of all networks of a plan, and an upper bound on the bytes of the optimizers."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
     remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # per weight
     return weights, remembered * weights
@@ -101,7 +101,7 @@ def check_memory(plan: "Plan", free: int) -> Finding | None:
 def check_device(settings: SiteSettings) -> Iterator[Finding]:
     """Check that the settings' device and precision exist on this machine.
 
-    PyTorch is loaded only if the machine may have a GPU, because loading takes a second.
+    PyTorch is imported only if the machine may have a GPU, because importing PyTorch takes a second.
     """
     where, cores, threads = "device", os.cpu_count() or 1, counted(settings.threads, "thread")
     if settings.device == "cpu" or (settings.device == "auto" and not may_have_gpu()):
@@ -121,7 +121,9 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
-    """Report whether this machine can run training scripts in an airlock, if the hospital's settings ask for one."""
+    """If the hospital's settings ask for an airlock, report whether this machine can run training scripts in an
+    airlock.
+    """
     from medsilo.airlock.room import ability
 
     if settings.airlock == "off":
@@ -140,7 +142,7 @@ def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def without_walls(settings: SiteSettings) -> str:
-    """Return the reason why scripts run on this machine without the airlock that the hospital wants; otherwise an empty
+    """If the hospital wants an airlock that this machine can't provide, return the reason; otherwise return an empty
     text.
     """
     from medsilo.airlock.room import ability

@@ -1,9 +1,11 @@
-"""Describe medsilo's methods for `medsilo list METHOD`: what each method sends and costs, and when to try it."""
+"""Describe medsilo's methods for `medsilo list METHOD`: the tensors that each method sends, its cost, and the
+situations that suit it.
+"""
 
 MODEL, OWN, SHARED = "model", "own model", "shared model"
 STATISTICS = "model, running statistics"
 SELECTED = "global model, personal model, selector"
-# Each method has four texts: tensors that leave a hospital, bytes per round relative to FedAvg, extra computation at
+# Each method has four texts: tensors that leave a hospital, bytes per round compared with FedAvg, extra computation at
 # a site, and suitable situations.
 FACTS = {
     "local": ("nothing", "0", "none", "the baseline that federated training has to beat"),

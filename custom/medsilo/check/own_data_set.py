@@ -34,9 +34,9 @@ def data_set_table(settings: SiteSettings, kit: KitFiles | None = None) -> list[
 def data_set_findings(
     settings: SiteSettings, of_kit: bool, is_read: bool, kit: KitFiles | None = None
 ) -> Iterator[Finding]:
-    """Check that a person accepted the data set and that its files have not changed since.
+    """Check that a person accepted the data set, and that the data set's files have not changed since the acceptance.
 
-    Without a data set, a finding explains how to make a data set.
+    If the hospital has no data set, a finding explains how to make a data set.
     """
     source = settings.data
     if source is None or settings.public_data:
@@ -47,7 +47,7 @@ def data_set_findings(
             yield Finding(WHERE, "stops" if is_read else "note", told, MAKE)
         return
     own = DataSet.read(source.data_set)
-    if not of_kit and not (source.data_set / ACCEPTED).exists():  # without a kit, a data set needs no acceptance
+    if not of_kit and not (source.data_set / ACCEPTED).exists():  # if there is no kit, a data set needs no acceptance
         yield Finding(WHERE, "note", f"nobody has accepted data set {own.name}, which a kit needs", ACCEPT)
         return
     given = check_accepted(source.data_set, _key(kit))

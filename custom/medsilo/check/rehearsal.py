@@ -27,14 +27,14 @@ from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
 
-TIGHT = 0.8  # the check warns if training needs more than this fraction of the free memory
+TIGHT = 0.8  # if training needs more than this fraction of the free memory, the check warns
 
 
 @dataclass(frozen=True)
 class Rehearsal:
     phase: str
     rounds: int
-    batch: float  # seconds of training per batch, measured without the first batch
+    batch: float  # seconds of training per batch, measured over all rehearsed batches except the first batch
     evaluation: float  # seconds per validation case
     peak: int  # peak memory of the training in bytes
 
@@ -78,7 +78,7 @@ BATCHES = 4
 
 
 class _Rehearsing(Participant):
-    """A site that trains on a few batches as in the study, but neither saves nor sends the results."""
+    """A site that trains on a few batches as in a study, but that does not save or send any results."""
 
     def passes(self, phase: Phase, number: int, cases: int) -> float:
         """Measure the seconds of training on a number of cases."""
@@ -109,8 +109,8 @@ def rehearse(
 ) -> list[Rehearsal]:
     """Train on a few batches in each training phase of a plan, and raise any error of the training.
 
-    The networks have the same initial weights as in the study. Tensors that a site would receive in later rounds keep
-    their initial values.
+    The rehearsal's networks have the same initial weights as the study's networks. In the rehearsal, tensors that a
+    site would receive in later rounds keep their initial values.
     """
     # the rehearsal must neither charge the query budget nor need an approval
     settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})
@@ -133,7 +133,8 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
     one, several = min(size, cases), min(BATCHES * size, cases)
     with site.state.compute.reproducible(site.place.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
-        site.passes(phase, number, one)  # excluded from the measured time, since the first batch includes one-time work
+        # the measured time excludes the first batch, because preparations delay the first batch
+        site.passes(phase, number, one)
         batch = site.passes(phase, number, several) / steps_in(several, size)
         checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
@@ -146,7 +147,9 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
 
 @contextmanager
 def _peak(compute: Compute) -> Iterator[list[int]]:
-    """Measure the peak of additional memory in a `with` block, and put the bytes into the yielded list afterwards."""
+    """Measure the peak of the memory that a `with` block adds, and append the bytes to the yielded list when the block
+    ends.
+    """
     found = [0]
     if compute.device.type == "cuda":
         before = torch.cuda.memory_allocated(compute.device)

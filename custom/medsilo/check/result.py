@@ -1,4 +1,4 @@
-"""Findings and reports of a check, as text and as JSON, which contain no patient data and may be mailed."""
+"""Findings and reports of a check, as text and as JSON; neither contains patient data, so people may mail them."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class Finding:
     severity: Severity
     what: str
     remedy: str = ""
-    private: tuple[str, ...] = ()  # file names and details that only the hospital may see
+    private: tuple[str, ...] = ()  # file names and details of a finding that only the hospital may see
 
     @classmethod
     def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
@@ -92,7 +92,8 @@ class Report:
     facts: dict[str, str]  # lines at the head of the report, such as site, packages, time and job
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # predicted seconds of a round, for each rehearsed phase
+    # predicted seconds of a round, for each training phase that was rehearsed
+    seconds: list[float] = field(default_factory=list)
     whole: bool = True  # False if no job was given, so that the data were not checked
 
     @property
@@ -137,7 +138,7 @@ class Report:
         return "\n".join([*lines, "", self.verdict])
 
     def write_private(self, path: Path) -> bool:
-        """Write the private details of findings to a file that only its owner can read.
+        """Write the private details of findings to a file that only the file's owner can read.
 
         Returns:
             False if there are no private details, so that no file was written
@@ -156,13 +157,13 @@ class Report:
 
 @contextmanager
 def guarded(where: str, report: Report) -> Iterator[None]:
-    """Convert an error in the `with` block to a finding. Messages of other libraries are left out, since these messages
-    may name files.
+    """Convert an error in the `with` block to a finding. Messages of other libraries than medsilo are left out, since
+    such messages may name files.
     """
     try:
         yield
     except MedsiloError as error:
-        # the hospital, but not the lead, may read the error's cause
+        # the hospital may read the error's cause, and the lead may not
         why = error.__cause__ if isinstance(error.__cause__, Unfit) else error
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:

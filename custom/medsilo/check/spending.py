@@ -49,8 +49,8 @@ def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, A
 
 
 def answered(book: QueryBudget) -> list[dict[str, Any]]:
-    """Return the answers that left the hospital in each study, and, for a study with a training script, the bits of the
-    script's messages.
+    """Return the number of answers that left the hospital in each study; for a training script, also return the maximum
+    bits of its messages.
     """
     return [
         {**vars(asker), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}

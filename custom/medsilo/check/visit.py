@@ -33,7 +33,7 @@ from medsilo.site.policy import ways_around
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # a check without a job needs no training code
+if TYPE_CHECKING:  # a check that is not about a job needs no training code
     from medsilo.learning.compute import Compute
     from medsilo.plan import Plan
 
@@ -44,14 +44,15 @@ UNSEEN = "no job was given, so the data were not looked at"
 class Visit:
     site: str
     plan: "Plan | None" = None  # the plan of the job
-    scope: str | None = None  # the privacy scope that the job asks for
+    scope: str | None = None  # the privacy scope of NVFlare that the job asks for
     code: JobCode | None = None  # the code that the job contains
     local: Path | None = None  # the folder with medsilo.yaml
     kit: Kit | None = None
     source: DataSource | None = None  # a data source that replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    free_memory: "Callable[[Compute], int] | None" = None  # if None, the check measures the free memory of the device
+    # if no number is given, the check measures the free memory of the device
+    free_memory: "Callable[[Compute], int] | None" = None
     accept: bool = False
 
     @property
@@ -60,7 +61,7 @@ class Visit:
 
 
 def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Run all checks of a site; if one check fails with an error, the other checks still run."""
+    """Run all checks of a site; if one of the checks fails with an error, the remaining checks still run."""
     now = datetime.now(UTC)
     code = visit.plan.code if visit.plan else {ENGINE: facts_of(ENGINE)}
     facts = {"site": visit.site, **{name: in_words(own) for name, own in code.items()}}
@@ -115,7 +116,9 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
 
 
 def _settings(visit: Visit, report: Report) -> SiteSettings:
-    """Read the site's settings; if they cannot be read, use the defaults so that the other checks still run."""
+    """Read the site's settings; if the settings are unreadable, use the default settings so that the remaining checks
+    still run.
+    """
     settings, found = SiteSettings(), Finding("settings", "ok", f"{FILE_NAME} is well-formed")
     if visit.local is None:
         found = Finding("settings", "note", "the defaults are used", f"give --kit, or --settings with a {FILE_NAME}")
@@ -133,7 +136,7 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
 
 
 def _ways_around(visit: Visit, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield a finding for each way in which a job could bypass the promises in the site's medsilo.yaml."""
+    """Yield a finding for each way in which a job could bypass a promise that the site's medsilo.yaml makes."""
     promises = settings.promise(in_kit=visit.kit is not None)
     for told, remedy in ways_around(visit.local) if visit.local and promises else ():
         told += f"; so approval, privacy and takes_part in {FILE_NAME} hold nothing"

@@ -31,7 +31,8 @@ from medsilo.registry import PluginTable
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
 Example = tuple[Callable[..., int | None], str]
 
-# The engine's commands with an example each, grouped by the role of their users. Other packages add commands.
+# The engine's commands with an example each, grouped by the role of their users. Installed packages can add commands to
+# this list.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "To begin with": (),
     "With all data on one machine": (),
@@ -53,7 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 }
 PLUGGED_IN = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 HELP = {"help_option_names": ["--help", "-h"]}
-# medsilo commands that correspond to command names of other programs.
+# Command names of other programs, each with the corresponding command of medsilo.
 OTHERWISE = {
     "abort": "medsilo cancel ID --kit KIT",
     "evaluate": "medsilo release test RELEASE, or the test scores in a run's report",
@@ -67,7 +68,8 @@ OTHERWISE = {
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
-# The order of commands in the help text. Commands outside this list follow in the order of their registration.
+# The order of commands in the help text. Commands that this list does not name follow in the order of their
+# registration.
 ORDER = (
     *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
     *("cancel", "release", "check", "disclosure", "approve", "page"),
@@ -83,8 +85,8 @@ SIMPLE = str.maketrans(
 
 
 def simplified(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for `codecs` that replaces characters which a terminal cannot encode by similar ASCII
-    characters.
+    """Error handler for `codecs` that replaces each character that a terminal cannot encode by a similar ASCII
+    character.
     """
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
@@ -104,10 +106,12 @@ class OneCommand(TyperCommand):
 class Commands(TyperGroup):
     """A group of commands with a help section for each role, and suggestions for unknown commands."""
 
-    others: Mapping[str, str | None] = {}  # commands of other packages, which the help does not import
+    others: Mapping[str, str | None] = {}  # commands of other packages than medsilo, which the help does not import
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options with False in place of None, because typer would load pydantic to check None."""
+        """Return the options of a command with the default False instead of None, because typer would load pydantic to
+        check None.
+        """
         params: list[Any] = super().get_params(ctx)
         for param in params:
             param.default = False if param.default is None else param.default
@@ -117,7 +121,7 @@ class Commands(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the whole first line of every command's help; the parent class would shorten the line."""
+        """Write the whole first line of every command's help text, which the parent class would shorten."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, own in self.commands.items():
             lines = (own.help or "").splitlines()
@@ -160,13 +164,14 @@ def _medsilo(
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     """Return the commands of the engine and its plug-ins, by the role of their users.
 
-    Commands of other packages are imported and returned only if the user wants to run a command of the same name.
+    Commands of packages besides medsilo are imported and returned only if the user wants to run a command of the same
+    name.
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
         asked = name.partition(".")[0] == wanted
         if asked or PLUGGED_IN.package_of(name) is None:
-            # a broken package must not stop the commands of other packages
+            # a package that cannot be imported must not stop the commands of other packages
             with suppress(*([] if asked else [MedsiloError])):
                 found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
     return {title: sorted(own, key=_rank) for title, own in found.items()}
@@ -199,14 +204,14 @@ def _program(wanted: str = "") -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Run one command of medsilo, and return the command's exit code.
 
     The exit code is 0 after success, 1 after a failure, 2 after a wrong command line, and 130 after an interruption.
     """
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # if medsilo runs as a program, only this account may read new files
         os.umask(0o077)
-        # skips the garbage collection at exit, which would take a fifth of the run time of `medsilo status`
+        # skips Python's garbage collection at exit, which would take a fifth of the run time of `medsilo status`
         atexit.register(gc.freeze)
         codecs.register_error("simplified", simplified)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -244,7 +249,7 @@ def _meant(given: str, known: Sequence[str]) -> str:
 
 def one_line(error: Any, given: Sequence[str]) -> str:
     ctx = getattr(error, "ctx", None)
-    # If an option lacks its value, typer's error has no context.
+    # If an option has no value, typer's error does not name the command.
     where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])
     head = "" if where == "medsilo" else where.removeprefix("medsilo ") + ": "
     text = " ".join(_in_words(error, given).removeprefix("Value error, ").split())
@@ -291,14 +296,14 @@ def _params(ctx: Any, kind: str) -> list[Any]:
 
 
 def _rows_of(ctx: Any, option: str) -> str:
-    """Explain how to compare several values of a key, if the user tried an option such as --sweep."""
+    """If the user tried an option such as --sweep, explain how to compare several values of a key."""
     compares = any("--methods" in one.opts for one in _params(ctx, "option"))
     told = "; give each value a row: --methods fedprox:mu=0.1,fedprox:mu=1"
     return told if compares and option in ("--sweep", "--grid", "--search") else ""
 
 
 def _option_like(ctx: Any, option: str) -> str:
-    """Suggest the option with the most similar name, without regard to dashes."""
+    """Suggest the option whose name is most similar to the user's option, without regard to dashes."""
     names = {name.strip("-"): name for one in _params(ctx, "option") for name in one.opts}
     named = NVFLARE_OPTIONS.get(option, option).strip("-")
     near = get_close_matches(named.lower(), [name for name in names if len(name) > 1] + ["help"], 1)
@@ -313,13 +318,13 @@ def _argument_of(ctx: Any, option: str) -> str:
 
 
 def _one_of(ctx: Any) -> str:
-    """Suggest a single argument, if the command takes exactly one argument."""
+    """Suggest giving the value as an argument, if the command takes exactly one argument."""
     taken = _params(ctx, "argument")
     return f"; give one {_name(taken[0])}" if len(taken) == 1 and taken[0].nargs == 1 else ""
 
 
 def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
-    """Suggest --device for an option such as --gpu, if the command has that option."""
+    """For an option such as --gpu, suggest the option --device if the command has it."""
     if option not in GPU_OPTIONS or not ctx or not any("--device" in one.opts for one in ctx.command.params):
         return ""
     words = " ".join(given).replace("=", " ").split()
@@ -328,7 +333,7 @@ def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
 
 
 def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
-    """Suggest how to write a change of the plan that lacks --set or the equals sign."""
+    """Suggest the correct form of a plan's change if the user left out --set or the equals sign."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return ""
     words = [*given]
@@ -349,7 +354,7 @@ def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
-    """Return the plan's key with a name similar to an unknown option, if the command can change plans."""
+    """Return the plan's key with the name most similar to an unknown option, if the command can change plans."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return None
     from medsilo.cli.plan_keys import keys_of_plans

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def jobs(incomplete: str) -> list[str]:
-    """Return the names of jobs in the current folder and of the jobs that medsilo includes."""
+    """Return the names of jobs in the current folder and of the jobs that the package medsilo contains."""
     from medsilo.flare.job_source import JOBS, PLAN, shipped_jobs
 
     here = {path.parents[2].name for path in JOBS.glob(f"*/{PLAN}")}
@@ -16,7 +16,7 @@ def jobs(incomplete: str) -> list[str]:
 
 
 def methods(incomplete: str) -> list[str]:
-    """Return the possible completions of the last method in a list with commas."""
+    """Return the possible completions of the last method in a list of methods separated by commas."""
     from medsilo.registry import METHODS
 
     before, comma, last = incomplete.rpartition(",")

@@ -21,9 +21,10 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, ROOT, from_lab
 
 CHECKOUT = PLACE.parent
-# The compressed pages, which only a wheel contains: those of a hospital, and those that medsilo-lab adds.
+# The compressed documentation pages, which only a wheel contains: pages for a hospital, and pages that medsilo-lab
+# adds.
 PAGES, LAB_PAGES = ROOT / "pages.json.bz2", ROOT / "lab_pages.json.bz2"
-HELP_PAGE = "study/help"  # the first column of this page's tables has symptoms
+HELP_PAGE = "study/help"  # the first column of the tables on this page contains symptoms
 REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
@@ -54,9 +55,9 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Passage:
-    """A section of a documentation page, or a row of a table in that section."""
+    """A section of a documentation page, or one row of a table in a documentation page."""
 
-    page: str  # path of the page without .md, such as study/join
+    page: str  # path of the documentation page without .md, such as study/join
     anchor: str
     title: str
     text: str  # in Markdown
@@ -65,12 +66,14 @@ class Passage:
 
     @property
     def place(self) -> str:
-        """Return the name with which `medsilo docs` prints this passage."""
+        """Return the name with which `medsilo docs` prints this passage of the documentation."""
         return f"{self.page}#{self.anchor}" if self.anchor else self.page
 
     @cached_property
     def words(self) -> Counter[str]:
-        """Count the words of a passage without the words' endings; each title word counts several times."""
+        """Count the words of a documentation passage without the words' endings; each word of the title counts several
+        times.
+        """
         words = Counter(words_of(self.text))
         for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
             words[word] += IN_TITLE
@@ -153,7 +156,7 @@ def pages() -> dict[str, str]:
 
 
 def pages_of(checkout: Path) -> dict[str, str]:
-    """Return the documentation pages in a source checkout: the pages of docs/ and the README about kits."""
+    """Return the documentation pages in a source checkout: the pages of the folder docs/ and the README about kits."""
     docs, kits = checkout / "docs", checkout / "provisioning/README.md"
     files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in docs.rglob("*.md")}
     if files and kits.is_file():
@@ -166,7 +169,9 @@ def all_passages() -> list[Passage]:
 
 
 def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the passages with a given name, such as a page, a page with an anchor, a command or a key."""
+    """Return the documentation passages with a given name, such as the name of a page, a heading, a command or a
+    key.
+    """
     place = re.sub(r"\.md(?=#|$)", "", wanted.removeprefix("docs/"))
     if by_place := [one for one in passages if one.place == place]:
         return by_place[:1]
@@ -176,7 +181,7 @@ def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
 
 
 def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the passages that match some words best, ranked by BM25."""
+    """Return the documentation passages that match the searched words best, ranked by BM25."""
     words = {*words_of(wanted)}
     known = Counter(word for one in passages for word in words & one.words.keys())
 

@@ -58,7 +58,7 @@ def check(
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     kept = found.write_private(private)
     screen.say(text := found.as_text())
-    if kit and "--kit KIT" in text:  # the path of the kit is private, so the report must not contain the path
+    if kit and "--kit KIT" in text:  # the report must not contain the path of the kit, because the path is private
         print(f"KIT is {kit} here", file=sys.stderr)
     if kept:
         print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)

@@ -38,7 +38,9 @@ def output_file(value: object) -> Path:
 
 
 def _try_to_write(wanted: Path, folder: Path) -> None:
-    """Test the nearest existing folder with a temporary file, because permissions alone do not prove write access."""
+    """Test write access by creating a temporary file in the nearest existing folder, because permissions alone do not
+    prove write access.
+    """
     place = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
     if not place.is_dir():
         raise ValueError(f"{wanted} can't be written: {place} is a file; choose another folder")
@@ -124,7 +126,7 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'med
 
 
 def check_changes(changes: list[str], job: Path | str | None = None, plan: Path | None = None, **sections: Any) -> None:
-    """Raise an error if --set names a key that the plan does not have, without loading PyTorch."""
+    """If --set names a key that the plan does not have, raise an error; the function does not load PyTorch."""
     if changes:
         from medsilo.cli.plan_keys import as_written, check_keys
 
@@ -151,7 +153,7 @@ def folder_of_site(folder: Path | None, site: str) -> Path | None:
 
 
 def settings_of_owner(*given: Any) -> "SiteSettings":
-    """Return the settings of a person who owns all sites, with the arguments of `settings_of`."""
+    """Return the settings of a person who owns all sites; the function has the same arguments as `settings_of`."""
     from medsilo.site.settings import ALL_MINE
 
     return settings_of(*given, **ALL_MINE)
@@ -164,9 +166,9 @@ def settings_of(
     before: "SiteSettings | None" = None,
     **more: Any,
 ) -> "SiteSettings":
-    """Return a site's settings with the changes of the command line.
+    """Return a site's settings after applying the changes that the command line gives.
 
-    The settings apply to work on this machine, which needs no approval by the hospital.
+    The settings apply to work on this machine, and such work needs no approval by the hospital.
 
     Args:
         device: the device of the command line
@@ -182,7 +184,7 @@ def settings_of(
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        settings.compute()  # raise an error if this machine lacks the device
+        settings.compute()  # raise an error if this machine lacks the device that the settings name
     return settings
 
 
@@ -196,7 +198,9 @@ TensorBoard = Annotated[
 
 
 def run_settings(run: Path) -> "SiteSettings":
-    """Return the settings that the simulator stored for a run's sites, or the defaults."""
+    """Return the settings that the simulator stored for a run's sites, or the default settings if the simulator stored
+    none.
+    """
     from medsilo.runs import paths
     from medsilo.site.settings import read_settings_of_all
 

@@ -16,7 +16,7 @@ SETTINGS = "medsilo.site.settings:SiteSettings"
 
 
 def keys_of_plans() -> dict[str, list[str]]:
-    """Return the keys that every plan may have; for a section, also the keys within that section."""
+    """Return the keys that every plan may have; if a section is given, also return the keys within the section."""
     plan = keys_in_source(PLAN_CLASS)
     return {key: [*(within.keys if (within := plan.below([key])) else ())] for key in plan.keys} if plan else {}
 
@@ -33,20 +33,21 @@ def _values_of(place: Path | str | None) -> dict[str, Any]:
     try:
         found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
         values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
-    except (MedsiloError, OSError):  # loading the plan later reports this error
+    except (MedsiloError, OSError):  # loading the plan later reports an error of the plan
         return {}
     return values if isinstance(values, dict) else {}
 
 
 def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
-    """Raise a PlanError if a change such as `a.b=value` has a key that the plan does not have."""
+    """Raise a PlanError if a change such as `a.b=value` names a key that no plan has."""
     changes = [*changes]
     names = {section: table.named_in(written.get(section)) for section, table in TABLES.items()}
     for key, _, name in (change.partition("=") for change in changes):
         section, _, last = key.partition(".")
         if section in TABLES and last == "name":
             names[section] = TABLES[section].spelled(name) or name
-            names |= {"network": ""} if section == "task" else {}  # a changed task has another default network
+            # a plan with a changed task has another default network
+            names |= {"network": ""} if section == "task" else {}
     if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
         raise PlanError("; ".join(wrong))
 
@@ -57,7 +58,7 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
     known, place = _known_at(path, names)
     try:
         value = load_yaml(text)
-    except YamlError:  # loading the plan later reports this error
+    except YamlError:  # loading the plan later reports an error of the plan
         return ""
     if not place or not equals or not all(path):
         return ""
@@ -69,9 +70,10 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
 
 
 def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the valid keys at the position of an unknown key, and the number of path elements up to the unknown key.
+    """Return the valid keys at the position of an unknown key, and the number of elements in the path up to this
+    unknown key.
 
-    The returned number is 0 if all keys of the path may be valid.
+    The returned number of path elements is 0 if all keys of the path may be valid.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -92,6 +94,6 @@ def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    # a network that wraps another network gives None
+    # a network that wraps another network gives the result None
     known = [keys_in_source(table.written_in(name)) for name in table.ours]
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 HEXADECIMAL = "0123456789abcdefABCDEF"
 LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # links in Markdown
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
-# Plug-ins that serve a hospital's web page; a plug-in is called with a kit and a port, and returns a server.
+# Plug-ins that serve a hospital's web page; each plug-in is a function that takes a kit and a port, and returns a
+# server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
 INDENT = " " * 14  # indentation of the lines below a plan's hash in the list of plans
@@ -35,7 +36,7 @@ QUOTED = "    | "  # prefix that distinguishes lines of a job's code from medsil
 
 
 def lasting(value: object) -> int:
-    """Convert a duration such as 12h, 30d or 8w to hours."""
+    """Convert a duration such as 12h, 30d or 8w to a number of hours."""
     text = str(value).strip().lower()
     number, unit = text[:-1], text[-1:]
     if unit not in HOURS or not number.isdecimal() or not 0 < int(number) <= 100_000:
@@ -158,7 +159,7 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked, job_code = _meant(home, given, changes)
-    if asked and verdict == "approved":  # declining a plan does not require that the plan can be read
+    if asked and verdict == "approved":  # a person can decline a plan even if the plan is unreadable
         from medsilo.check.approving import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
         from medsilo.check.own_data_set import data_set_words
@@ -197,7 +198,7 @@ def _decide(
 
 
 def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
-    """Yield the differences from the last approved plan of the same study, if there is such a plan."""
+    """If there is an approved plan of the same study, yield the differences from the last approved plan."""
     from medsilo.check.approving import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 
@@ -218,7 +219,7 @@ def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: s
 
 
 def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> None:
-    """Ask at the terminal whether to approve a plan, and raise a MedsiloError unless the answer is yes."""
+    """Ask at the terminal whether to approve a plan, and raise a MedsiloError unless the user answers yes."""
     if not (screen.watched and sys.stdin.isatty()):
         raise MedsiloError(
             "the plan is not approved: the command cannot ask without a terminal; read the plan, then add --yes"
@@ -230,8 +231,8 @@ def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> Non
 
 
 def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
-    """Return the hash of the plan that the user named. If the hospital knows the plan, also return the plan and the
-    plan's code.
+    """Return the hash of the plan that the user named. If the hospital knows the plan with this hash, also return the
+    plan and the plan's code.
     """
     import time
 

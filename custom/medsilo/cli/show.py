@@ -1,4 +1,5 @@
-"""Write a command's output: lines for people, one JSON document for programs, and progress on a terminal.
+"""Write a command's output: lines of text for people, one JSON document for programs, and progress reports on a
+terminal.
 
 The package rich is imported only for a terminal, because its import is slow.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the program medsilo, made from a function.
+    """A command of the program medsilo, which is made from a Python function.
 
     The function's name is the command's name, its parameters are the options, and its docstring is the help text.
 
@@ -52,7 +53,7 @@ class Command:
     # the command's function, which takes a Console first and returns a nonzero code after a failure
     does: Callable[..., int | None]
     example: str  # command-line arguments of an example
-    people: str  # heading in the help, which names the role of the users
+    people: str  # heading in the help, which names the role of the command's users
     of: str = ""  # the group of commands to which the command belongs
 
     @property
@@ -94,7 +95,7 @@ Progress = Callable[[], str]
 
 
 class Console:
-    """The output of one command; with `as_json`, only JSON is written to stdout.
+    """The output of one command; if `as_json` is set, the command writes only JSON to stdout.
 
     >>> screen = Console()
     >>> screen.say("model: 3 of 4")
@@ -114,14 +115,14 @@ class Console:
         self.as_json = as_json
         self.in_lines = False  # whether to write one JSON line per event
         self.document: Any = {}
-        self.goes_on = ""  # text that explains how to continue interrupted work
+        self.goes_on = ""  # text for an error message that explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Progress | None = None  # describes the present work
-        self._aside = False  # whether only a person at the terminal sees progress
-        self._watcher: threading.Thread | None = None  # reports progress after long silence
+        self._aside = False  # whether progress reports are shown only to a person at the terminal
+        self._watcher: threading.Thread | None = None  # reports progress after some seconds without output
         self._ended = threading.Event()
 
     def say(self, *lines: str) -> None:
@@ -139,7 +140,7 @@ class Console:
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
-        """Announce the beginning of some work, and report its progress every few seconds until `end`."""
+        """Announce the beginning of some work, and report progress every few seconds until the caller calls `end`."""
         self.say(what)
         self.doing(what)
 
@@ -164,7 +165,7 @@ class Console:
             self._watcher.join()
 
     def _break_silence(self) -> None:
-        """Report progress whenever a command has printed no output for a long time."""
+        """Report progress whenever a command has printed no output for several seconds."""
         with suppress(OSError):  # the process that reads the pipe may have ended
             while not self._ended.wait(LOOK):
                 if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
@@ -186,7 +187,7 @@ class Console:
         self._said = time.monotonic()
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Print an event as a JSON line if the command writes JSON lines."""
+        """If the command writes JSON lines, print an event as a JSON line."""
         if self.as_json and self.in_lines:
             print(json.dumps({"event": kind, **facts}, allow_nan=False, default=str), flush=True)
 
@@ -208,7 +209,9 @@ class Console:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
-        """Show the progress and duration of some work; the yielded function adds a source of details."""
+        """Show the progress and duration of some work; the caller can pass a source of details to the yielded
+        function.
+        """
         more: list[Progress] = [lambda: ""]
         started = time.monotonic()
 
@@ -221,7 +224,9 @@ class Console:
 
     @contextmanager
     def _watching(self, words: Progress) -> Iterator[None]:
-        """Show progress below the output of a terminal; without a terminal, report progress after long silence."""
+        """Show progress below a command's output on a terminal; without a terminal, report progress after some seconds
+        without output.
+        """
         self.doing(words)
         if not self.watched:
             yield

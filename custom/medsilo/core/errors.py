@@ -80,12 +80,13 @@ class DataError(MedsiloError):
 class Unfit(DataError):
     """A site's cases do not fit the plan.
 
-    Details stay at the site. Otherwise, a lead could choose plans whose errors reveal facts about patients.
+    Details stay at the site. If details of errors left the site, a lead could choose plans whose errors reveal facts
+    about patients.
     """
 
 
 class Refused(MedsiloError):
-    """This party rejects a message or a request; the error's message states the reason.
+    """This party rejects a message or a request of another party; the error's message states the reason.
 
     >>> raise Refused("weights of layer 3 are not finite")
     Traceback (most recent call last):
@@ -94,7 +95,7 @@ class Refused(MedsiloError):
 
 
 class Passing(Refused):
-    """A rejection for a temporary reason: the same request may succeed later."""
+    """A rejection for a temporary reason; a repeated request may succeed later."""
 
 
 class NoRoom(Passing):
@@ -102,12 +103,15 @@ class NoRoom(Passing):
 
 
 class Died(Passing):
-    """The training process died during a request. A new training process has started, so the sender may repeat the
-    request."""
+    """The training process died during a request. A new training process has started after the old training process
+    died, so the sender may repeat the request.
+    """
 
 
 class Lacks(Refused):
-    """A site lacks a file of initial weights. The server then sends this file to the site."""
+    """A site lacks a file of initial weights that the study needs. After this error, the server sends the missing file
+    to the site.
+    """
 
 
 class ParticipationError(MedsiloError):
@@ -120,7 +124,7 @@ class Aborted(MedsiloError):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn any error except MedsiloError in the context into a MedsiloError about a damaged file.
+    """Turn any error in the context, except MedsiloError, into a MedsiloError that reports a damaged file.
 
     Args:
         what: The file that the context reads, as named in the error.

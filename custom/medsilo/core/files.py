@@ -1,7 +1,7 @@
 """Write files atomically, and save tensors without pickle.
 
-Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. Only
-the present user account can read the written files.
+Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. The
+written files can be read only by the present user account.
 
 >>> from tempfile import TemporaryDirectory
 >>> from medsilo.extend import files
@@ -33,12 +33,12 @@ if TYPE_CHECKING:  # importing torch takes 1.5 seconds, and many commands don't 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors where a file system can't sync folders
 MOST_IN_TREE = 20_000  # largest number of files and folders that `check_tree` allows
-# Only the present user account may read files, because files may be about patients.
+# Only the present user account may read files that medsilo writes, because the files may be about patients.
 FOLDER, FILE = 0o700, 0o600
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents. Only the present user account can open the new folders."""
+    """Make a folder and its missing parents. The new folders can be opened only by the present user account."""
     if folder.is_dir():
         return
     for place in (*reversed(folder.parents), folder):
@@ -48,7 +48,7 @@ def make_folder(folder: Path) -> None:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the number of free bytes on a folder's disk. The folder need not exist yet."""
+    """Return the number of free bytes on a folder's disk. The folder whose disk is measured need not exist yet."""
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
@@ -73,7 +73,7 @@ def sync_names(folder: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError raised in the context into NoRoom if the disk is full, and else into MedsiloError."""
+    """Turn an OSError raised in the context into NoRoom if the disk is full, and otherwise into MedsiloError."""
     try:
         yield
     except OSError as error:
@@ -89,7 +89,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file. The temporary file replaces `path` if the context ends without an error."""
+    """Yield the path of a temporary file. The temporary file replaces the file `path` if the context ends without an
+    error.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _writing(path):
@@ -107,8 +109,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the temporary files that killed processes left in folders, to which no other process may write
-    meanwhile.
+    """Remove the temporary files that killed processes left in folders; meanwhile, no other process may write to these
+    folders.
     """
     for folder in folders:
         for path in folder.glob(".*.part"):
@@ -131,7 +133,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file, and wait until the line is on the disk.
 
-    If the file's last line lacks its line break, the line break is added first.
+    If the file's last line does not end with a line break, a line break is added before the new line.
     """
     with _writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
@@ -146,7 +148,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_passing(path: Path, value: Any) -> None:
-    """Write short-lived JSON atomically, without waiting for the disk and without raising errors of the disk."""
+    """Write short-lived JSON atomically; the function does not wait for the disk, and ignores errors of the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         temporary.touch(FILE)
@@ -175,14 +177,14 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON metadata to one safetensors file, atomically.
 
-    The function reads memory-mapped tensors one after another, so that they are never all in memory. The safetensors
-    library would need all tensors in memory at once.
+    The function reads memory-mapped tensors one after another, so that all tensors together are never in memory. The
+    library safetensors would need all tensors in memory at once.
     """
     from medsilo.core.mmap_store import TYPES, bytes_of, let_go, stretches_of
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Tensors with larger types come first, so that all values are aligned.
+    # Tensors with larger number types come first, so that all values are aligned in the file.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
@@ -245,9 +247,10 @@ def leads_out(path: Path, inside: Path) -> bool:
 
 
 def check_tree(folder: Path, largest: int, what: str) -> None:
-    """Raise MedsiloError if a folder from another party has too many files, a too large file, or a link to other files.
+    """Raise MedsiloError if a folder from another party has too many files, a too large file, or a link to a file
+    outside.
 
-    The function opens no file.
+    While checking a folder from another party, the function opens no file.
     """
     inside, seen = folder.resolve(), 0
     for place, folders, names in os.walk(folder):

@@ -1,5 +1,5 @@
-"""Store tensors in a temporary file without a name. The operating system frees the file after the last use of the file
-or a crash of the process.
+"""Store tensors in a temporary file that has no name. The operating system frees the file after the last use of the
+file or a crash of the process.
 """
 
 import mmap
@@ -15,7 +15,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # limits on the bytes and on the number of files that are kept for reuse
+MOST_SPARE, MOST_FILES = 1 << 30, 16  # limits on the bytes and on the number of unused files that are kept for reuse
 # the names that safetensors files use for PyTorch's types
 TYPES = {
     torch.float64: "F64",
@@ -32,10 +32,10 @@ TYPES = {
 
 
 class _File:
-    """A temporary file without a name.
+    """A temporary file that has no name.
 
-    The file of a deleted object is reused, because allocating a new file would take a tenth of a training round with 29
-    million parameters.
+    A new object reuses a deleted object's file, because allocating a file would take a tenth of a training round with
+    29 million parameters.
     """
 
     spare: ClassVar[list[int]] = []
@@ -44,7 +44,7 @@ class _File:
         try:
             self.number = self.spare.pop()
         except IndexError:
-            # Without a buffer, a write to a full disk fails at once.
+            # If the file has no buffer, a write to a full disk fails at once.
             with tempfile.TemporaryFile(buffering=0) as file:
                 self.number = os.dup(file.fileno())
 
@@ -57,7 +57,9 @@ class _File:
 
 
 class _Mapping(mmap.mmap):
-    """A memory mapping that holds a reference to the mapped file, so that no other object reuses the file."""
+    """A memory mapping that refers to the mapped file, so that no other object reuses the file while the mapping
+    exists.
+    """
 
     file: _File
 
@@ -82,7 +84,7 @@ class Spill:
     def append(self, tensor: Tensor) -> int:
         """Append a tensor, and return the tensor's offset in the file.
 
-        Raises NoRoom if the disk is full; earlier tensors stay intact.
+        Raises NoRoom if the disk is full; the tensors that were written before stay intact.
         """
         begin = self.end
         try:
@@ -93,7 +95,7 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        # A nearly full disk may accept only the first bytes; the next write then raises the error.
+        # A nearly full disk may accept only a part of the bytes; then writing the remaining bytes raises the error.
         while content:
             written = os.pwritev(self._file.number, [content], begin)
             content, begin = content[written:], begin + written
@@ -102,7 +104,7 @@ class Spill:
     def put(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Append tensors to the file, and return memory-mapped tensors with the same values.
 
-        Raises NoRoom if the disk is full; earlier tensors stay intact.
+        Raises NoRoom if the disk is full; the tensors that were written before stay intact.
         """
         self.end += -self.end % mmap.ALLOCATIONGRANULARITY
         begin, places = self.end, []
@@ -113,18 +115,19 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        # if the last tensor has no bytes, aligning its offset has moved the end beyond the file
+        # if the last tensor is empty, aligning its offset has moved the end of the data beyond the end of the file
         if os.fstat(self._file.number).st_size < self.end:
             self.shorten(self.end)
         content = self.mapped(begin)
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Align the offset of the next tensor, so that the tensor may have any type."""
+        """Round the offset of the next tensor up, so that the next tensor's address suits any number type."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
-        """Return all bytes after the offset `begin` as a memory-mapped tensor, which may outlive this object.
+        """Return all bytes of the file from the offset `begin` as a memory-mapped tensor, which may outlive this
+        object.
 
         The caller must not change the tensor's values, because `let_go` would discard the changes.
         """
@@ -153,7 +156,7 @@ Slice = tuple[mmap.mmap, int, int]
 
 
 def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
-    """Return the slices of mapped files that contain the given tensors, without tensors outside mapped files."""
+    """Return the parts of mapped files that contain the given tensors; tensors in ordinary memory are left out."""
     found: dict[int, Slice] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
@@ -166,7 +169,9 @@ def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
 
 
 def let_go(stretches: Iterable[Slice]) -> None:
-    """Drop the slices' pages from memory. The system reads a dropped page from the file at the next access."""
+    """Drop the memory pages of the given slices of mapped files from memory. The operating system reads a dropped page
+    from the file when a program next uses the page.
+    """
     for content, begin, end in stretches:
         begin -= begin % mmap.PAGESIZE
         content.madvise(mmap.MADV_DONTNEED, begin, end - begin)
@@ -177,7 +182,7 @@ def stored(tensors: Iterable[Tensor]) -> list[Tensor]:
     return Spill().put(tensors)
 
 
-# A forked child must not reuse its parent's files.
+# A forked child process must not reuse the files of the parent process.
 os.register_at_fork(after_in_child=_File.spare.clear)
 
 

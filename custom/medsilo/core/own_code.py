@@ -32,10 +32,10 @@ def _installed(*places: str) -> list[Path]:
 
 
 def own_line(error: BaseException) -> str:
-    """Return the last line of an error's traceback that is in the program's own code, or "".
+    """Return the last line of an error's traceback that lies in the program's own code, or "" if no line does.
 
-    The text has the form " (FILE, line 12, in dice)". A hospital may send the text, so the text omits the file's
-    folder.
+    The text has the form " (FILE, line 12, in dice)". The text omits the folder of the source file, because a hospital
+    may send the text.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename) and not frame.filename.startswith("<frozen")]
@@ -45,8 +45,8 @@ def own_line(error: BaseException) -> str:
 def uncalled(kind: Any) -> set[str]:
     """Return the names of a class's public methods that nothing calls.
 
-    An uncalled method's name does not occur in the code of the class's package, and no base class from another package
-    defines the name. The author probably misspelt the name of a method that medsilo calls.
+    An uncalled method is a method whose name the package's code does not use and no base class from another package
+    defines. If nothing calls a method, the author probably misspelt the name of a method that medsilo calls.
     """
     package = kind.__module__.partition(".")[0]
     own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]
@@ -61,7 +61,8 @@ def uncalled(kind: Any) -> set[str]:
     }
     named = set[str]()
     for name, value in [(name, value) for one in own for name, value in vars(one).items() if inspect.isfunction(value)]:
-        named |= {*value.__code__.co_names} - {name}  # code objects need no source code, which a notebook may lack
+        # code objects are used, because a class in a notebook may have no source code
+        named |= {*value.__code__.co_names} - {name}
     left -= named
     for text in _sources(own, package):
         if not left:
@@ -71,8 +72,8 @@ def uncalled(kind: Any) -> set[str]:
 
 
 def _sources(own: list[Any], package: str) -> Iterator[str]:
-    """Yield the source code that may call a class's methods: first the code of the class, then its package's
-    modules.
+    """Yield the source code that may call a class's methods: first the code of the class, then the modules of the
+    class's package.
     """
     for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
         try:
@@ -82,7 +83,9 @@ def _sources(own: list[Any], package: str) -> Iterator[str]:
 
 
 def _named(node: ast.AST) -> str:
-    """Return the name, the attribute or the string constant in a node of a syntax tree; "" for other nodes."""
+    """Return the name, the attribute or the string constant in a node of a syntax tree; "" for any node of another
+    kind.
+    """
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):

@@ -1,7 +1,8 @@
-"""Return versions and hashes of installed packages. Sites compare the hashes to verify that they run the same code.
+"""Return versions and hashes of installed packages. Sites compare the hashes of packages to verify that all sites run
+identical code.
 
 A package is one of medsilo's import packages (`medsilo`, `medsilo_dicom`) or another installed distribution
-(`acme-gait`). Each package has its own hash, so a change to one package does not change another package's hash.
+(`acme-gait`). Each package has a separate hash, so a change to one package does not change the hash of another package.
 """
 
 import hashlib
@@ -23,8 +24,8 @@ from medsilo.core.version import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
-ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if they are installed
-LAB = "medsilo-lab"  # the distribution for servers, leads and researchers
+ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs whenever the packages are installed
+LAB = "medsilo-lab"  # the name of the distribution that servers, leads and researchers install
 OURS = (ENGINE, LAB)  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
 NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
@@ -62,7 +63,7 @@ def from_lab(what: str) -> str:
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return facts about this machine that may change the results of a study.
+    """Return facts about this machine that can influence the results of a study.
 
     The facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions that PyTorch
     uses.
@@ -74,7 +75,9 @@ def machine_facts() -> dict[str, str]:
 
 
 def place_in_package(file: str) -> str | None:
-    """Return the relative path of one of medsilo's files, beginning with its package; None for other files."""
+    """Return the path of one of medsilo's files, relative to the folder that contains the file's package; None for a
+    file of another package.
+    """
     path = Path(file)
     place = path.relative_to(PLACE) if path.is_relative_to(PLACE) else None
     return place.as_posix() if place and is_ours(place.parts[0]) else None
@@ -96,7 +99,8 @@ def is_installed(name: str) -> bool:
 
 
 def attach_again(group: str, name: str) -> str:
-    """Return the remedy for an entry point that was added to a checkout's pyproject.toml after the installation.
+    """Return the remedy if an entry point was added to a checkout's pyproject.toml after medsilo was installed from the
+    checkout.
 
     Returns "" if pyproject.toml does not have the entry point.
     """
@@ -154,8 +158,8 @@ def facts_of(name: str) -> dict[str, str]:
 def files_of(name: str) -> dict[str, Path]:
     """Return the files of a package by their relative paths.
 
-    For one of medsilo's packages, these are the files with a suffix in `SUFFIXES`; for another distribution, all files.
-    An editable installation has no list of its files, so the function searches the installation's folders.
+    For one of medsilo's packages, the function returns the files with a suffix in `SUFFIXES`; for another distribution,
+    all files. An editable installation has no list of its files, so the function searches the installation's folders.
     """
     if is_ours(name):
         return {path: place for path, place in _in_module(name) if place.name.endswith(SUFFIXES)}
@@ -168,7 +172,7 @@ def files_of(name: str) -> dict[str, Path]:
 
 
 def _taken_before(source: Path) -> Iterator[Path]:
-    """Yield the existing files that Python would load instead of a source file."""
+    """Yield the existing files that Python would load instead of a given source file."""
     if source.suffix == ".py":
         names = (*(f"{source.stem}{suffix}" for suffix in EXTENSION_SUFFIXES), f"{source.stem}/__init__.py")
         yield from filter(Path.is_file, (source.parent / name for name in names))
@@ -190,10 +194,10 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
         there = source.stat()
         made_of = (int(there.st_mtime), there.st_size)
         is_loaded = facts == b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in made_of)
-    if not is_loaded:  # Python ignores outdated bytecode, and compiles the source again
+    if not is_loaded:  # Python ignores bytecode that is older than its source file, and compiles the source file again
         return True
     try:
-        # get_code reads the bytecode without executing it
+        # get_code reads the bytecode of a module without executing the bytecode
         there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)
     except (ImportError, EOFError, ValueError, TypeError):  # the bytecode is damaged
         return False
@@ -207,7 +211,7 @@ def files_in(found: Distribution) -> set[Path]:
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
 
-    If the facts of several packages differ, the package "medsilo" is preferred.
+    If the facts of several packages differ between the mappings, the function returns "medsilo" if possible.
     """
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)

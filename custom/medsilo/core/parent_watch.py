@@ -1,7 +1,7 @@
 """End a process when its parent dies, and measure the process's peak memory.
 
-A thread checks regularly whether the process has another parent. Linux's signal PR_SET_PDEATHSIG is useless for jobs of
-NVFlare: Linux sends this signal when the thread that started the process ends. NVFlare starts jobs from short-lived
+A thread regularly checks whether the process's parent has changed. For NVFlare's jobs, Linux's signal PR_SET_PDEATHSIG
+is useless: Linux already sends it when the thread that started the process ends. NVFlare starts jobs from short-lived
 threads.
 """
 
@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 
 POLL = 0.5  # seconds between two checks
-# numbers of the processes that have started a watching thread; a forked child must start its own thread
+# identifiers of the processes that have started a watching thread; a forked child process must start its own watching
+# thread
 _watching: set[int] = set()
 
 
@@ -33,7 +34,9 @@ def _watch(parent: int) -> None:
 
 
 def end_family(pid: int) -> None:
-    """Kill all descendants of a process, and then the process itself, which may be the current process."""
+    """Kill all descendants of a process, and then the process itself; the process may be the one that calls this
+    function.
+    """
     with suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)
         while children := first.children(recursive=True):
@@ -48,14 +51,14 @@ def end_family(pid: int) -> None:
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
-LARGE = 32 << 20  # bytes; glibc accepts no larger value of M_MMAP_THRESHOLD
+LARGE = 32 << 20  # bytes; glibc accepts no value of M_MMAP_THRESHOLD above this number
 
 
 def most_held() -> int:
-    """Return this process's peak memory in bytes since the last call of `forget_most`, or else since the start of the
-    process.
+    """Return this process's peak memory in bytes since the last call of `forget_most`, or, without such a call, since
+    the process started.
 
-    If the system records no peak, the function returns this process's present memory.
+    If the operating system records no peak, the function returns this process's present memory.
     """
     try:
         lines = STATUS.read_text().splitlines()
@@ -65,7 +68,7 @@ def most_held() -> int:
 
 
 def forget_most() -> None:
-    """Set this process's peak memory to its present memory, if the system supports this reset."""
+    """Reset this process's recorded peak memory to its present memory, if the operating system supports this."""
     with suppress(OSError):
         FORGET.write_text("5")
 
@@ -73,7 +76,7 @@ def forget_most() -> None:
 def reuse_blocks() -> None:
     """Let the C library reuse freed memory blocks of at most `LARGE` bytes, and return larger blocks to the system.
 
-    Reuse saves time, because the system fills each page of new memory with zeros.
+    Reusing freed memory saves time, because the operating system fills each page of new memory with zeros.
     """
     with suppress(OSError, AttributeError, TypeError):
         set_option = ctypes.CDLL(None).mallopt

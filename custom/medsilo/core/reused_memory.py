@@ -1,4 +1,4 @@
-"""Copy tensors into reused memory, because the system needs time to fill new memory with zeros."""
+"""Copy tensors into reused memory, because the operating system needs time to fill new memory with zeros."""
 
 import math
 import weakref
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = 1 << 18  # bytes; the C library itself reuses smaller blocks of memory
+LEAST = 1 << 18  # a number of bytes; the C library itself reuses memory blocks with fewer bytes
 MOST_SPARE = 256 << 20  # limit on the bytes that are kept for later copies
 
 _spare: dict[int, list[np.ndarray]] = {}  # released memory blocks by size in bytes
@@ -20,7 +20,7 @@ def copied(tensor: Tensor) -> Tensor:
     if own.nbytes < LEAST:
         return own.to("cpu", copy=True, memory_format=torch.contiguous_format)
     copy = empty(own.shape, own.dtype)
-    # numpy makes the copy, because PyTorch's worker threads would use the processor even while waiting
+    # numpy copies the tensor, because PyTorch's worker threads would use the processor even while waiting
     if own.is_contiguous() and own.device.type == "cpu":
         copy.view(-1).view(torch.uint8).numpy()[:] = own.view(-1).view(torch.uint8).numpy()
         return copy
@@ -28,7 +28,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor, which reuses released memory if possible."""
+    """Return an uninitialised tensor, which occupies a released memory block if possible."""
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST:
         return torch.empty(shape, dtype=dtype)

@@ -9,7 +9,9 @@ STEPS = (1, 2, 5)  # each rounding step is 1, 2 or 5 times a power of ten
 
 
 def step_of_at_least(width: float) -> float:
-    """Return the smallest of the steps ..., 0.1, 0.2, 0.5, 1, 2, 5, ... that is at least `width`; 0 for width 0."""
+    """Return the smallest step of the sequence ..., 0.1, 0.2, 0.5, 1, 2, 5, ... that is at least `width`; for width 0,
+    return 0.
+    """
     if width <= 0:
         return 0.0
     power = math.floor(math.log10(width))
@@ -19,9 +21,9 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
-    # The rounding step of a mean is the largest change that this many patients can cause; with 0 patients, means are
-    # exact.
+    weight: float = 0.0  # the cases of the patient with the most cases, as a fraction of all cases in the group
+    # The rounding step of a mean is the largest change that this number of patients can cause; if the number is 0,
+    # means are exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
     # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes
@@ -43,7 +45,7 @@ class Resolution:
         return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the rounding for a subset of the group, in which one patient has a larger fraction of the cases.
+        """Return the rounding for a part of the group, in which one patient may have a larger fraction of the cases.
 
         Args:
             share: The fraction of the group's cases that are in the subset.
@@ -55,11 +57,11 @@ class Resolution:
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:
-        """Return the rounding step for a mean of values between `low` and `high`."""
+        """Return the rounding step for a mean of values that lie between `low` and `high`."""
         return step_of_at_least(self.patients * self.weight * (high - low))
 
     def mean(self, value: float, low: float, high: float) -> float:
-        """Round a mean to `low` plus a whole number of rounding steps, but to at most `high`."""
+        """Round a mean to a value that is `low` plus a whole number of rounding steps, and that is at most `high`."""
         step = self.step(low, high)
         if not step or math.isnan(value):
             return value
@@ -86,8 +88,8 @@ class Resolution:
     def shared_out(self, counts: Sequence[float]) -> list[float]:
         """Round counts that partition the patients, such as counts per class. The rounded counts add up to `counted`.
 
-        A count need not be a whole number, because a patient's cases may be in several classes. The counts with the
-        largest remainders are rounded up; among counts with equal remainders, the first count is rounded up.
+        A count need not be a whole number, because a patient's cases may be in several classes. The function rounds up
+        the counts with the largest remainders; of counts with equal remainders, it rounds up the first count.
         """
         total = round(sum(counts))
         if self.exact or not total:
@@ -102,7 +104,7 @@ class Resolution:
 
 
 def _one_digit(number: int) -> int:
-    """Round a number up to one significant digit, and to at least 1.
+    """Round a number up to one significant digit; the result is at least 1.
 
     >>> [_one_digit(number) for number in (0, 1, 14, 40)]
     [1, 1, 20, 40]

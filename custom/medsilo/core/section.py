@@ -46,9 +46,9 @@ class Section(BaseModel):
     def received(cls, values: Any) -> Self:
         """Return a section that is validated from values that another party sent. Raises Refused for invalid values.
 
-        A value of a similar type, such as "3" for an integer, is invalid.
+        A value of a similar type as the declared type, such as "3" for an integer, is invalid.
         """
-        # A class that configures `strict` itself allows similar types for some fields.
+        # A class with a special value of `strict` allows values of similar types for some fields.
         strict = None if "strict" in cls.model_config else True
         try:
             return cls.model_validate(values, strict=strict)
@@ -77,14 +77,17 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A section of a plan that declares its conflicts with other sections and the tensors that sites send for it.
+    """A section of a plan that declares its conflicts with other sections of the plan and the tensors that sites send
+    for it.
 
     In the methods below, `plan` is a `medsilo.Plan`, and `networks` has the networks of the plan's method on PyTorch's
     meta device. The validation of a plan and the disclosure report call these methods for each feature of the plan.
     """
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
-        """Yield one message for each conflict with the plan. A message names the key, the cause and the remedy."""
+        """Yield one message for each conflict between this section and the plan. A message about a conflict names the
+        key, the cause and the remedy.
+        """
         return ()
 
     def warnings(self, plan: Any) -> Iterable[str]:
@@ -92,9 +95,10 @@ class Feature(Section):
         return ()
 
     def leaves(self, plan: Any) -> Iterable[str]:
-        """Yield the lines of the disclosure report that describe what sites send because of this feature.
+        """Yield the lines of the disclosure report that describe the numbers or tensors that sites send because of this
+        feature.
 
-        A feature that only changes tensors before they are sent describes this change.
+        A feature that only changes tensors before a site sends them describes this change.
         """
         return ()
 

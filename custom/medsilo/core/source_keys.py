@@ -15,7 +15,7 @@ OTHERWISE = {"alias", "validation_alias"}  # arguments that give a field a key w
 
 class _Source(NamedTuple):
     classes: Mapping[str, ast.ClassDef]
-    imported: Mapping[str, str]  # "module:Name" of each imported name, by its local name
+    imported: Mapping[str, str]  # each imported name as "module:Name", by the name that the importing module uses
 
 
 class SourceKeys(NamedTuple):
@@ -26,7 +26,7 @@ class SourceKeys(NamedTuple):
     keys: Mapping[str, str]
 
     def below(self, path: Sequence[str]) -> "SourceKeys | None":
-        """Return the keys of a nested section, or None if they are unknown.
+        """Return the keys of a nested section, or None if the keys are unknown.
 
         Args:
             path: The keys that lead to the nested section.
@@ -38,14 +38,17 @@ class SourceKeys(NamedTuple):
 
 
 def keys_in_source(place: str) -> SourceKeys | None:
-    """Return the keys of a class, including inherited keys; None if the source code does not determine the keys."""
+    """Return the keys of a class, including inherited keys; None if the keys can't be determined from the source
+    code.
+    """
     keys = _keys_of(place, MOST_BASES)
     return None if keys is None else SourceKeys(keys)
 
 
 @cache
 def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
-    """Return the keys of a class, each with the class of its value; None if the source does not determine the keys.
+    """Return the keys of a class, each with the class of its value; None if the keys can't be determined from the
+    source code.
 
     Args:
         left: The most levels of base classes to follow.
@@ -97,7 +100,9 @@ def _is_key(line: ast.AnnAssign) -> bool:
 
 
 def _section_of(annotation: ast.expr, module: str, source: _Source) -> str:
-    """Return the class in an annotation such as `Class` or `Class | None`, as "module:Class"; "" if it is unknown."""
+    """Return the class in an annotation such as `Class` or `Class | None`, as "module:Class"; "" if the class is
+    unknown.
+    """
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.right, ast.Constant):
         annotation = annotation.left
     return _place_of(annotation, module, source)
@@ -118,7 +123,7 @@ def _source_of(module: str) -> _Source | None:
     try:
         file = _file_of(module)
         tree = ast.parse(file.read_bytes()) if file else None
-    # a later import of the module reports the reason
+    # importing this module later reports the reason of the failure
     except (OSError, SyntaxError, ValueError, ImportError, RecursionError):
         tree = None
     if tree is None or file is None:

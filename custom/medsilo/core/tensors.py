@@ -1,4 +1,4 @@
-"""Name the types of collections of tensors, and hash, round and check tensors."""
+"""Name the types of collections of tensors, and provide functions that hash, round and check tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,17 +23,18 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def precision_of(module: nn.Module) -> torch.dtype:
-    """Return the type of a network's first floating-point tensor, or PyTorch's default type if the network has no such
-    tensor.
+    """Return the type of a network's first floating-point tensor; without such a tensor, return PyTorch's default
+    type.
     """
     tensors = module.state_dict().values()
     return next((own.dtype for own in tensors if own.is_floating_point()), torch.get_default_dtype())
 
 
 def packed(tensor: Tensor, precision: str) -> Tensor:
-    """Return a tensor in the type in which it is sent.
+    """Return a tensor in the number type in which a site or the server sends the tensor.
 
-    A float32 tensor becomes bfloat16 if the plan's transport.precision is bfloat16. Other types stay.
+    A float32 tensor is converted to bfloat16 if the plan's transport.precision is bfloat16. A tensor of any type except
+    float32 keeps its type.
 
     >>> packed(torch.zeros(2), "bfloat16").dtype, packed(torch.zeros(2).double(), "bfloat16").dtype
     (torch.bfloat16, torch.float64)
@@ -42,7 +43,7 @@ def packed(tensor: Tensor, precision: str) -> Tensor:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """True if all values of a tensor are finite, which the smallest and the largest value decide."""
+    """True if all values of a tensor are finite; the check looks only at the smallest and the largest value."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return bool(torch.stack(tensor.aminmax()).isfinite().all())

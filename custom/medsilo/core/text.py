@@ -20,7 +20,9 @@ def composed(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Remove a terminal's control sequences from a text, and replace its control and invisible characters by spaces."""
+    """Remove a terminal's control sequences from a text, and replace the text's control characters and invisible
+    characters by spaces.
+    """
     seen = (letter if letter.isprintable() and letter not in BLANK else " " for letter in ESCAPES.sub("", text))
     return "".join(seen)
 
@@ -32,7 +34,7 @@ def plain(text: object, most: int = LONGEST) -> str:
         most: The most bytes of the line; an ellipsis replaces the end of a longer text.
     """
     given = text if isinstance(text, str) else str(text)
-    # The text is truncated before its characters are checked, because the check of a huge text would take long.
+    # The text is truncated before its characters are checked, because checking a huge text would take long.
     line = " ".join(printable(given[: 4 * most]).split())
     content = line.encode()
     if len(content) <= most and len(given) <= 4 * most:
@@ -67,9 +69,9 @@ def counted(number: int, what: str) -> str:
 
 
 def latin(text: str, also: str = "._+ -") -> str:
-    """Return a text that is spelt with ASCII letters, digits and the characters of `also` only.
+    """Return a text in which each character is an ASCII letter, a digit or a character of `also`.
 
-    The default of `also` has the characters that a plan's labels may have.
+    By default, `also` contains the punctuation that the labels of a plan may have.
 
     >>> latin("Süd Klinik", "_-"), latin("bösartig (G3)")
     ('Sued-Klinik', 'boesartig -G3')
@@ -80,7 +82,8 @@ def latin(text: str, also: str = "._+ -") -> str:
 
 
 def safe_name(text: str) -> str:
-    """Turn a hospital's name into a name that is valid for a site and its folder; "" if no character is valid.
+    """Turn a hospital's name into a valid name for a site and the site's folder; "" if no character of the name is
+    valid.
 
     >>> safe_name("Süd Klinik"), safe_name("st-anna")
     ('Sued-Klinik', 'st-anna')
@@ -89,5 +92,5 @@ def safe_name(text: str) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """True if a folder can safely have the name of a site or study."""
+    """True if a folder can safely have this name of a site or study."""
     return SAFE.fullmatch(name) is not None and ".." not in name

@@ -4,5 +4,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("medsilo")
-except PackageNotFoundError:  # medsilo may be on Python's path without being installed
+except PackageNotFoundError:  # medsilo's code may be on Python's path although medsilo is not installed
     __version__ = "0"

@@ -1,6 +1,6 @@
 """Find and save files of pre-trained weights by their SHA-256, so that several studies can use one file.
 
-The functions search the folders that model_folders.py lists.
+The functions search the folders that the module model_folders.py lists.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 
-MOST = 20 << 30  # most bytes of all received files together
+MOST = 20 << 30  # limit on the total bytes of all received files
 IN_BUNDLES = (
     "models/model.safetensors",
     "models/model.pt",
@@ -28,7 +28,7 @@ _hashes: dict[tuple[str, int, int], str] = {}
 
 
 def hash_of_file(path: Path) -> str:
-    """Return a file's SHA-256. A process reads an unchanged file only once."""
+    """Return a file's SHA-256. A process computes the hash of an unchanged file only once."""
     state = path.stat()
     key = str(path.absolute()), state.st_size, state.st_mtime_ns
     if key not in _hashes:
@@ -38,7 +38,7 @@ def hash_of_file(path: Path) -> str:
 
 
 def find(sha256: str, size: int) -> Path:
-    """Return the path of a file that has this hash. The function reads only files that have this size."""
+    """Return the path of a file that has the given SHA-256. The function reads only files that have the given size."""
     for folder in filter(Path.is_dir, model_folders.FOLDERS):
         for path in sorted(folder.iterdir()):
             with suppress(OSError):
@@ -51,12 +51,12 @@ def find(sha256: str, size: int) -> Path:
 
 
 def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> None:
-    """Save a received file in a folder, under the file's hash.
+    """Save a received file in a folder; the file's name is its hash.
 
     Args:
         most: The most bytes of all files in the folder; the oldest files are removed to keep within this limit.
     """
-    # The import is here, because it takes time, and most users of this module don't need it.
+    # The import stands in the function, because the import takes time, and most users of this module don't need it.
     from medsilo.core.files import write_bytes
 
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -76,7 +76,7 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
 
 
 def keep_beside(files: Mapping[str, int], folder: Path) -> None:
-    """Link or copy files into a folder.
+    """Link or copy weight files into a folder.
 
     Args:
         files: Each file's size in bytes, by the file's hash.

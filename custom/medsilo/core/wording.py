@@ -1,4 +1,6 @@
-"""Describe the invalid values of a section in one line, which names the key, the value and the remedy for each."""
+"""Describe the invalid values of a section in one line, which names the key, the value and the remedy for each invalid
+value.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -13,7 +15,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # limit on the bytes of a value that an error message quotes
 MOST = 4  # limit on the number of faults that one error message lists
-# the class that the key `name` selects for each section; None for an unknown name
+# the class that the value of the key `name` selects for each section; None if the value is an unknown name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -36,7 +38,7 @@ MEANINGS = {
     "list_type": "is not a list; write [A, B]",
 }
 NUMBERS = ("int_type", "float_type")
-# names of other tools for keys of a plan
+# names that other tools use, each with the corresponding key of a plan
 ALSO_CALLED = {  # the first lines list names from NVFlare's recipes
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
@@ -48,7 +50,8 @@ ALSO_CALLED = {  # the first lines list names from NVFlare's recipes
 def in_words(
     error: ValidationError, root: type[Section], chosen: Chosen | None = None, tells_values: bool = True
 ) -> str:
-    """Describe pydantic's errors about a section in one line, which names the key, the value and the remedy for each.
+    """Describe pydantic's errors about a section in one line, which names the key, the value and the remedy for each
+    error.
 
     Args:
         chosen: The class that the key `name` selects for each section; None for an unknown name.
@@ -148,7 +151,7 @@ def _meant(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str
 
 
 def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen) -> tuple[str, type[Section]]:
-    """Return the dotted key that an error concerns, and the class of the section that has this key."""
+    """Return the dotted key that an error concerns, and the class of the section that contains this key."""
     section, within = chosen.get(location[0]) or root, location[:-1]
     for part in within[1:] if location[0] in chosen else within:
         if field := section.model_fields.get(str(part)):

@@ -22,8 +22,8 @@ ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # contr
 class _Loader(yaml.SafeLoader):
     """Loads YAML text without dates, aliases and explicit types.
 
-    Dates are read as strings. Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with aliases can expand
-    without limit. Explicit types (`!!int`) and duplicate keys are rejected, too.
+    Dates are read as strings. Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with aliases can expand to
+    an unlimited length. Explicit types (`!!int`) and duplicate keys raise an error.
     """
 
     yaml_implicit_resolvers = {
@@ -113,7 +113,7 @@ def read_yaml(path: Path, name: str, wanted: str) -> Any:
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:
-    """Return a value as YAML text that `load_yaml` can read, with the keys of each mapping in the given order.
+    """Return a value as YAML text that `load_yaml` can read; the keys of each mapping keep the given order.
 
     Args:
         in_line: Whether to write one line.

@@ -1,5 +1,5 @@
-"""The super model as a study's outcome: delivery of personal models, choice of the threshold gamma, and the saved
-model.
+"""The super model as a study's outcome: the server and the sites deliver personal models, choose the threshold gamma,
+and save the super model.
 """
 
 import math
@@ -31,8 +31,8 @@ DETAILS = "super_model"  # the key under which a study's summary describes the s
 
 
 class Choices(MessageFacts):
-    """Counts of how often each model was chosen for a site's cases, and the summed score of these cases for each
-    threshold.
+    """Counts of how often each model was chosen for a site's cases, and, for each threshold, the sum of the cases'
+    scores.
     """
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
@@ -40,8 +40,9 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """The facts that the server sends to a site about the super model. When models are delivered, the facts name the
-    owners of the delivered personal models. Before the test, the facts contain the threshold and missing labels.
+    """The facts that the server sends to a site about the super model. If sites deliver personal models, the facts name
+    the owners of the delivered models. Before the test, the facts contain the super model's threshold and the labels
+    that sites lack.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -52,7 +53,7 @@ class SuperModelNews(BaseModel):
 
 
 class Counting(nn.Module):
-    """A super model that counts how often the selector chooses each site's model."""
+    """A super model that counts how often the super model's selector chooses each site's model."""
 
     def __init__(self, model: SuperModel) -> None:
         super().__init__()
@@ -67,8 +68,8 @@ class Counting(nn.Module):
 
 @dataclass(frozen=True)
 class SuperModelOutcome(Outcome):
-    """Combine the groups "global", "personal", "experts" and "selector" into a super model, at every site and at the
-    server.
+    """Combine the tensor groups "global", "personal", "experts" and "selector" into a super model, at every site and at
+    the server.
 
     Args:
         rule: the super model's rule for choosing a model
@@ -86,7 +87,8 @@ class SuperModelOutcome(Outcome):
     advice: str = ""  # advice for the warning that the global model answers for all cases
     # A function that completes the selector at the end of the study, from the mean of the tensor group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    # If the selector names the right hospital for a smaller fraction of cases, the global model answers for all cases.
+    # If the selector names the right hospital for a smaller fraction of cases than this, the global model answers for
+    # all cases.
     least: float = 0.0
 
     @property
@@ -144,7 +146,7 @@ class SuperModelOutcome(Outcome):
     @torch.no_grad()
     def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
         """Count how often each model is chosen for the validation cases. If the rule has a threshold, also sum the
-        scores for each tried threshold. The number of passes over the cases does not depend on the number of
+        scores for each tried threshold. The number of passes over the cases does not depend on the number of tried
         thresholds.
         """
         chosen: Counter[str] = Counter()
@@ -245,8 +247,8 @@ class SuperModelOutcome(Outcome):
 
 
 def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
-    """Prepare a super model for scoring. If scores are protected, finite numbers replace NaN and infinite outputs of
-    the selector, so that a single patient can't stop the study.
+    """Prepare a super model for scoring. If scores are protected, replace NaN and infinite outputs of the selector by
+    finite numbers, so that no single patient can stop the study.
     """
     if not end.resolution[part].exact:
         model.selector.register_forward_hook(lambda layer, inputs, output: as_scored(output, True))
@@ -265,7 +267,8 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
     """Round the number of choices of each model for disclosure, and leave out models whose rounded number is 0."""
     counts = [float(count) for count in chosen.values()]
-    # the patients of the counted cases are unknown, so all counted cases may come from the patients with most cases
+    # the patients of the counted cases are unknown, so the worst case is assumed: all counted cases come from the
+    # patients with most cases
     if not resolution.exact:
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)
@@ -275,8 +278,8 @@ def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, 
 
 
 def tuned(told: Sequence[Choices]) -> Tuning | None:
-    """Return the threshold from the sites' pooled counts, or None if the rule has no threshold or no site discloses
-    counts.
+    """Return the threshold with the best mean score over all sites; None if the rule has no threshold or no site
+    discloses counts.
     """
     cases = sum(sum(choices.chosen.values()) for choices in told)
     if not cases or not told[0].sums:
@@ -286,8 +289,8 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """Return the fraction of validation cases for which the selector names the case's hospital, as a mean over the
-    sites with counts.
+    """Return the fraction of validation cases for which the selector chooses the hospital of the case, as a mean over
+    the sites that disclose counts.
     """
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None

@@ -24,19 +24,19 @@ from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # the thresholds that are tried by default
-EQUAL = 1e-9  # mean scores that differ by less than this number count as equal
+EQUAL = 1e-9  # mean scores whose difference is smaller than this number count as equal
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tried thresholds in ascending order, each with the number of scored cases and the mean score."""
+    """The tried thresholds in ascending order; each threshold has its number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
     @property
     def threshold(self) -> float:
-        """Return the middle of the plateau of best thresholds, because at the plateau's edges a new image may get the
-        wrong model.
+        """Return the middle of the range of best thresholds, because near the ends of this range a new image may get
+        the wrong model.
         """
         low, high = self.plateau
         return low if low == high else round((low + high) / 2, 6)
@@ -51,8 +51,8 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """Compute the tuning from a mapping of each threshold to the number of cases and the summed score of all
-    hospitals.
+    """Compute the tuning of the threshold from the number of cases and the summed score of all hospitals for each
+    threshold.
     """
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
@@ -66,7 +66,7 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Facts about the study of a super model, from which the super model's networks can be built again."""
+    """Facts about the study of a super model, from which a program can build the super model's networks again."""
 
     plan: Plan
     selector: Network  # the selector's network, in the form of a plan's section
@@ -91,11 +91,12 @@ class SuperModel(nn.Module):
     selector f_s.
 
     Rules:
-    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if its
-      probability is strictly above `threshold`; otherwise the global model answers.
-    - "argmax" (FedSM-extra): output 0 is for the global model, and each other output is for a site. The model of the
-      most likely output answers.
-    - "mixture" (ensemble): the outputs are as for "argmax". All models answer, and their probabilities are mixed.
+    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if the site's
+      probability is strictly above `threshold`; otherwise, the global model answers.
+    - "argmax" (FedSM-extra): output 0 of the selector is for the global model, and each further output is for a site.
+      The model of the most likely output of the selector answers.
+    - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models answer, and the
+      selector's probabilities are the weights of the mixture.
 
     Args:
         global_model: the model for images that resemble no hospital's
@@ -140,14 +141,16 @@ class SuperModel(nn.Module):
         self.rule, self.threshold = rule, threshold
         self.agreed = tuple(sorted(personal))  # the sites that share their personal models
         self.global_model, self.selector = global_model, selector
-        # A ModuleList, because a ModuleDict forbids dots in names, and names of sites may contain dots.
+        # A ModuleList is used, because a ModuleDict forbids dots in names, and names of sites may contain dots.
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)
-        # The name of the model that answers for each output of the selector.
+        # For each output of the selector, the name of the model that answers.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
     def expert(self, name: str) -> nn.Module:
-        """Return the global model for "global", or the personal model of a site that shares it."""
+        """Return the global model for the name "global", or, for the name of a site that shares its personal model,
+        this model.
+        """
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
     def probabilities(self, x: Tensor) -> Tensor:
@@ -163,11 +166,11 @@ class SuperModel(nn.Module):
         return scores.softmax(1)
 
     def choose(self, x: Tensor) -> tuple[list[str], Tensor]:
-        """Return the site whose model answers for each image, and the selector's greatest probability, [B]."""
+        """Return, for each image, the site whose model answers, and the selector's greatest probability, [B]."""
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
-        """Return the chosen site for each image, and the selector's greatest probability. For the rule "mixture", the
+        """Return, for each image, the chosen site and the selector's greatest probability. For the rule "mixture", the
         chosen site has the largest weight.
         """
         confidence, most_likely = probabilities.max(1)
@@ -176,7 +179,9 @@ class SuperModel(nn.Module):
         return [self.labels[index] if is_sure else GLOBAL for index, is_sure in picks], confidence
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, classes, ...]. For the rule "mixture", return the logarithm of the mixed probabilities."""
+        """Return the logits [B, classes, ...] of the super model. For the rule "mixture", return the logarithm of the
+        mixed probabilities.
+        """
         return self.answer(x)[0]
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor]:
@@ -211,7 +216,7 @@ class SuperModel(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the super model into a folder that another hospital can load. Saving needs `origin`.
 
-        The manifest is written last, so that a folder with a manifest is complete.
+        The manifest is written last, so that a folder with a manifest has all files of the super model.
         """
         origin = self.origin
         if origin is None:
@@ -219,7 +224,8 @@ class SuperModel(nn.Module):
                 "the super model has no `origin`, which saving needs; create the super model with assemble()"
             )
         (folder / MANIFEST).unlink(missing_ok=True)
-        for old in (folder / PERSONAL).glob("*.safetensors"):  # models of hospitals that no longer share their models
+        # models of hospitals that have stopped sharing their models
+        for old in (folder / PERSONAL).glob("*.safetensors"):
             old.unlink()
         networks = {GLOBAL_FILE: self.global_model, SELECTOR_FILE: self.selector}
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
@@ -276,7 +282,7 @@ def assemble(
     rule: Rule = "threshold",
 ) -> SuperModel:
     """Return a super model in evaluation mode from the tensors of its networks. The mapping `personal` contains the
-    personal models of sites that agreed to share.
+    personal models of sites that agreed to share their personal models.
     """
     sites, plan = sorted(sites), origin.plan
     outputs = len(sites) + (rule != "threshold")

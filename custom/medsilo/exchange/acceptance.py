@@ -36,7 +36,7 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # each site's answer to the request "join"
-        # The first answer of each site, whose numbers of cases all later answers must repeat
+        # The first answer of each site; all later answers must repeat the numbers of cases in it
         self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
@@ -100,8 +100,8 @@ class Acceptance:
             raise Refused("the site's numbers of cases or patients differ from those at joining")
 
     def too_large(self, site: str, answer: SiteAnswer) -> str:
-        """Return the reason why a site would have more weight than the plan allows, or an empty text if the weight is
-        allowed.
+        """Return the reason why a site's weight in the average would exceed the plan's limit, or an empty text if the
+        weight is allowed.
         """
         if site not in self.sites or not self.plan.weighs_cases:
             return ""
@@ -117,8 +117,8 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """Return the weight of a site's update after a round with all training cases, from the numbers that the site
-        stated.
+        """Return the aggregation weight of a site's update after training on all training cases, from the numbers that
+        the site stated.
         """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
@@ -137,7 +137,7 @@ class Acceptance:
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """Add a warning to a site's answer if the site's software can change the last digits of results."""
+        """If a site's software can change the last digits of results, add a warning to the site's answer."""
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
         told = {
@@ -176,7 +176,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused for a threshold that the plan does not ask for, or that does not fit the counts."""
+    """Raise Refused for a threshold that the plan does not ask for, or that the counts in the answer rule out."""
     if threshold is None:
         return
     if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
@@ -185,7 +185,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused if a sum over cases, or the number of summed cases, is impossible."""
+    """Raise Refused if a sum over cases is impossible, or if the number of summed cases is impossible."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most}")

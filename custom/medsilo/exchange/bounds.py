@@ -1,4 +1,4 @@
-"""Limit the size of a study's messages, from the plan alone."""
+"""Limit the size of a study's messages; the limit follows from the plan alone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
-SLACK = 8 << 20  # limit on the bytes of a message apart from the message's tensors
-WIDER = 2  # a hospital's filters may convert a tensor to a type with twice the bytes
-# limit on the number of values in a message, apart from values about tensors, sites and counts
+SLACK = 8 << 20  # limit on the bytes of a message without the bytes of the message's tensors
+WIDER = 2  # a hospital's filters may convert a tensor to a type that needs twice the bytes
+# limit on the number of values in a message, not counting values about tensors, sites and counts
 BESIDE = 2 * MOST_VALUES
 MOST_UNNAMED = 32  # assumed number of sites, until the server's first request reports the number of sites
 PER_TENSOR = 32  # limit on the number of values with which a message describes one tensor
@@ -43,7 +43,7 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(packed(tensor, plan.transport.precision).nbytes for tensor in sent))
-        # A training script sends each tensor in this number of pieces
+        # A training script sends a tensor in pieces, and each piece counts as a tensor
         tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))
     sites = len(plan.participation.everyone)
     return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

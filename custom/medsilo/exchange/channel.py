@@ -1,7 +1,7 @@
 """The server's interface to its sites, through which the server sends requests.
 
 Optional features are layers around a channel, and each layer is a channel. The module server_stack.py lists the layers
-in order.
+around the channel in order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,9 @@ class Missing:
 
     kind: Literal["refused", "lost"]
     reason: str
-    passing: bool = False  # whether a repeated request may succeed
-    lacks: bool = False  # whether the site lacks files of the network that the server can send
-    # The error object with its traceback, if the site runs in this process.
+    passing: bool = False  # whether a repetition of the rejected request may succeed
+    lacks: bool = False  # whether the site lacks files of the network, so that the server should send these files
+    # If the site runs in the server's process, the error object with its traceback.
     error: MedsiloError | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -39,14 +39,14 @@ class Missing:
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Create a rejection from an error, without the control characters that a site may have put into the error's
+        """Create a Rejection from an error, without control characters that a site may have put into the error's
         text.
         """
         return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
 
 
 class Channel(Protocol):
-    """The server's connection to the sites. A layer wraps a channel, and is a channel.
+    """The server's connection to the sites. Each layer of a channel wraps another channel, and is itself a channel.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Channel) -> None:
@@ -57,16 +57,16 @@ class Channel(Protocol):
     """
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        """Send requests to all given sites at once. The function `receive` raises Refused for an answer that must not
-        count.
+        """Send requests to all given sites at once. The function `receive` raises Refused for an answer that the server
+        must ignore.
 
-        Returns the sites without an accepted answer. The function `outgoing` may be called more than once, and must
-        change no state.
+        Returns the sites without an accepted answer. The function `outgoing` may be called more than once for an
+        answer, so this function must change no state.
         """
 
 
 class Transport(Channel, Protocol):
-    """The innermost channel, which moves messages."""
+    """The innermost channel, which has no layers inside and transports messages."""
 
     def pause(self, seconds: float) -> None:
         """Wait for some seconds. Raises Aborted if the run should stop."""

@@ -14,8 +14,8 @@ from medsilo.schedule.phase import Group, Ranges
 
 
 def check_packages(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's versions of medsilo and of all other packages that the plan
-    uses.
+    """Raise Refused unless a site has the same versions as the server, of medsilo and of all other packages that the
+    plan uses.
     """
     own, served = (told if isinstance(told, dict) else {} for told in (site, server))
     if own != served and (name := name_that_differs(own, served)) is not None:
@@ -24,7 +24,7 @@ def check_packages(site: Any, server: Any) -> None:
 
 
 def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:
-    """Raise Refused unless the groups contain exactly the expected tensor names and shapes."""
+    """Raise Refused unless the tensor groups contain exactly the expected tensor names and shapes."""
     same_names("groups", groups, expected)
     for group, layout in expected.items():
         same_names(f"group {group}", groups[group], layout)
@@ -48,7 +48,9 @@ def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> N
 
 
 def check_forms(groups: Groups, expected: Groups) -> None:
-    """Raise Refused unless the groups contain exactly the expected tensors with the expected shapes and types."""
+    """Raise Refused unless the tensor groups contain exactly the expected tensors with the expected shapes and
+    types.
+    """
     same_layout(groups, expected)
     for group, layout in expected.items():
         for name, like in layout.items():

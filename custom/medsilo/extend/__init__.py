@@ -1,9 +1,10 @@
-"""The names that a plug-in imports from medsilo. A plug-in must import no other names from medsilo. The page
+"""The names that a plug-in imports from medsilo. From medsilo itself, a plug-in must import only these names. The page
 docs/research/extend.md shows examples.
 
-Plug-ins that read a data set for `medsilo init`, that predict, or that export, import from medsilo_lab.extend, too.
+A plug-in that reads a data set for `medsilo init`, that predicts, or that exports also imports names from
+medsilo_lab.extend.
 
-Each name is loaded when it is first used, so that importing this module is fast.
+To keep importing this module fast, each name is loaded only when a program first uses the name.
 """
 
 from importlib import import_module
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# The module that defines each exported name. Names are imported late, because a command's plug-in is loaded for the
-# help text and must not load torch.
+# The module that defines each exported name. Names are imported on first use, because the help text loads a command's
+# plug-in, and loading torch would be slow.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -78,7 +79,7 @@ __all__ = ["__version__", "files", *PLACES]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first used."""
+        """Import a name when a program first uses the name."""
         if name not in PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(PLACES[name]), name)

@@ -1,6 +1,6 @@
-"""Further names for a method that needs more than `Algorithm`, `Group` and `Phase`.
+"""Additional names for a method that can't be written with `Algorithm`, `Group` and `Phase` alone.
 
-The package `medsilo_zoo` shows examples.
+The package `medsilo_zoo` contains examples of methods that use these names.
 """
 
 from medsilo.core.errors import PlanError

@@ -1,6 +1,7 @@
-"""Further names for a network that consists of other networks, or that starts with pre-trained weights from a file.
+"""Additional names for a network that consists of several networks, or that starts with pre-trained weights from a
+file.
 
-The package `medsilo_pretrained` shows examples.
+The package `medsilo_pretrained` contains examples of networks that use these names.
 """
 
 from medsilo.core import weight_cache

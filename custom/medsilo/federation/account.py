@@ -1,11 +1,11 @@
-"""The privacy account of a site in one study: the site charges each answer to its privacy ledger before it sends the
-answer.
+"""The privacy account of a site in one study: the site charges each answer to the site's privacy ledger before sending
+the answer.
 
-A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. Then
-the site charges the attempt to the ledger and sends the answer. A site ignores a saved state or answer without an entry
-in the ledger, because later answers would depend on uncharged training. If a site's process dies, the ledger contains
-every answer that was sent, and at most one answer that was not sent. If the server repeats a request, the site sends
-the saved answer again, unchanged and without a further charge.
+A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. After
+training, the site charges the attempt to the ledger, and then sends the answer. A site ignores a saved state or answer
+that has no entry in the ledger, because later answers would depend on uncharged training. If a site's process dies, the
+ledger contains every answer that was sent, and at most one answer that was not sent. If the server repeats a request,
+the site sends the saved answer unchanged, and does not charge the answer a second time.
 """
 
 import secrets
@@ -37,7 +37,7 @@ class PrivacyAccount:
 
     @classmethod
     def of(cls, place: SiteContext) -> Self | None:
-        """Return the privacy account, or None if neither the hospital demands privacy nor the plan promises privacy to
+        """Return the privacy account, or None if the hospital demands no privacy and the plan promises no privacy to
         patients.
 
         Raises Refused, before data are read, if the plan's privacy promise can't be kept or the privacy budget is
@@ -63,11 +63,13 @@ class PrivacyAccount:
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """True if the ledger has an entry for the attempt, so that the site may use the state saved in this attempt."""
+        """True if the ledger has an entry for the attempt; then the site may use the state that this attempt saved."""
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
-        """Return the saved answer to this request if the ledger contains the answer's attempt; otherwise None."""
+        """If the ledger contains the attempt of a saved answer to this request, return the saved answer; otherwise,
+        return None.
+        """
         path = self._path(request)
         if not path.exists():
             return None
@@ -85,20 +87,22 @@ class PrivacyAccount:
         """Save the answer, replace the saved answer to an earlier request of the same task, and charge the answer to
         the ledger.
 
-        After this method has returned, the answer may leave the site. Raises Refused if the privacy budget is spent.
+        The answer may leave the site after this method has returned. Raises Refused if the privacy budget is spent.
         """
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
         self._tell_hospital(charges)
-        # Charging the ledger is the last step before the answer is sent. If the process dies between the charge and the
-        # sending, the ledger charges an answer that did not leave the site.
+        # A site charges the ledger in the last step before the site sends an answer. If the process dies between the
+        # charge and the sending, the ledger charges an answer that did not leave the site.
         self.ledger.charge(self.study, what, self.attempt, charges)
 
     def _path(self, request: StudyMessage) -> Path:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
-        """Write the spent privacy budget, including the new charges, to a file that the hospital's report reads."""
+        """Write the spent privacy budget, including the charges of this study, to a file that the hospital's report
+        reads.
+        """
         standing, added = self.ledger.standing(), counted(charges)
         delta = self.study.demands.delta if self.study.demands else 1e-5
         study, spent = standing.of(self.study.name) + added, standing.charged + added
@@ -117,7 +121,7 @@ class Accounting:
     repeats a request.
 
     This layer gives the participant's state the identifier of each attempt at an answer. The participant saves its
-    state with the attempt's identifier, and later uses the state only if the ledger contains this identifier.
+    state with the attempt's identifier, and later uses this state only if the ledger contains the identifier.
     """
 
     def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant) -> None:
@@ -150,7 +154,8 @@ class Accounting:
         if self._numbers.counted:
             drawn = self._numbers.counted[0]  # the noise of the counts is drawn once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
-        done, state.done = state.done, -1  # the state in memory must not be used until the answer is charged
+        # until the answer is charged, the participant must not use the state in memory
+        done, state.done = state.done, -1
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, charges)
         state.done = done

@@ -1,6 +1,7 @@
 """Round the counts over a hospital's test cases before the counts leave the hospital.
 
-Each patient counts once, regardless of the patient's number of cases, and each rounded count is a multiple of a unit.
+In these counts, each patient counts once, regardless of the patient's number of cases, and each count is a multiple of
+a unit.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ def coarse_counts(
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
         if name in pairs and not 0 < people < least:
             told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
-    # A mean error or distance that rounds to 0 is left out, because a disclosed error of 0 would look perfect.
+    # If a mean error or distance rounds to 0, the function leaves the mean out, because a disclosed error of 0 would
+    # look perfect.
     errors = {name for name in told if goal.told_range(name) != goal.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
     whole = goal.counts(cut, patients, of_class)
@@ -52,7 +54,7 @@ def _coarse_mean(
     patients.
     """
     total, number = own
-    # A mean over patients has one value for each patient.
+    # A mean over patients is computed from one value per patient.
     if name.endswith(BY_PATIENT):
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
     mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))
@@ -60,7 +62,7 @@ def _coarse_mean(
 
 
 def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Return histograms with BROAD bins, whose rounded counts add up to the rounded total of each class."""
+    """Return histograms with BROAD bins; in each class, the rounded counts of the bins add up to the rounded total."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     told = torch.zeros(classes, 2, BROAD, WIDE, dtype=torch.float64)
     for label in range(classes):

@@ -3,8 +3,8 @@
 A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). The disclosure
 layer computes each field of an answer from the participant's exact results. If a plan promises differential privacy,
 private_site.py adds noise and computes the privacy charges. The hospital's query budget counts the answers to each
-requester (protection.py). If the hospital did not demand this noise, the hospital's minimum counts and rounding apply
-in addition to the noise.
+requester (protection.py). If the hospital did not demand the plan's noise, the hospital's minimum counts and rounding
+also apply.
 """
 
 import math
@@ -44,13 +44,14 @@ from medsilo.tasks.metrics import BINS, BROAD, CHANCES, WEIGHT, Counts, Measures
 from medsilo.tasks.site_data import SiteData, labels_of, patients_of
 from medsilo.tasks.subgroups import Members
 
-if TYPE_CHECKING:  # only studies with a promise of privacy load this module
+if TYPE_CHECKING:  # only studies that promise differential privacy load this module
     from medsilo.federation.private_site import How, PrivateNumbers
 
 MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
-CLASS = 4  # counts by class need at least CLASS times the hospital's minimum number of patients in each class
+CLASS = 4  # counts by class require that each class has at least CLASS times the hospital's minimum number of patients
 LOSS = "loss"  # name of the measure that holds each case's loss
-PAIR = 2  # number of patients in a pair; among n patients, each patient is in the fraction 2 / n of all pairs
+# number of patients in a pair of patients; among n patients, each patient is in the fraction 2 / n of all pairs
+PAIR = 2
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
 Told = dict[str, Any]  # the fields of a site's answer to the server
@@ -79,7 +80,7 @@ class Disclosure:
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
         near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
-        # parts of the data whose patients are nearly the same as in another study
+        # parts of the data that have nearly the same patients as a part of the data in another study
         self.too_near = {part for part in near if not self._noise_alone(part)}
         declared = self.settings.data.subgroups if self.settings.data and members else {}
         self.levels = levels_of(declared, members or {}, self.patients["test"], place.site)
@@ -111,8 +112,8 @@ class Disclosure:
 
     @property
     def steps(self) -> dict[Part, float]:
-        """Return the rounding steps of the validation score and the test score. Scores that are suppressed or noisy
-        have no rounding step.
+        """Return the rounding steps of the validation score and the test score. Scores that are suppressed or have
+        noise have no rounding step.
         """
         told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
         steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
@@ -120,15 +121,15 @@ class Disclosure:
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return a model's exact scores, and a noisy score if the site must not send the exact score.
+        """Return a model's exact scores, and also a noisy score if the site must not send the exact score.
 
-        Each noisy score is a further release under differential privacy.
+        Each noisy score is an additional release of data, which differential privacy must count.
         """
         noisy = self.noisy_score("validation", rounds, measures) if measures and "validation" in self.noisy else None
         return ExactScores(loss, score, measures, noisy)
 
     def rank(self, rounds: int, scored: ExactScores) -> float:
-        """Return the rank of a round's model, by which this site selects its best model.
+        """Return the rank of the model of one round; this site selects its best model by rank.
 
         The site reports the round of the model that it selects, so the rank may only depend on scores that the site
         also sends. If the site sends no scores, the model of the last round ranks highest.
@@ -139,9 +140,9 @@ class Disclosure:
 
     # ------------------------------------------------------------------ answers
     def warnings(self) -> list[SiteWarning]:
-        """Return warnings for the lead. Some warnings concern the hospital's own split of its data into training,
-        validation and test cases. Other warnings name the data part (training, validation or test) whose score is
-        suppressed, because another study used nearly the same patients.
+        """Return warnings for the study's lead about suppressed scores and about the split of the data. Some warnings
+        concern the hospital's own split of its data into training, validation and test cases. A warning can also name
+        the data part whose score is suppressed because another study used nearly the same patients.
         """
         return [
             *self.protection.warnings(),
@@ -163,8 +164,8 @@ class Disclosure:
         return {"validation": finite(self.score("validation", scored.score)), "validation_loss": finite(loss)}
 
     def tested(self, selected: int, scored: ExactScores) -> Told:
-        """Return the fields of an answer that disclose test results. The fields contain counts and means, but no values
-        of single cases.
+        """Return the fields of an answer that disclose test results. The fields for test results contain counts and
+        means, but no values of single cases.
         """
         counts, loss, score = Counts(), math.nan, math.nan
         if "test" in self.noisy:
@@ -229,8 +230,8 @@ class Disclosure:
         return {level: found[level] for level in kept}
 
     def _classes_of_patients(self) -> list[Group]:
-        """Return the test patients of each class, because anybody can compute the scores of classes from the disclosed
-        counts of decisions.
+        """Return the number of test patients of each class, because counts of decisions let everybody compute the
+        scores of classes.
         """
         labels = labels_of(self.data.test) if self.task.goal.classifies else None
         pairs = [*zip(self.patients["test"], [] if labels is None else labels.tolist(), strict=labels is not None)]
@@ -242,7 +243,9 @@ class Disclosure:
         return scores_of(self.task.goal, measures, self.patients["test"], self.levels, self.told_levels)
 
     def write_cases(self, folder: Path, measures: Measures) -> None:
-        """Save the measures of each test case, and the patients of each subgroup level whose score may be sent."""
+        """Save the measures of each test case, and the patients of each subgroup level whose score the site may
+        send.
+        """
         write_measures(folder, measures, self.patients["test"])
         if self.tells_subgroups:
             told = {level: own if level in self.told_levels else frozenset() for level, own in self.levels.items()}
@@ -267,8 +270,8 @@ class Disclosure:
         return Counted(**found)
 
     def _once(self, part: DataPart, numbers: Told) -> Mapping[str, Any]:
-        """Return the numbers that the hospital disclosed first about a group of patients, so that all plans get the
-        same numbers.
+        """Return the numbers that the hospital disclosed first about a group of patients, so that every plan gets
+        identical numbers.
         """
         names = self.patients[part]
         if not self.protected or not names:
@@ -277,7 +280,7 @@ class Disclosure:
 
     @property
     def by_patient(self) -> bool:
-        """True if disclosed counts of classes and decisions count patients instead of cases."""
+        """True if disclosed counts of classes and decisions are numbers of patients, and not of cases."""
         return not self.resolution["test"].exact
 
     @property
@@ -286,7 +289,7 @@ class Disclosure:
         return self.told_patients if self.by_patient else self.told_cases
 
     def weight(self, cases: int) -> int:
-        """Return the aggregation weight of an update that was trained on this number of cases."""
+        """Return the aggregation weight of an update that was trained on the given number of cases."""
         told = self.told_cases.train, self.told_patients.train
         return update_weight(self.plan.weighting, self.samples(cases), *told)
 
@@ -308,9 +311,10 @@ class Disclosure:
     def tells(self, part: DataPart) -> bool:
         """True if the site may send a score over this part of the data (training, validation or test).
 
-        A score is suppressed if it covers too few patients, or if a single patient influences it too much. A score is
-        also suppressed if the difference to another disclosed score would cover too few patients. If the study promises
-        differential privacy, a score is sent only with noise, or if the hospital declared this score public.
+        A score is suppressed if it covers too few patients, or if a single patient influences the score too much. A
+        score is also suppressed if subtracting another disclosed score would disclose a score of too few patients. If
+        the study promises differential privacy, a score is sent only if noise was added or if the hospital declared the
+        score public.
         """
         if self._how(part) == "silent" or not self.cases[part]:
             return False
@@ -327,8 +331,8 @@ class Disclosure:
         return self.numbers.how(part) if self.numbers else "exact"
 
     def _noise_alone(self, part: DataPart) -> bool:
-        """True if noise replaces the minimum count, the rounding, and the comparison with the patients of earlier
-        studies.
+        """True if noise makes the minimum count, the rounding, and the comparison with the patients of earlier studies
+        unnecessary.
         """
         return self.numbers is not None and self.numbers.suffices and self._how(part) == "noisy"
 
@@ -343,15 +347,15 @@ class Disclosure:
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return the validation or test score with new noise; each call is a further release under differential
-        privacy.
+        """Return the validation or test score with newly drawn noise; differential privacy counts each call as an
+        additional release.
         """
         assert self.numbers
         values, between = measures[self.task.goal.metric], self.task.goal.metric_range
         return self.numbers.score(part, number, values, *between, step=self._step_of_units(part))
 
     def _step_of_units(self, part: Part) -> float:
-        """Return the step to which a mean over privacy units (patients or records) is rounded; 0 if noise makes
+        """Return the step to which the site rounds a mean over privacy units (patients or records); 0 if noise makes
         rounding unnecessary.
         """
         assert self.numbers
@@ -412,10 +416,10 @@ class Disclosure:
     def threshold(self, measures: Measures) -> float | None:
         """Return the disclosed decision threshold, computed from the validation cases.
 
-        For data of patients, the threshold is the bound between two broad histogram bins, so it takes few different
-        values.
+        For data of patients, the threshold is a bound between two broad histogram bins, so that only few different
+        values are possible.
 
-        Returns no threshold (None) if a class has too few patients.
+        Returns None instead of a threshold if a class has too few patients.
         """
         exact, own = self.resolution["validation"].exact, {**measures, WEIGHT: self._weights("validation")}
         counts = self.task.goal.counts(own, self.patients["validation"], self.least * (1 if exact else CLASS))
@@ -425,13 +429,13 @@ class Disclosure:
         """Return the number of cases of each class for each part of the data; None if no class of that part has enough
         patients.
 
-        A class with too few patients is reported as absent. All other classes are still reported, because a suppression
-        that depends on a single patient would disclose this patient.
+        If a class has too few patients, the report says that the class is absent. All classes with enough patients are
+        reported; otherwise, the absence of these counts could depend on a single patient and disclose this patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
-            # the noise of `counts` in the plan covers only numbers of cases, so counts of classes would need a further
-            # privacy charge
+            # the noise of `counts` in the plan covers only numbers of cases, so disclosing counts of classes would need
+            # an additional privacy charge
             return dict.fromkeys(PARTS)
         told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
         for part in PARTS:

@@ -29,7 +29,8 @@ from medsilo.runs import paths
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, labels_of, names_of, patients_of, records_of
 
-PAUSE = 60.0  # seconds between two writes to disk, and so the longest computation that is lost when a process dies
+# seconds between two writes of embeddings to disk; if a process dies, at most this computation time is lost
+PAUSE = 60.0
 DIGEST = 32  # bytes of a case's hash
 SHARE = 4  # the file of embeddings takes at most 1 / SHARE of the free disk space
 
@@ -47,19 +48,20 @@ class Store:
     def __post_init__(self) -> None:
         with suppress(
             MedsiloError, FileNotFoundError, KeyError, ValueError
-        ):  # a missing or incomplete file of embeddings is written again
+        ):  # if the file of embeddings is missing or incomplete, it is written again
             found, _ = load_tensors(self.path)
             digests, embeddings = found["digests"].numpy(), found["embeddings"].clone()
             self.known = {digest.tobytes(): own for digest, own in zip(digests, embeddings, strict=True)}
         self.written = len(self.known)
 
     def write(self) -> None:
-        """Write all embeddings to disk if some embeddings are new and the disk has enough space."""
+        """Write all embeddings to disk if some embeddings are not on the disk yet and the disk has enough space."""
         if len(self.known) == self.written:
             return
         embeddings = torch.stack([*self.known.values()])
         if embeddings.nbytes > free_disk(self.path.parent) / SHARE:
-            return  # the disk has too little space, so the next process computes the embeddings again
+            # the disk has too little space for the embeddings, so the next process computes the embeddings again
+            return
         digests = torch.frombuffer(bytearray(b"".join(self.known)), dtype=torch.uint8).view(-1, DIGEST)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(self.path, {"digests": digests, "embeddings": embeddings})
@@ -78,7 +80,7 @@ class Embedded(TensorDataset):
         self._made: tuple[Tensor, ...] = ()
 
     def complete(self, stop: Stop = lambda: None) -> None:
-        """Compute all embeddings that are not computed yet, and free the memory of the images."""
+        """Compute all embeddings that are missing, and free the memory of the images."""
         if self._cases is not None:
             self._made = self._make(self._cases, stop)
             self._cases = None
@@ -101,7 +103,9 @@ class Embedding:
 
     @classmethod
     def of(cls, place: SiteContext, data: SiteData, compute: Compute) -> Self | None:
-        """Return the embeddings; None if the plan's network has no frozen part whose outputs a site saves."""
+        """Return the embeddings of the cases; None if the plan's network has no frozen part whose outputs a site
+        saves.
+        """
         if not place.plan.network.embedding:
             return None
         for part in PARTS:
@@ -115,7 +119,8 @@ class Embedding:
     def complete(self, stop: Stop) -> None:
         for part in PARTS:
             getattr(self.data, part).complete(stop)
-        self.__dict__.pop("_module", None)  # the network that computed the embeddings is no longer needed
+        # once all embeddings are computed, the network that computed them is no longer needed
+        self.__dict__.pop("_module", None)
 
     @cached_property
     def _module(self) -> nn.Module:

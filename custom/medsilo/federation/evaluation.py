@@ -32,7 +32,9 @@ class Evaluation:
     """Computes exact scores over a site's cases; disclosure.py decides which scores leave the site."""
 
     def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
-        """If `protected` is true, because the data come from patients, the measures include the loss of each case."""
+        """If `protected` is true because the data come from patients, the measures also include the loss of each
+        case.
+        """
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected
         self.folder = place.folder
@@ -46,8 +48,8 @@ class Evaluation:
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Cut a random piece of the task's shape from each case; every call with the same purpose returns the same
-        pieces.
+        """Cut a random section of the task's shape from each case; every call with the same purpose returns identical
+        sections.
         """
         names = names_of(part) if self.plan.privacy else None
         return drawn_cases(part, self.task.piece, seed_for(self.plan.seed, self.site, purpose), names)
@@ -57,7 +59,8 @@ class Evaluation:
     ) -> tuple[float, float, Measures]:
         """Return the mean loss, the mean score, and the measures of each single case.
 
-        Without cases, the mean loss and the mean score are NaN. By default, the task's metric measures each case.
+        If there are no cases, the mean loss and the mean score are NaN. By default, the task's metric measures each
+        case.
         """
         if not len(part):  # type: ignore[arg-type]
             return math.nan, math.nan, {}
@@ -77,11 +80,13 @@ class Evaluation:
         return loss, goal.score(measures[goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the cases in the same order as in the evaluation of this model."""
+        """Yield the cases in the order in which the evaluation of this model reads the cases."""
         return self._in_order(part, self._order(part, model))
 
     def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-        """Yield inputs, targets and indices of the cases, in the same order as in the evaluation of this model."""
+        """Yield inputs, targets and indices of the cases, in the order in which the evaluation of this model reads the
+        cases.
+        """
         order, first = self._order(part, model), 0
         for inputs, targets in self._in_order(part, order):
             here = range(first, first + len(inputs))
@@ -93,9 +98,9 @@ class Evaluation:
             return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Return the order of the cases in the evaluation of this model; None means the order of the data set.
+        """Return the order of the cases in the evaluation of this model; None means that the data set's order is used.
 
-        The order is shuffled, with a fixed seed, if a batch norm uses the statistics of the batch.
+        If a batch norm uses the statistics of the batch, the order of the cases is shuffled with a fixed seed.
         """
         if not judges_by_batch(model):
             return None
@@ -108,7 +113,7 @@ class Evaluation:
     # ------------------------------------------------------------------ pictures, which never leave
     @property
     def draws(self) -> bool:
-        """True if pictures of this site's images may be saved with its results."""
+        """True if the hospital may save pictures of this site's images together with the site's results."""
         return self.settings.pictures or self.task.synthetic
 
     def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:
@@ -134,7 +139,7 @@ class Evaluation:
         ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
-        # the batches must be those of the test, because a batch norm may use the statistics of the batch
+        # the batches must be equal to those of the test, because a batch norm may use the statistics of the batch
         for inputs, targets, cases in self._with_places(self.data.test, judged):
             if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
                 output = self._output(model, inputs)
@@ -150,11 +155,12 @@ def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
 
 
 def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
-    """Raise a DataError unless the inputs have the task's shape.
+    """Raise a DataError unless a site's inputs have the shape that the task requires.
 
-    The error may leave the site, because the error's text contains counts and no file names.
+    The error may leave the site, because the error's text contains counts but no file names.
 
-    If data are not in memory, only the first training case is checked, because a study reads test data only at the end.
+    If the data are not in memory, the function checks only the first training case, because a study reads test data
+    only at the end.
     """
     own = shape
     if isinstance(data, Cases):

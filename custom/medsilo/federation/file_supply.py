@@ -13,20 +13,21 @@ from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.mmap_store import bytes_of
 from medsilo.runs.messages import FILES, StudyMessage
 
-if TYPE_CHECKING:  # the server imports this module, but must not load the code of sites
+if TYPE_CHECKING:  # the server imports this module, so the module must not import the code of sites at its beginning
     from medsilo.federation.site_context import Site, SiteContext
     from medsilo.learning.compute import Stop
 
 
 class SuppliedSite:
-    """A layer that saves the network's files from the server, and then creates the wrapped site, which reads these
-    files.
+    """A layer that saves the network's files that the server sends, and then creates the wrapped site, which reads
+    these files.
 
-    The server sends a file as tensors of bytes. The hash of a received file must equal the file's hash in the plan.
+    The server sends a file as tensors of bytes. The hash of a received file must equal the hash that the plan states
+    for the file.
     """
 
     def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:
-        """Wrap a site that the layer creates only after all files have arrived.
+        """Wrap a site that does not exist yet; the layer creates the site after all files have arrived.
 
         Args:
             make: a function that creates the site, which reads the files
@@ -42,7 +43,7 @@ class SuppliedSite:
 
 
 def take_files(place: "SiteContext", parcel: StudyMessage) -> StudyMessage:
-    """Save the files that came with a request, and return the request without the files.
+    """Save the files that a request contains, and return the request without these files.
 
     Raises Lacks if a file that the plan names is still missing.
     """

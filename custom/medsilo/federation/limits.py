@@ -19,7 +19,8 @@ MOST_MINUTES = 1440.0  # maximum minutes of work on one answer
 MOST_DISK = 100 << 30  # maximum bytes of a study's folder
 # minimum for the learning rate times the number of optimizer steps at a site, divided by the number of rounds
 LEAST_LEARNING = 1e-5
-# disk space of all saved models, and of one saved state with its optimizer, in multiples of the size of a float32 model
+# disk space of all saved models, and of a saved state with its optimizer, as multiples of the size of a model in
+# float32
 MODELS, STATE = 2, 8 / 3
 
 
@@ -31,9 +32,9 @@ def check_limits(
     free: int | None = None,
     patients: int | None = None,
 ) -> None:
-    """Raise Refused if the plan demands more than this hospital allows.
+    """Raise Refused if the plan demands more time, disk space or other resources than this hospital allows.
 
-    The error's message is one line, which the site may send to the server.
+    The message of the error Refused is one line, which the site may send to the server.
 
     Args:
         train: the number of training cases; None if the site does not train
@@ -59,7 +60,8 @@ def check_limits(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )
-    # The check uses the rounded number of cases, so that the check's result does not disclose the exact number.
+    # The check of a plan's demands uses the rounded number of cases, so that the result does not disclose the exact
+    # number.
     if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:
         raise Refused(
             f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
@@ -93,8 +95,8 @@ def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
 def learning_per_answer(plan: Plan, train: int) -> float:
     """Return the learning rate times the number of optimizer steps at one site, divided by the number of rounds.
 
-    The learning rate times the steps bounds how far the weights can move, in units of the gradient's length. A study
-    that hardly moves the weights would use the hospital only to score the initial model.
+    The product of learning rate and steps bounds how far the weights can move, in units of the gradient's length. A
+    study that hardly moves the weights would use the hospital only to score the initial model.
     """
     training = plan.training
     steps = training.steps_of_round(steps_in(train, training.batch_size))
@@ -116,7 +118,7 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time within the context as work on an answer."""
+        """Count the time that passes within the context as work on an answer."""
         self.started = time.monotonic()
         try:
             yield

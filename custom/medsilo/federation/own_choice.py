@@ -16,13 +16,13 @@ class OwnChoice:
 
     @property
     def chooses(self) -> bool:
-        """True if this site, and not the server, selects the model that the site tests."""
+        """True if this site selects the model to test, and False if the server selects it."""
         plan = self.place.plan
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
     def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
-        """Save a model, by default the present model, if this site selects its own model and has saved no better
-        model.
+        """If this site selects its own model and has saved no better model, save a model, which is the present model by
+        default.
         """
         rank = self.disclosure.rank(rounds, scored)
         usable = self.chooses and self.place.plan.course.used_as_scored(rounds)
@@ -31,7 +31,7 @@ class OwnChoice:
             self.state.save_model(paths.BEST, rounds, model)
 
     def scored_late(self, rounds: int) -> ExactScores | None:
-        """Return the scores of the received model if the site can compute these scores only after training; None by
-        default.
+        """Return the scores of the received model if the site can compute these scores only after training; by default,
+        return None.
         """
         return None

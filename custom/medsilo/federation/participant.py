@@ -1,8 +1,7 @@
 """Answer the coordinator's requests at a site with exact results, and save the site's local state.
 
-A participant knows neither the transport of messages nor the rules of disclosure. The same participant class therefore
-works in a simulation in one process and over NVFlare. The module site_stack.py lists the layers that wrap a
-participant.
+A participant knows neither the transport of messages nor the rules of disclosure. One participant class therefore works
+both in a simulation in one process and over NVFlare. The module site_stack.py lists the layers that wrap a participant.
 """
 
 import math
@@ -117,7 +116,7 @@ class Participant:
         self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
         self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
         self.envelope = envelope or UpdateCodec()
-        self.warnings: list[SiteWarning] = []  # warnings to the lead that belong to the present answer
+        self.warnings: list[SiteWarning] = []  # warnings to the lead that the site sends with the present answer
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         """Carry out the server's request, and return the exact result.
@@ -191,7 +190,7 @@ class Participant:
         return ExactDelivery(scored, plan.algorithm.outcome.take(self._end(stop), asked.outcome))
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
-        """Evaluate the selected model on the test cases."""
+        """Evaluate the selected model on the site's test cases."""
         folder, outcome = self.place.folder, self.place.plan.algorithm.outcome
         selected = self._take_selected(asked, groups)
         self.state.save_model(paths.BEST, selected)
@@ -203,18 +202,18 @@ class Participant:
         told = outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         self.disclosure.write_cases(folder, scores.measures)  # the measures of single cases stay at the site
-        made_of = selected if told is None else asked.round  # a delivered model counts as the model of the last round
+        made_of = selected if told is None else asked.round  # a delivered model replaces the model of the last round
         return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
         """Load the model to test, and return the round of this model.
 
-        The model is the best model by this site's own validation, the model that the coordinator sends, or the model of
-        the last round.
+        The tested model is the best model by this site's own validation, the model that the coordinator sends, or the
+        model of the last round.
         """
         self.state.reload()
-        # from here on, the networks in memory are the model under test instead of the state after a round
+        # from here on, the networks in memory contain the model under test, and no longer the state after a round
         self.state.done = -1
         if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
@@ -225,16 +224,16 @@ class Participant:
         return asked.selected
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
-        """Return the measures of the validation cases, from which the decision threshold is computed; None if the site
-        sends no threshold.
+        """Return the measures of the validation cases, which determine the decision threshold; None if the site sends
+        no threshold.
         """
         if not self.disclosure.tells_threshold:
             return None
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Validate the model after a number of rounds; if the site selects its own best model, save the model whenever
-        it is the best.
+        """Validate the model after a number of rounds; if the site selects its own best model, save the model if it is
+        the best.
         """
         if not self.place.plan.validates(rounds):
             return None
@@ -246,9 +245,7 @@ class Participant:
         return scored
 
     def _end(self, stop: Stop) -> SiteEnd:
-        """Return the state of the site at the end of a study, from which the method computes the outcome of the
-        study.
-        """
+        """Return the state of the site at the end of a study, from which the method computes the study's outcome."""
         place, disclosure = self.place, self.disclosure
 
         def validation() -> Iterator[tuple[Tensor, Tensor]]:
@@ -270,14 +267,14 @@ class Participant:
 
     # ------------------------------------------------------------------ tensors in and out
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
-        # until the work on this request is complete, the networks in memory are not the state after any round
+        # while the site works on this request, the networks in memory do not contain the state after any round
         self.state.done = -1
         opened = self.envelope.open(asked, groups, self.state.modules)
-        # The server does not send the groups of tensors that the site computes itself.
+        # The server does not send tensor groups that the site computes itself.
         self.state.take_over(opened, phase, self.envelope.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
-        """Raise Refused with the likely reason if this round's tensors have values that the server would reject."""
+        """Raise Refused with the likely reason if the server would reject a value in this round's tensors."""
         if not phase.trains:
             return
         for own in phase.sent:
@@ -308,7 +305,7 @@ def participant_of(
     envelope: UpdateCodec | None = None,
     trainer: Callable[..., Trainer] = Trainer,
 ) -> Participant:
-    """Build a hospital's participant from its components.
+    """Build a hospital's participant from the components of the participant.
 
     Args:
         data: data to use instead of the data that the hospital's settings name

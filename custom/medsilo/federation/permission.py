@@ -1,6 +1,6 @@
 """A hospital's permission for a study.
 
-The permission is checked before data are read, between batches, and before an answer leaves the site.
+The site checks the permission before reading data, between batches, and before an answer leaves the site.
 """
 
 import time
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import CodeFacts
     from medsilo.site.query_budget import QueryBudget
 
-# For each task, the fields of a request that determine the numbers in the answer, besides the request's tensors
+# For each task, the fields of a request that, besides the request's tensors, determine the numbers in the answer
 ANSWERED_WITH = {
     "round": {"study", "round", "last", "train_cases"},
     "deliver": {"study", "round", "last", "outcome"},
@@ -34,25 +34,25 @@ LOOK = 1.0  # seconds between two checks of the hospital's decision
 
 
 def is_canary(plan: "Plan") -> bool:
-    """True if a plan is a canary: one round on synthetic data, without code of other packages and without files of
-    weights.
+    """True if a plan is a canary: one round on synthetic data, without code from other packages and without weight
+    files.
     """
     named = [layer.name for layer in plan.layers]
     return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not (plan.packages or plan.network.files)
 
 
 class Permission:
-    """A site that answers only the requests that its hospital has approved, if approval is required."""
+    """If the hospital requires approval, a site that answers only the requests that the hospital has approved."""
 
-    # the wrapped site, which is created only after the check of the permission, because the site reads data
+    # the wrapped site, which is created only after the permission was checked, because creating the site reads data
     inner: Site
 
     def __init__(self, place: SiteContext) -> None:
         """Check whether the hospital's settings allow the study.
 
-        Raises Refused if the hospital takes part in no study, or if the hospital only tests models and this study would
-        train at the hospital. Also raises Refused if approval is required but no startup kit is present, because the
-        kit's key verifies approvals.
+        Raises Refused if the hospital takes part in no study, or if the hospital only tests models and the study would
+        train there. Also raises Refused if approval is required but no startup kit is present, because only the kit's
+        key can verify approvals.
         """
         self.place = place
         by_code = (
@@ -75,7 +75,7 @@ class Permission:
 
     @property
     def approvals(self) -> "Approvals | None":
-        """The hospital's approvals, verified with the key of the present startup kit, since the kit may be renewed
+        """The hospital's approvals, which the key of the present startup kit verifies, because the kit may be renewed
         during a study.
         """
         place = self.place
@@ -88,7 +88,7 @@ class Permission:
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
 
-        def look() -> None:  # called between batches
+        def look() -> None:  # a function that the training calls between batches
             stop()
             if time.monotonic() - self._looked >= LOOK:
                 self.check(number=asked.round)
@@ -100,7 +100,8 @@ class Permission:
             made = digest_of(StudyMessage(parcel.groups, own))[:32]
             approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
         reply = self.inner.answer(parcel, look)
-        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves the site
+        # the permission is checked a second time before the answer leaves the site
+        self.check(asked.sites, asked.round)
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
@@ -108,7 +109,8 @@ class Permission:
 
         Also raises Refused if the hospital's settings have changed since the hospital accepted the settings.
 
-        A plan without a decision is saved, so that the hospital can review the plan and decide.
+        If the hospital has made no decision about a plan, the plan is saved, so that the hospital can review the plan
+        and decide.
         """
         self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:
@@ -139,7 +141,7 @@ class Permission:
     def begin(self) -> None:
         """Save the plan in a form that people can review, even if the plan is already approved.
 
-        Raises Refused under the same conditions as `check`.
+        Raises Refused under the conditions under which `check` raises it.
         """
         if self._book:
             self._keep()

@@ -1,10 +1,11 @@
-"""Compute the noise for differential privacy in a site's training and disclosed numbers, and the privacy charges.
+"""Compute the noise of differential privacy in a site's training and in the site's disclosed numbers, and the privacy
+charges.
 
-A number that the hospital declared public is sent exactly. Every other number gets noise with a separate privacy charge
-if the plan offers noise for this kind of number; otherwise the number is suppressed. The privacy unit is either one
-record, or one patient with all of this patient's cases. Each privacy unit counts once in counts and mean scores. If the
-hospital demands differential privacy, noise replaces the hospital's minimum counts and rounding. Otherwise, minimum
-counts and rounding apply in addition to the noise (disclosure.py).
+A number that the hospital declared public is sent exactly. A number that is not public gets noise and a privacy charge
+if the plan offers noise for such numbers; otherwise the number is suppressed. The privacy unit is either one record, or
+one patient with all of this patient's cases. Each privacy unit counts once in counts and mean scores. If the hospital
+demands differential privacy, the noise replaces the hospital's minimum counts and rounding. If only the plan promises
+differential privacy, minimum counts and rounding apply in addition to the noise (disclosure.py).
 """
 
 import json
@@ -40,7 +41,7 @@ from medsilo.tasks.site_data import SiteData, patients_of, records_of
 DIGITS = 4  # decimal digits of a noisy score
 STEPS = 1000  # number of rounding steps in half of a score's range
 How = Literal["exact", "noisy", "silent"]
-# The kinds of numbers in the answer to each kind of request
+# The kinds of numbers that the answer to each kind of request contains
 NUMBERS: dict[str, tuple[Told, ...]] = {
     "join": ("counts",),
     "round": ("counts", "train", "validation"),
@@ -84,7 +85,7 @@ def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
 
 
 def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarded: bool) -> How:
-    """Return the form (exact, noisy or suppressed) in which a plan with differential privacy discloses this kind of
+    """Return the form (exact, noisy or suppressed) in which a plan with differential privacy discloses a given kind of
     number.
 
     Args:
@@ -93,7 +94,7 @@ def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarde
     offer = plan.privacy
     assert offer
     if guarded and told in ("validation", "test") and plan.private.exact_networks:
-        # The score of a model that was trained without noise would disclose training cases.
+        # If a model was trained without noise, its score would disclose training cases.
         return "silent"
     if demands and told in demands.public:
         return "exact"
@@ -114,7 +115,7 @@ class PrivateNumbers:
     guarded: bool
     folder: Path
     units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part of the data
-    # Numbers of privacy units are rounded to multiples of this step before noise is added.
+    # Before noise is added, the numbers of privacy units are rounded to multiples of this step.
     step: int = 1
 
     @classmethod
@@ -146,22 +147,24 @@ class PrivateNumbers:
     @cached_property
     def counting(self) -> Geometric:
         """The noise on the numbers of privacy units (patients or records) in the training, validation and test data.
-        Each privacy unit is in only one data part, so one unit changes the sum of all counts by one.
+        Each privacy unit is in only one data part, so adding one unit changes the sum of all counts by one.
         """
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._scaled(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Geometric:
-        """The noise on the sum from which a score is computed, in whole steps. All noisy scores of the study together
-        cost at most the fraction of ε that the plan assigns to scores.
+        """The noise on the sum from which a score is computed, as a whole number of rounding steps. All noisy scores of
+        the study together cost at most the fraction of ε that the plan assigns to scores.
         """
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._scaled(self.plan.privacy.scores.epsilon)
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _scaled(self, epsilon: float) -> float:
-        """Return a given fraction of the plan's ε, reduced in proportion if the hospital demands a smaller ε."""
+        """Return a given fraction of the plan's ε; if the hospital demands a smaller ε, the fraction is taken of this
+        smaller ε.
+        """
         assert self.plan.privacy
         return epsilon * self.promise.epsilon / self.plan.privacy.epsilon
 
@@ -171,8 +174,8 @@ class PrivateNumbers:
         return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str, number: int) -> list[Charge]:
-        """Return the privacy charges of the numbers in an answer. The counts are excluded, because their noise is drawn
-        once per study.
+        """Return the privacy charges of the numbers in an answer. The charges of the noisy counts are excluded, because
+        the noise of the counts is drawn once per study.
         """
         found = []
         for told in NUMBERS.get(task, ()):
@@ -200,8 +203,8 @@ class PrivateNumbers:
         """The identifier of a random draw, and the noisy number of privacy units in each part of the data; None if
         counts have no noise.
 
-        The noisy numbers are drawn once and saved, because each further draw would disclose more and cost a further
-        charge. The noisy numbers replace the true numbers in every answer and in training.
+        The noisy numbers are drawn once and saved, because drawing again would disclose more and cost an additional
+        charge. The noisy numbers of units replace the true numbers in every answer and in training.
         """
         if self.how("counts") != "noisy":
             return None
@@ -211,8 +214,8 @@ class PrivateNumbers:
                 kept = json.loads(path.read_text("utf-8"))
                 return str(kept["draw"]), {part: int(kept["counts"][part]) for part in PARTS}
         secret, rounding = self.secret("counts"), Resolution(unit=self.step)
-        # The noise is a whole number of rounding steps, because one privacy unit changes a rounded count by at most one
-        # step.
+        # The noise on counts is a whole number of rounding steps, because one privacy unit changes a rounded count by
+        # at most one step.
         noise = self.counting.scale * self.counting.sensitivity
         found: dict[str, int] = {
             part: max(self.step, rounding.count(len(set(self.units[part]))) + self.step * secret.geometric(noise))
@@ -231,8 +234,8 @@ class PrivateNumbers:
         """Return a noisy mean over privacy units, where each unit has the mean score of its cases.
 
         Each unit's contribution is at most half of the score's range, and is rounded to a thousandth of this half. The
-        mean is rounded before noise is added, so that averaging many answers reveals only the rounded mean. One privacy
-        unit changes the rounded mean by a whole number of rounding steps.
+        mean is rounded before noise is added, so that an average of many answers reveals only the rounded mean. One
+        privacy unit changes the rounded mean by a whole number of rounding steps.
 
         Args:
             step: the rounding step of this hospital's scores
@@ -250,13 +253,14 @@ class PrivateNumbers:
             return round(min(max(middle + (total + noise) / STEPS * each, low), high), DIGITS)
         rounded = round((min(max(middle + total / STEPS * each, low), high) - low) / step)
         noise = secret.geometric(self.scoring.scale * STEPS * math.ceil(each / step))
-        # The noise is rounded in intervals of equal width, because rounding ties to even would disclose the parity.
+        # The noise is rounded to intervals of equal width, because rounding ties to even would disclose the parity of
+        # the sum.
         told = rounded + (noise + STEPS // 2) // STEPS
         return round(min(max(low + told * step, low), high), DIGITS)
 
     def secret(self, *purpose: str | int) -> NoiseSource:
-        """Return the source of random numbers for one release: a secret source, or the plan's seed if the data are
-        synthetic.
+        """Return the source of random numbers for one release: a secret source, or, for synthetic data, a source with
+        the plan's seed.
         """
         if self.plan.task.synthetic:
             return NoiseSource.from_seed(self.plan.seed, self.site, *purpose)
@@ -279,7 +283,8 @@ class PrivateSite:
     def size(self) -> int:
         """The number of training cases, or the noisy number of privacy units in training if counts have noise.
 
-        The sampling rate, the number of steps and the divisor of sums depend only on this disclosed number.
+        The sampling rate, the number of steps and the divisor of sums depend only on this disclosed number of cases or
+        units.
         """
         counted = self.numbers.counted
         return counted[1]["train"] if counted else len(self.train)  # type: ignore[arg-type]
@@ -299,7 +304,7 @@ class PrivateSite:
 
     @cached_property
     def effective(self) -> float:
-        """The noise multiplier that keeps the privacy guarantee over all rounds, if each training step has only one
+        """The noise multiplier that keeps the privacy guarantee over all rounds if each training step computes only one
         gradient.
         """
         rounds = sum(phase.rounds for phase in self.numbers.plan.course.phases if phase.trains)
@@ -321,13 +326,16 @@ class PrivateSite:
         return noise
 
     def charges(self, number: int, phase: Phase) -> list[Charge]:
-        """Return the privacy charges of a round's training, regardless of which tensors are sent."""
+        """Return the privacy charges of a round's training; the charges do not depend on which tensors the site
+        sends.
+        """
         released = self._releases(phase.releases)
         if not phase.trains:
             return released
         noise = self.noise / math.sqrt(
             self.numbers.plan.gradients
-            # One gradient with this noise has the same charge as all gradients of a training step together.
+            # One gradient with this noise multiplier has the same privacy charge as all gradients of a training step
+            # together.
         )
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.numbers.plan.private.networks)
@@ -351,7 +359,7 @@ class PrivateSite:
         return [Charge.normal("mean over cases", self.releasing, count)] if count else []
 
     def training(self, number: int) -> PrivateSteps:
-        """Return the training steps with clipping and noise for this site's networks, for one attempt at a round."""
+        """Return the training steps, with clipping and noise, of this site's networks for one attempt at a round."""
         secret = self.numbers.secret("round", number)
         assert self.numbers.plan.privacy
         clip = self.numbers.plan.privacy.clip

@@ -1,5 +1,5 @@
 """Limit the facts about patients that a lead can learn from many studies: keep a hospital's data split fixed, and count
-answers.
+the answers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from medsilo.site.query_budget import QueryBudget, Requester, data_set
 from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # few studies need the privacy ledger
+if TYPE_CHECKING:  # this import is late, because only few studies need the privacy ledger
     from medsilo.site.ledger import Ledger
 
 UNFIT = (
@@ -49,11 +49,12 @@ class Protection:
         self.is_let_in = place.book is not None
         self.book = place.book or book_of(self.settings, self.site, self.folder)
         source = self.settings.data
-        self._ledger: Ledger | None = None  # the data set's ledger, opened for a script's first answer
+        # the ledger of the data set, which the site opens for a script's first answer
+        self._ledger: Ledger | None = None
         self.asker = Requester(place.lead, data_set(source, self.plan.task.name), place.study)
 
     def admit(self) -> None:
-        """Raise Refused, before data are read, if the hospital's rules forbid the study's requests."""
+        """Raise Refused, before the site reads data, if the hospital's rules forbid a request of the study."""
         if not self.on or self.is_let_in:
             return
         if self.plan.task.deals:
@@ -70,7 +71,7 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # A public reason would let a lead find out the hospital's words by trying words.
+                # If the reason were public, a lead could find out the hospital's words by trying words.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
@@ -82,8 +83,8 @@ class Protection:
         """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
         columns and levels could infer facts about patients from the details of errors.
 
-        Details of errors about an accepted data set also stay at the site, because the details may quote words of the
-        data set.
+        Details of errors about an accepted data set stay at the site, because the details may quote words of the data
+        set.
         """
         try:
             yield
@@ -95,15 +96,17 @@ class Protection:
             raise DataError(UNFIT, private=f"{error} {error.private}") from error
 
     def source(self) -> DataSource | None:
-        """Return the hospital's data source; if patients are protected, the hospital's own seed splits the data."""
+        """Return the hospital's data source; if patients are protected, the hospital's own seed splits the data into
+        parts.
+        """
         source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
         return with_own_split(source, self.book, self.asker.data)
 
     def warnings(self) -> list[SiteWarning]:
-        """Return a warning to the lead if the hospital's fractions of training, validation and test cases replace the
-        plan's fractions.
+        """If the hospital's fractions of training, validation and test cases replace the plan's fractions, return a
+        warning to the lead.
         """
         source = self.settings.data
         own = (source and source.shares) or SHARES
@@ -112,7 +115,7 @@ class Protection:
         return [SiteWarning(kind="own split", numbers=tuple(own))]
 
     def note(self, sent: Mapping[str, int] | None = None, **parts: int) -> None:
-        """Count an answer before it is sent; raises Refused if the hospital's query budget is spent.
+        """Count an answer in the query budget before the answer is sent; raises Refused if the query budget is spent.
 
         Args:
             sent: the bits that a training script sends, by kind of content
@@ -151,8 +154,8 @@ class Protection:
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
-    """Return the hospital's data source in the form that a plan requires. With differential privacy, each patient is
-    assigned to training, validation or test independently of the other patients.
+    """Return the hospital's data source, adapted to the requirements of a plan. With differential privacy, each patient
+    is assigned to training, validation or test independently of the other patients.
 
     Args:
         only_tested: whether the site is an evaluation site
@@ -161,7 +164,9 @@ def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
-    """Return a refusal if the plan's number of folds differs from the hospital's number of folds; None otherwise."""
+    """If the plan's number of folds differs from the hospital's number of folds, return a refusal; otherwise, return
+    None.
+    """
     fold, own = plan.task.fold, settings.data.folds if settings.data else None
     if fold is None or fold.of == own:
         return None
@@ -173,8 +178,8 @@ def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
-    """Return a refusal that lists the plan's words that the accepted data set lacks; None if the data set lacks no
-    word.
+    """If the accepted data set lacks words that the plan uses, return a refusal that lists these words; otherwise
+    return None.
 
     The refusal depends only on the data set's description, so the refusal does not disclose which words occur in the
     data.
@@ -206,8 +211,8 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
 
 
 def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
-    """Return the data source, split into training, validation and test cases by this hospital's secret seed. The
-    default fractions of the split apply unless the hospital's settings have fractions.
+    """Return the data source, which this hospital's secret seed has split into training, validation and test cases. The
+    default fractions of the split apply unless the hospital's settings state other fractions.
 
         writes: whether new assignments are saved
     """

@@ -15,8 +15,8 @@ from medsilo.tasks.metrics import Measures
 
 @dataclass(frozen=True)
 class ExactScores:
-    """A model's exact scores over the validation or test cases, and a noisy score if the exact score must not be
-    sent.
+    """A model's exact scores over the validation or test cases, and a noisy score if the site must not send the exact
+    score.
     """
 
     loss: float
@@ -34,7 +34,7 @@ class ExactResult:
 
 @dataclass(frozen=True)
 class ExactMessage(ExactResult):
-    """A message of secure aggregation with keys and masks, but no numbers about patients."""
+    """A message of secure aggregation, which contains keys and masks, but no numbers about patients."""
 
     secagg: dict[str, Any]
 
@@ -83,7 +83,7 @@ SUBGROUP, LEVEL = "subgroup", "level"
 
 
 def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) -> None:
-    """Write each test case's measures to a CSV file, with numbers instead of cases' and patients' names."""
+    """Write each test case's measures to a CSV file, in which numbers replace the names of cases and patients."""
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -95,8 +95,8 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
 
 
 def write_levels(folder: Path, levels: Mapping[tuple[str, str], Collection[str]], patients: Sequence[str]) -> None:
-    """Write the patients of each subgroup level to a CSV file, with the same patient numbers as in the file of test
-    cases. A level with a suppressed score has one line without a patient.
+    """Write the patients of each subgroup level to a CSV file, in which patients have the same numbers as in the file
+    of test cases. A level whose score is suppressed has one line, which names no patient.
     """
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     text = io.StringIO()

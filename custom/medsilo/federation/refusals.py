@@ -1,5 +1,6 @@
-"""Describe an error in words that a site may send: medsilo's message, or the error's type and line in medsilo's
-code."""
+"""Describe an error in words that a site may send: the message of medsilo, or the error's type and the line in
+medsilo's code.
+"""
 
 import errno
 import traceback
@@ -11,8 +12,8 @@ from medsilo.runs.paths import ERRORS
 
 
 def public_reason(error: Exception) -> str:
-    """Return an error's reason in one line. Messages of other libraries are left out, because file names in these
-    messages may name patients.
+    """Return an error's reason in one line. Messages of libraries other than medsilo are left out, because file names
+    in these messages may name patients.
     """
     if isinstance(error, MedsiloError):
         return str(error)
@@ -29,7 +30,7 @@ def public_reason(error: Exception) -> str:
 
 
 def passes(error: Exception) -> bool:
-    """True if the same request may succeed later, because the cause of the error may disappear."""
+    """True if a repetition of the failed request may succeed, because the cause of the error may disappear."""
     return isinstance(error, Passing) or _is_full(error)
 
 
@@ -38,8 +39,8 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if the GPU or the CPU ran out of memory. If CPU memory runs out, only the text of torch's error shows the
-    cause.
+    """True if the GPU or the CPU ran out of memory. If CPU memory runs out, only the text of torch's error shows that
+    memory ran out.
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
@@ -48,5 +49,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def details(error: Exception) -> str:
-    """Return an error's traceback and private details; these texts may name patients, so they must stay at the site."""
+    """Return an error's traceback and private details; both may name patients, so they must stay at the site."""
     return "".join(traceback.format_exception(error)) + getattr(error, "private", "")

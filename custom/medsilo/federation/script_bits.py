@@ -1,6 +1,7 @@
 """Bound the information, in bits, that a training script can send in its messages.
 
-The bounds are computed from the types of the messages' fields, because a script can encode anything in its numbers.
+The bounds are computed from the types of a message's fields, because a script can encode any information in its
+numbers.
 """
 
 import math
@@ -31,12 +32,12 @@ COUNTED = ("cases", "patients")
 
 @dataclass(frozen=True)
 class Stretch:
-    """A series of rounds whose messages have the same size, or one message at the beginning or end of a study."""
+    """A series of rounds whose messages have equal sizes, or one message at the beginning or end of a study."""
 
     task: str
     first: int
     last: int
-    bits: Mapping[Kind, int]  # of each round
+    bits: Mapping[Kind, int]  # number in each round
     parameters: int = 0  # number of tensor elements in each message
 
     @property
@@ -45,8 +46,8 @@ class Stretch:
 
 
 def most_bits(plan: Plan) -> list[Stretch]:
-    """Return the maximum number of bits that a training script may send in each round, and at the study's beginning and
-    end.
+    """Return the maximum number of bits that a training script may send in each round, and at the beginning and end of
+    the study.
     """
     rounds, ends = list(_rounds(plan)), (Stretch(task, 0, 0, _beside(plan, task)) for task in ("deliver", "test"))
     return [Stretch("join", 0, 0, _beside(plan, "join")), *rounds, *ends]
@@ -64,7 +65,7 @@ def _rounds(plan: Plan) -> Iterator[Stretch]:
 
 
 def _beside(plan: Plan, task: str) -> dict[Kind, int]:
-    """Return the maximum number of bits in all fields of one message, without the message's tensors."""
+    """Return the maximum number of bits in all fields of one message, not counting the message's tensors."""
     metrics = {"join": 0, "round": 3, "deliver": 2, "test": 3}[task]
     counts = len(COUNTED) * len(PARTS) + (task == "round")
     chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
@@ -91,7 +92,7 @@ def logged_names(plan: Plan) -> set[str]:
 
 
 def _logged(plan: Plan) -> int:
-    """Return the bits of one logged number: its name, its value and its step."""
+    """Return the number of bits of one logged number, which consists of a name, a value and a step."""
     return math.ceil(math.log2(max(len(logged_names(plan)), 1))) + REAL + STEP
 
 
@@ -101,14 +102,15 @@ class Narrowing:
 
     score: int  # bits of each score or loss
     halves: bool  # whether weights are rounded to bfloat16
-    knows_cases: bool  # whether later answers must repeat the numbers of cases that the script reported when joining
+    # whether later answers must contain the same numbers of cases that the script reported when joining
+    knows_cases: bool
 
 
 ALL = Narrowing(REAL, False, False)
 
 
 def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
-    """Return the capacity, in bits, of the fields of an answer, summed for each kind of field."""
+    """Return the capacity, in bits, of an answer's fields, as one sum for each kind of field."""
     facts = answer.facts
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
@@ -136,7 +138,7 @@ def _bits_in(tensor: Tensor, narrowing: Narrowing) -> int:
 
 
 def _bits_below(number: int) -> int:
-    """Return the number of bits that encode a non-negative integer below this number."""
+    """Return the number of bits that can encode any non-negative integer below the given number."""
     return math.ceil(math.log2(max(number, 1)))
 
 
@@ -150,7 +152,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def in_all(stretches: Sequence[Stretch]) -> Counter[str]:
-    """Return the total bits of all messages of a study for each kind of field."""
+    """Return, for each kind of field, the total bits in all messages of a study."""
     found: Counter[str] = Counter()
     for one in stretches:
         found.update({kind: one.times * bits for kind, bits in one.bits.items()})

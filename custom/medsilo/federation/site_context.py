@@ -1,6 +1,6 @@
 """Define the interface of a site, which answers the server's messages, and the site's context in a study.
 
-A layer wraps a site and has the same interface as the site (site_stack.py lists the order of layers).
+A layer wraps a site and has the interface of a site (site_stack.py lists the order of layers).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from medsilo.site.settings import SiteSettings
 
 @dataclass(frozen=True)
 class SiteContext:
-    """A site's plan, settings, folder and other facts of one study.
+    """A site's plan, settings and folder in one study, and more facts that the site knows about the study.
 
     >>> from pathlib import Path
     >>> SiteContext(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study
@@ -41,18 +41,18 @@ class SiteContext:
     kit: KitFiles | None = None  # the startup kit whose key signs decisions and the ledger
     # the plan before the study's hospitals were added to the plan
     submitted: Plan | None = None
-    job_code: JobCode | None = None  # the custom code of the NVFlare job
+    job_code: JobCode | None = None  # the code that the NVFlare job contains in its folder custom
     # The query budget in another process, if that process has already admitted the study
     book: QueryBudget | None = None
 
     @property
     def asked(self) -> Plan:
-        """The plan as the lead submitted it, which is the plan that hospitals approve."""
+        """The plan exactly as the lead submitted it; hospitals approve this plan."""
         return self.submitted or self.plan
 
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
-        """Add secret normal noise of this standard deviation to a tensor; each call draws new noise."""
+        """Add secret normal noise with the given standard deviation to a tensor; each call draws new noise."""
         from medsilo.privacy.noise import NoiseSource
 
         return NoiseSource().with_normal(exact, deviation)
@@ -74,7 +74,7 @@ class SiteContext:
 
     @property
     def models(self) -> Path:
-        """The folder of files with initial weights, including files that the server sent."""
+        """The folder that contains files of initial weights, including files that the server sent."""
         return self.folder.parents[2] / MODELS
 
     def to_facts(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def promises_privacy(place: SiteContext) -> bool:
 class Site(Protocol):
     """A site of a study.
 
-    A layer wraps a site and has the same interface as the site.
+    A layer wraps a site and has the interface of a site.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
@@ -129,8 +129,8 @@ class Site(Protocol):
 
 
 class UpdateCodec:
-    """Sends and receives tensors without encoding. Secure aggregation overrides the methods of this class to mask
-    tensors.
+    """Sends and receives tensors as they are, without encoding. Secure aggregation overrides the methods of this class
+    to mask the tensors.
     """
 
     # whether the server omits groups of tensors that a site can compute itself
@@ -145,7 +145,7 @@ class UpdateCodec:
         return groups
 
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused, before the round's state is saved, if the tensors can't be encoded."""
+        """If the tensors of a round can't be encoded, raise Refused before the site saves the round's state."""
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Encode the groups of tensors to send.

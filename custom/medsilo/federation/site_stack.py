@@ -1,6 +1,6 @@
 """Build the layers around a site, from inside to outside. The module server_stack.py builds the layers of the server.
 
-A request passes the following layers from outside to inside:
+From the outermost to the innermost layer, a request passes the following layers:
 
     permission      rejects requests until the hospital has approved the plan
     supply          requests a missing file of initial weights, and saves the file if the plan names its hash
@@ -12,9 +12,9 @@ A request passes the following layers from outside to inside:
     disclosure      chooses and rounds the numbers of the exact results that may be sent
     participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)
 
-An answer passes the layers in the opposite order. The participant itself, and not a layer, calls the `UpdateCodec`
-(site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation is a separate
-package, which medsilo finds by the package's entry point.
+An answer passes the layers from the innermost to the outermost layer. No layer calls the `UpdateCodec`
+(site_context.py); the participant itself calls it, because secure aggregation needs the round's phase and weight.
+Secure aggregation is a separate package, and an entry point of this package lets medsilo find it.
 """
 
 import time
@@ -32,7 +32,9 @@ from medsilo.runs.messages import ANSWERS, Request, StudyMessage
 
 
 class DisclosingSite:
-    """Answers requests with the disclosed form of the participant's exact results."""
+    """Answers requests with the participant's results, after the disclosure layer has rounded or suppressed the exact
+    results.
+    """
 
     def __init__(self, inner: Participant) -> None:
         self.inner = inner
@@ -61,7 +63,9 @@ class DisclosingSite:
 
 
 class TrainingSite:
-    """A participant with its disclosure and with the plan's layers, which runs in the training process."""
+    """A participant together with its disclosure layer and the plan's layers; all of these run in the training
+    process.
+    """
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -72,7 +76,7 @@ class TrainingSite:
         return self.site.answer(parcel, stop)
 
     def offload(self) -> None:
-        """Free the memory of the networks until the next answer, which restores the networks from the site's folder."""
+        """Free the memory of the networks; for the next answer, the site restores the networks from its folder."""
         self.participant.state.offload()
 
 
@@ -83,7 +87,7 @@ def training_site(place: SiteContext, kind: Callable[..., Participant] = partici
     if promises_privacy(place):
         from medsilo.federation.account import Accounting, PrivacyAccount
 
-        # PrivacyAccount.of may refuse the study, and must do so before data are read
+        # PrivacyAccount.of may reject the study, which must happen before data are read
         account = PrivacyAccount.of(place)
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):

@@ -1,4 +1,4 @@
-"""Keep a site's networks and optimizers, and save the tensors that the server does not send again."""
+"""Keep a site's networks and optimizers, and save the tensors that the server sends only once."""
 
 import csv
 import gc
@@ -29,18 +29,18 @@ from medsilo.runs.own_files import Deed, SiteActivity
 from medsilo.schedule.phase import Phase, places_of, views
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
-# number of earlier states that are kept, because a server that dies during a round may repeat an earlier round
+# number of earlier states that are kept, because a server that dies during a round may repeat the round before
 KEPT = 2
-# at least this number of rounds lies between two older states that are kept, in case the server is restored from a
-# backup
+# two older states that are kept are at least this number of rounds apart; older states serve if the server is restored
+# from a backup
 TENTH = 10
 
 
 def is_kept(number: int, done: int) -> bool:
     """True if a site still keeps the saved state of round `number` after round `done`.
 
-    A site keeps the latest states, every tenth state of the last hundred rounds, every hundredth of the last thousand,
-    and so on.
+    A site keeps the latest states, every tenth state of the last hundred rounds, every hundredth state of the last
+    thousand rounds, and so on.
     """
     age = done - number
     return age <= KEPT or number % max(TENTH, 10 ** (len(str(age)) - 1)) == 0
@@ -57,10 +57,10 @@ class SiteState:
         self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute
         self.modules: Modules
         self.optimizers: dict[str, Optimizer]
-        self.done: int  # the last round that the state includes; -1 during a round
+        self.done: int  # the last round after which the state was reached; -1 during a round
         self.best: float | None  # validation score of the site's best model so far
         self.attempt = ""  # identifier of the attempt at the present answer, if a privacy ledger counts answers
-        # returns True if the state that was saved in an attempt may be used
+        # returns True if the site may use the state that was saved in the given attempt
         self.counts: Callable[[str], bool] | None = None
         self.begin()
 
@@ -72,7 +72,7 @@ class SiteState:
         return self.algorithm.whole(self.modules)
 
     def begin(self) -> None:
-        """Set the state before the first round, which is equal at all sites."""
+        """Set the state before the first round, which is identical at all sites."""
         settled = self.plan.network.settled
         self.modules = {name: settled(module, self.compute) for name, module in self.plan.build_networks().items()}
         self.make_optimizers()
@@ -80,20 +80,20 @@ class SiteState:
         self.best = None
 
     def offload(self) -> None:
-        """Free the memory of the networks until the next answer, which restores the networks from the site's folder."""
+        """Free the memory of the networks; for the next answer, the site restores the networks from its folder."""
         held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
-        # only the garbage collector frees networks with circular references
+        # only the garbage collector frees the memory of networks with circular references
         if any(parameter() is not None for parameter in held):
             gc.collect()
 
     def reload(self) -> None:
-        """Create the networks again if the memory of the networks was freed."""
+        """If the memory of the networks was freed, create the networks again."""
         if not self.modules:
             self.begin()
 
     def make_optimizers(self) -> None:
-        """Make new optimizers with empty state for the networks that have trainable parameters."""
+        """For the networks with trainable parameters, make new optimizers with empty state."""
         self.optimizers = {
             name: self.algorithm.make_optimizer(name, module, self.plan.training)
             for name, module in self.modules.items()
@@ -101,7 +101,7 @@ class SiteState:
         }
 
     def refuse_divergence(self, number: int) -> None:
-        """Raise Refused if training diverged, so that the round is neither sent nor saved."""
+        """Raise Refused if training diverged, so that the site neither sends nor saves the round."""
         for module in self.modules.values():
             for name, tensor in module.state_dict().items():
                 if not is_finite(tensor):
@@ -120,14 +120,14 @@ class SiteState:
 
     @torch.no_grad()
     def take_over(self, groups: Groups, phase: Phase, makes_at_home: bool = False) -> None:
-        """Load the received tensors into the networks in place, so that optimizers keep their parameters.
+        """Load the received tensors into the networks in place, because optimizers refer to the networks' parameters.
 
         Args:
             makes_at_home: whether the site computes some groups itself, because the server did not send them
         """
         at_home = [own for own in phase.given if own.apply_locally and makes_at_home]
         mine = views([own for own in phase.given if own not in at_home], self.modules)
-        once = {group.name for group in phase.once}  # the server may omit a group that the site already has
+        once = {group.name for group in phase.once}  # the server may leave out a tensor group that the site already has
         same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
         self._check_numbers(groups, mine)
         for group, tensors in groups.items():
@@ -141,7 +141,9 @@ class SiteState:
             own.arrived(self.modules, own.name in groups)
 
     def sent(self, phase: Phase) -> Groups:
-        """Return copies of the tensors to send, so that training may change the original tensors during the sending."""
+        """Return copies of the tensors to send, so that training may change the originals while the site sends the
+        copies.
+        """
         sent = views(phase.sent, self.modules)
         return {
             group: {name: self._copy(tensor) for name, tensor in tensors.items()} for group, tensors in sent.items()
@@ -153,11 +155,12 @@ class SiteState:
 
     # ------------------------------------------------------------------ from round to round
     def restore_after(self, number: int, last: int) -> SiteWarning | None:
-        """Restore this site's state after round `number`, even in a new process or after a restore of the server.
+        """Restore this site's state after round `number`, even in a new process or after the server was restored from a
+        backup.
 
         A site that missed rounds continues from round `last`, the last round in which the site took part according to
-        the server. If the saved state of that round is missing, the site continues from the nearest saved state, which
-        may be later. Returns a warning if the restored state is not the expected state.
+        the server. If the saved state of the round is missing, the site continues from the nearest saved state, which
+        may be a later state. Returns a warning if the restored state belongs to another round than expected.
         """
         if self.done == number:
             return None
@@ -187,9 +190,9 @@ class SiteState:
         return self.folder / paths.STATE_FILES.replace("*", str(number))
 
     def save(self) -> None:
-        """Save the tensors and optimizers that the server does not send again."""
+        """Save the optimizers, and the tensors that the server sends only once."""
         phase = self.plan.course.phase_of(self.done + 1)
-        # The server does not send a group of tensors that each site itself moves towards the aggregate.
+        # The server does not send a tensor group that each site itself moves towards the aggregate.
         forms = self.plan.sealed_forms(phase)
         every_round = [
             group
@@ -209,13 +212,13 @@ class SiteState:
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
         attempt = {"attempt": self.attempt} if self.attempt else {}
         save_tensors(self.state_file(self.done), tensors, {"best": self.best, **attempt, **self.besides()})
-        # Later states belong to rounds that a restored server does not know.
+        # Saved states after the requested round belong to rounds that a restored server does not know.
         for saved in self._saved_rounds():
             if saved > self.done or not is_kept(saved, self.done):
                 self.state_file(saved).unlink(missing_ok=True)
 
     def besides(self) -> dict[str, Any]:
-        """Return a method's further state as JSON values, which are saved with the tensors."""
+        """Return the state of a method beyond tensors as JSON values, which the site saves with the tensors."""
         return {}
 
     def _load(self, number: int) -> None:
@@ -233,7 +236,7 @@ class SiteState:
 
     # ------------------------------------------------------------------ for the hospital
     def save_model(self, file: str, rounds: int, model: Tensors | None = None) -> None:
-        """Save a model, by default the present model, together with the plan, so that the hospital can use the
+        """Save a model (by default, the present model) together with the plan, so that the hospital can use the
         model.
         """
         facts = {"round": rounds, "method": self.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
@@ -250,8 +253,8 @@ class SiteState:
     def write_row(
         self, number: int, phase: str, samples: int, metrics: dict[str, float | None], seconds: float
     ) -> None:
-        """Write a line for a round into metrics.csv; a repeated round replaces the round's line and removes later
-        lines.
+        """Write a line for a round into metrics.csv; if a round is repeated, its new line replaces the old line and all
+        later lines.
         """
         path = self.folder / paths.METRICS
         with reading(f"{paths.METRICS} in this site's results"):
@@ -318,12 +321,12 @@ class StatusFile:
                 self._file.unlink(missing_ok=True)
             return
         self.begin("sending")
-        # An answer that was too fast for a progress report needs no report of its end.
+        # An answer that took too little time for a progress report needs no report of its end.
         if self._told != said:
             self._tell()
 
     def begin(self, deed: Deed, steps: int = 0) -> None:
-        """Report the beginning of another kind of work.
+        """Report that the site begins another kind of work on the request.
 
         Args:
             steps: the number of batches of this work, if known

@@ -1,8 +1,8 @@
-"""Decide which subgroup scores over a site's test patients may be sent, and round these scores.
+"""Decide which subgroup scores over a site's test patients the site may send, and round these scores.
 
-The score of a level with fewer patients than the hospital's minimum does not leave the hospital. A score that would
-reveal the score of a smaller group does not leave the hospital either. Sums and differences of disclosed scores (of all
-patients, classes and subgroups) could reveal the score of a small group.
+The score of a level with fewer patients than the hospital's minimum does not leave the hospital. A score also stays at
+the hospital if it would reveal the score of a group with fewer patients than the minimum. Sums and differences of
+disclosed scores (of all patients, classes and subgroups) could reveal the score of a small group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Group = frozenset[str]
 Level = tuple[str, str]  # the names of a subgroup and its level
-# maximum number of sets of small atoms to check; with more sets, the score is suppressed
+# maximum number of sets of small atoms to check; if there are more sets, the score is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
 # bound on a patient's squared contribution to a score of pairs, since each patient is in many pairs
@@ -51,11 +51,10 @@ def levels_of(
 def safe_levels(
     levels: Mapping[Level, Group], known: Sequence[Group], least: int, may: Callable[[Level], bool]
 ) -> list[Level]:
-    """Return the levels whose scores may be sent in addition to the scores of the known groups, beginning with the
-    largest level.
+    """Return the levels, largest first, whose scores the site may send in addition to the scores that are already
+    disclosed.
 
-    The decision would be the same if an empty level had one patient, so the decision does not reveal that a level is
-    empty.
+    One patient in an empty level would not change the decision, so the decision does not reveal that a level is empty.
 
     Args:
         known: all patients, then the patients of each class
@@ -79,12 +78,14 @@ def safe_levels(
 
 
 class _World:
-    """Represents all subgroup levels, and all groups with disclosed scores, as if the hospital had one more patient."""
+    """Represents all subgroup levels and all groups with disclosed scores as if the hospital had one more patient than
+    it has.
+    """
 
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
     ) -> None:
-        """Add a hypothetical patient to the groups, unless `to` is None.
+        """Unless `to` is None, add a hypothetical patient to the groups of patients.
 
         Args:
             to: the level of the added patient
@@ -97,17 +98,19 @@ class _World:
         self.told = [own for own in told if own]
 
     def takes(self, level: Level, least: int) -> bool:
-        """True if a level's score, together with the disclosed scores, does not reveal the score of a small group."""
+        """True if a level's score, combined with the disclosed scores, does not reveal the score of a small group of
+        patients.
+        """
         own = self.levels[level]
         return own in self.told or not reveals_few([*self.told, own], least)
 
 
 def reveals_few(groups: Sequence[Group], least: int) -> bool:
-    """True if sums and differences of the groups' totals reveal a total over fewer than `least` patients.
+    """True if sums and differences of the disclosed totals reveal a total over fewer than `least` patients.
 
-    Patients who are in exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and the
-    groups' totals reveal every linear combination of the rows. A linear combination concerns few patients if the
-    combination is zero outside a set of atoms with fewer than `least` patients.
+    All patients who belong to exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and
+    the groups' totals reveal every linear combination of the rows. A linear combination concerns few patients if it is
+    zero for all atoms outside a set of atoms with fewer than `least` patients in total.
     """
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}
@@ -121,7 +124,8 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     few = np.flatnonzero(sizes < least)
     for number in range(1, min(least - 1, len(few)) + 1):
         if comb(len(few), number) > MOST_SETS:
-            return True  # there are too many sets to check, so assume that a small group is revealed
+            # there are too many sets to check all, so assume that the score reveals the score of a small group
+            return True
         several = np.array([*combinations(few.tolist(), number)])
         several = several[sizes[several].sum(1) < least]
         within = projector[several[:, :, None], several[:, None, :]]
@@ -155,7 +159,8 @@ def scores_of(
         known = bool(torch.isfinite(parts).all()) and low - SLACK <= score <= high + SLACK
         most = 1.0 if goal.by_case else PAIRS
         spread = min(_spread(parts, [patients[place] for place in places.tolist()], most), most) if known else 0.0
-        # Half a rounding step is added to the variance, so that rounding makes no confidence interval too narrow.
+        # Half a rounding step is added to the variance, so that rounding the variance makes no confidence interval too
+        # narrow.
         off = resolution.step(0, most) / 2
         found.append(
             SubgroupScore(
@@ -171,7 +176,7 @@ def scores_of(
 
 
 def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
-    """Return the variance of patients' contributions to a mean over cases.
+    """Return the variance of the patients' contributions to a mean over cases.
 
     Args:
         most: upper bound on one patient's squared contribution
@@ -184,7 +189,7 @@ def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
 
 
 def some_of(data: Dataset, places: Sequence[int]) -> Dataset:
-    """Return a subset of the cases without reading the data of the cases."""
+    """Return a subset of the cases; the function does not read the data of the cases."""
     if isinstance(data, Cases):
         return Cases(data.inputs[places], data.targets[places], [data.patients[place] for place in places])
     return Subset(data, places)

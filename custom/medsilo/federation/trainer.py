@@ -25,7 +25,7 @@ from medsilo.schedule.train_context import TrainContext
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
-if TYPE_CHECKING:  # only training with differential privacy needs this module
+if TYPE_CHECKING:  # only training with differential privacy needs this module, so the import is late
     from medsilo.federation.private_site import PrivateSite
 
 # purpose from which the seeds of the training order are derived
@@ -50,8 +50,8 @@ class Trainer:
 
     @cached_property
     def drawn_from(self) -> int:
-        """The seed of random choices in training: the hospital's secret seed for private training on real patients, and
-        otherwise the plan's seed.
+        """The seed of random choices in training: for private training on real patients, the hospital's secret seed;
+        otherwise, the plan's seed.
         """
         plan = self.place.plan
         return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed
@@ -62,16 +62,16 @@ class Trainer:
 
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
-        """If the plan requires sites of equal size, keep only a given number of training cases, and the same cases in
-        every call.
+        """If the plan requires sites of equal size, keep only a given number of training cases; every call keeps the
+        same cases.
         """
         self.train = self.data.train
         all_of_them: int = len(self.train)  # type: ignore[arg-type]
         if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
             return
         seed = self.place.plan.seed
-        # The number of cases is rounded, so that the number reveals no single patient. A fixed seed selects the same
-        # cases in every call.
+        # The number of cases is rounded, so that the disclosed number reveals no single patient. A fixed seed makes
+        # every call select the same cases.
         if self.protection.on:
             unit = self.place.settings.count_unit(False)
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
@@ -116,8 +116,8 @@ class Trainer:
         return phase.train_round(bench)
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
-        """Return the context in which a method trains; the purpose and the round determine the order of the training
-        data.
+        """Return the context in which a method trains; the context's purpose and round determine the order of the
+        training data.
         """
         plan, site = self.place.plan, self.place.site
         step = None
@@ -152,7 +152,7 @@ class Trainer:
         return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each case once, in batches, transformed by the network's input layer."""
+        """Yield each case once, in batches that the network's input layer has transformed."""
         plan = self.place.plan
         layer = plan.algorithm.input_layer(self.state.modules)
         seed = seed_for(self.drawn_from, self.place.site, "in order")
@@ -206,8 +206,8 @@ class RoundCases:
             order = generator_for(plan.seed, site, self.purpose, self.number, number)
             data = islice(batches(cases, size, compute, order), most)
         if layer := plan.algorithm.input_layer(own.state.modules):
-            # Under differential privacy, the input layer must not learn, because each case would influence how other
-            # cases are transformed.
+            # Under differential privacy, the input layer must not learn, because each case would influence how the
+            # layer transforms other cases.
             data = passed_through(layer, data, learns=self.learns and self.private is None)
         return train_epoch(data, lessons, compute, self.stop)
 

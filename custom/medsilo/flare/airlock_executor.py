@@ -1,8 +1,8 @@
-"""Run a job's training script in an isolated process, the hospital's airlock.
+"""Run the training script of a job in an isolated process, the hospital's airlock.
 
-A received job is converted before it runs. The job's code moves to a folder outside Python's path, so that NVFlare's
-process for the job does not load the code. The conversion replaces the job's configuration, except for the script's
-name and arguments.
+Before a received job runs, it is converted. The job's code moves to a folder outside Python's path, so that NVFlare's
+process for the job does not load the code. The conversion replaces the whole configuration of the job, except for the
+script's name and arguments.
 """
 
 import json
@@ -46,13 +46,13 @@ from nvflare_reliability.timeouts import limits
 
 EXECUTOR = "medsilo.flare.airlock_executor.AirlockExecutor"
 CONFIG = "config_fed_client.json"
-DESCRIBED = "script.json"  # a file in the plan's folder that contains the script's command
+DESCRIBED = "script.json"  # a file in the folder of the plan that contains the script's command
 WEIGHTS = ".safetensors"
 Argument = Annotated[str, Field(max_length=10_000)]
 
 
 class ScriptStart(Section):
-    """The command that starts a job's script, in the form of the file `script.json`."""
+    """The command that starts a job's script, as the file `script.json` stores the command."""
 
     file: Annotated[
         str, Field(max_length=200, pattern=r"^\w([\w /-]|\.\w)*\.py$")
@@ -62,7 +62,7 @@ class ScriptStart(Section):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "ScriptStart":
-        """Return the script's command, given the configured arguments of NVFlare's script executor.
+        """Return the script's command from the arguments that the job's configuration gives NVFlare's script executor.
 
         Raises Refused if the arguments do not name a valid script.
         """
@@ -81,7 +81,7 @@ class ScriptStart(Section):
 
 
 def words_of(told: Any) -> tuple[str, ...]:
-    """Split a command line into words, in the same way as NVFlare.
+    """Split a command line into words in the way in which NVFlare splits it.
 
     >>> words_of("--epochs 2")
     ('--epochs', '2')
@@ -116,7 +116,7 @@ class AirlockExecutor(MedsiloExecutor):
         settings = super()._settings(fl_ctx)
         local = settings_folder(fl_ctx)
         named = (local / FILE_NAME, local / fl_ctx.get_identity_name() / FILE_NAME)
-        # a simulation has no patients who need protection
+        # a simulation has no patients who need protection, so no airlock is needed
         if kit_of(fl_ctx) is None and not any(map(Path.is_file, named)):
             return settings.changed({"public_data": True}, FILE_NAME)
         return settings
@@ -135,8 +135,8 @@ class AirlockExecutor(MedsiloExecutor):
 
 
 class AirlockLauncher(ClientProcessJobLauncher):
-    """Converts a job before NVFlare starts the job's process. The job's process then runs the script in an isolated
-    process.
+    """Converts a job before NVFlare starts the job's process. After the conversion, the job's process runs the script
+    in an isolated process.
     """
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
@@ -155,7 +155,8 @@ def take_code_away(config: Path) -> None:
         config: The app's folder `config`.
     """
     app = config.parent
-    if (app / CUSTOM).exists():  # after a restart of the job's process, the folder has already moved
+    # after a restart of the job's process, the folder with the job's code has already moved
+    if (app / CUSTOM).exists():
         if any(path.is_symlink() for path in app.rglob("*")):
             raise Refused("the job has links in it")
         start_of(config)
@@ -176,7 +177,7 @@ def start_of(config: Path) -> ScriptStart:
     valid command.
     """
     try:
-        if (config / DESCRIBED).is_file():  # a recipe with the option `room` wrote this file
+        if (config / DESCRIBED).is_file():  # a recipe of medsilo with the option `room` wrote this file
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
         told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
         executors: Sequence[Any] = told["executors"]

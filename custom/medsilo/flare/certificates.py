@@ -1,7 +1,7 @@
-"""Warn 30, 7 and 1 days before the certificate of a startup kit expires.
+"""Warn 30, 7 and 1 days before a startup kit's certificate expires.
 
-The kit's party and the server log the warning. The server reads a hospital's certificate from the hospital's
-heartbeats.
+The party that runs the startup kit and the server both log the warning. The server reads a hospital's certificate from
+the hospital's heartbeats.
 """
 
 import json
@@ -23,7 +23,7 @@ from medsilo.runs.events import Event
 KEPT = "certificates.json"  # file in a startup kit that contains the expiry times and the past warnings
 TOLD = "medsilo.certificate"  # the key under which a hospital's heartbeat contains the certificate
 LARGEST, MOST = 64_000, 10_000  # limits on the bytes of a certificate and on the number of parties
-# numbers of days before expiry at which to warn, and the number that stands for an expired certificate
+# numbers of days before expiry at which to warn, and the number that stands for a certificate that has expired
 DAYS, ENDED = (30, 7, 1), 0
 DAY = 86_400.0
 
@@ -36,7 +36,7 @@ class _Kept(Section):
 
 
 def own_certificate(kit: Path) -> str:
-    """Return the text of a startup kit's certificate and of its root certificate, or "" if the certificates can't be
+    """Return the texts of a startup kit's certificate and of its root certificate, or "" if a certificate can't be
     read.
     """
     for name in ("server.crt", "client.crt"):
@@ -69,7 +69,7 @@ class CertificateEnds:
             self.kept = _Kept.from_values(json.loads(read_bounded(self.file, 8 << 20)), KEPT)
 
     def look(self, now: float) -> Iterator[Event]:
-        """Read the party's own certificate, and yield all warnings that are due, for all recorded certificates."""
+        """Read the party's own certificate, and yield all warnings that are due for any recorded certificate."""
         if (end := end_of(own_certificate(self.kit))) is not None:
             self._note("", end)
         while self.renewed:
@@ -81,8 +81,8 @@ class CertificateEnds:
                 yield Event("certificate", _words(days, end), name, needs_somebody=True)
 
     def heard(self, name: str, text: object) -> None:
-        """Record when a hospital's certificate expires, if the server's root authority issued the certificate for this
-        hospital.
+        """If the server's root authority issued a certificate for this hospital, record when the certificate
+        expires.
         """
         if not isinstance(text, str) or len(text) > 2 * LARGEST or len(self.kept.ends) >= MOST:
             return
@@ -92,7 +92,7 @@ class CertificateEnds:
             own.verify_directly_issued_by(root)
             if [one.value for one in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [name]:
                 end = min(own.not_valid_after_utc, root.not_valid_after_utc).timestamp()
-                # a heartbeat may contain an old certificate again
+                # a heartbeat may contain an old certificate after a newer certificate
                 self._note(name, max(end, self.kept.ends.get(name, end)))
 
     def ended(self, names: Collection[str], now: float) -> list[str]:
@@ -103,7 +103,7 @@ class CertificateEnds:
         if (before := self.kept.ends.get(name)) != end:
             if before is not None and end > before:
                 self.renewed.append(Event("certificate", f"it was renewed, and ends on {_day(end)}", name))
-            # A new certificate ends the warnings about the previous certificate.
+            # A new certificate ends the warnings about the party's previous certificate.
             told = {one: days for one, days in self.kept.told.items() if one != name}
             self._keep({**self.kept.ends, name: end}, told)
 

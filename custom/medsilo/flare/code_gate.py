@@ -1,6 +1,6 @@
 """Decide if a job that contains code may start at a hospital that approves plans.
 
-The startup kit's process decides before any code of the job runs.
+The startup kit's process decides about a job before any code of the job runs.
 """
 
 import json
@@ -26,7 +26,7 @@ from medsilo.site.job_code import PLAN, JobCode, as_brought
 from medsilo.site.settings import SiteSettings
 from nvflare_reliability.kit_patches import AskingDeployer, has_image_of_its_own
 
-# The imported modules load PyTorch, which only the approval of code needs.
+# The imports are late, because the modules load PyTorch, which only the approval of code needs.
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo.plan import Plan
@@ -40,13 +40,13 @@ NO_NOISE = (
     "job's own code sends; run a task of medsilo's"
 )
 UNNAMED = "job"  # name of a study whose job has an invalid name
-LARGEST_META = 1 << 20  # most bytes of a job's meta.json
+LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let the hospital's process check each job during unpacking, so that the lead sees why a job is rejected.
+    """Let the hospital's process check each job while unpacking it, so that the lead sees why a job is rejected.
 
-    A startup kit that configures its own component for unpacking keeps this component.
+    If a startup kit configures its own component for unpacking, the kit keeps this component.
     """
     if engine.get_component(SystemComponents.APP_DEPLOYER) is None:
         engine.add_component(SystemComponents.APP_DEPLOYER, AskingDeployer(why_not_deployed))
@@ -55,7 +55,7 @@ def ask_when_deploying(engine: Any) -> None:
 def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
     """Return the reason why this hospital rejects an unpacked job, or "" if the hospital accepts the job.
 
-    The function also writes the reason to the kit's events.log.
+    The function also writes the reason for the rejection to the kit's events.log.
     """
     meta = _meta(Path(workspace.get_job_meta_path(job)))
     reason = why_not_started(fl_ctx, {**meta, JobMetaKey.JOB_ID.value: job}) if meta.get(AppValidationKey.BYOC) else ""
@@ -74,7 +74,9 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        if kit:  # also in a hospital without approvals, because a ledger must record the numbers that the script sends
+        # this also applies in a hospital without approvals, because a ledger must record the numbers that the script
+        # sends
+        if kit:
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":
             return ""

@@ -53,7 +53,7 @@ from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Append a line to a site's log of answers, and ignore errors of the disk."""
+    """Append a line to a site's log of answers; the function ignores errors of the disk."""
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
@@ -66,7 +66,7 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
             file.write(json.dumps(line).encode() + b"\n")
 
 
-# seconds without an error after which the same error is logged again
+# if an error has not occurred for this number of seconds, the next occurrence of the error is logged again
 QUIET = 600.0
 # limit on the kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
 MOST_KINDS = 20
@@ -78,11 +78,11 @@ class SiteEvents(StudyEvents):
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
         self.runs = False  # whether the log has the beginning of the job, but not the end
-        self.wrong = dict[str, float]()  # for each kind of recent error, the time of the last error
+        self.wrong = dict[str, float]()  # for each kind of recent error, the time at which the error last occurred
 
     def begin(self, text: str) -> None:
-        """Log that the site begins or continues a job, and first log an earlier process that ended without a log
-        entry.
+        """Log that the site begins or continues a job; if an earlier process ended without a log entry, log this end
+        first.
         """
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
@@ -97,7 +97,7 @@ class SiteEvents(StudyEvents):
             self.tell("ended", text)
 
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
-        """Log a failed answer, unless a failure of the same kind occurred less than QUIET seconds ago.
+        """Log a failed answer, unless an answer failed for the same kind of reason less than QUIET seconds ago.
 
         Args:
             wrong: The reason of the failure, or "" after a successful answer.
@@ -108,7 +108,8 @@ class SiteEvents(StudyEvents):
         if not wrong:
             self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
             return
-        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # digits don't count
+        # digits are ignored when two errors are compared
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)
         if kind not in self.wrong:
             if len(self.wrong) == MOST_KINDS:
                 return
@@ -116,15 +117,17 @@ class SiteEvents(StudyEvents):
         self.wrong[kind] = now
 
 
-# If the plan sets no time limit, a site gives up an answer after this many seconds without work.
+# If the plan sets no time limit, a site gives up an answer after its processes have been idle for this many seconds.
 STOOD_STILL = 600.0
 LOOK = 10.0  # seconds between two checks that the training processes are working
-LEAST = 0.05  # the training processes are working if they use at least this fraction of one core's time
+LEAST = 0.05  # if the training processes use at least this fraction of one core's time, they count as working
 ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 
 
 class MedsiloExecutor(Executor):
-    """Answers the server's messages. An error becomes a rejection with a text that the site may send to the server."""
+    """Answers the server's messages. If an error occurs, the site sends a rejection whose text may be sent to the
+    server.
+    """
 
     # a factory of participants, which benchmarks replace
     participant: Callable[..., Participant] = staticmethod(participant_of)
@@ -134,8 +137,8 @@ class MedsiloExecutor(Executor):
         # the site of the present study, and the clock of the study's time limit
         self.working: tuple[Site, Clock] | None = None
         self.folder: Path | None = None  # the site's folder in the study's run
-        self.give_back: Callable[[], None] | None = None  # releases the slot of the hospital in which the study runs
-        # the object that limits the size of messages; None unless the job's plan is valid
+        self.give_back: Callable[[], None] | None = None  # frees the slot that the study occupies at the hospital
+        # the object that limits the size of messages; None if the job's plan is invalid
         self.gate: Gate | None = None
         self.events = SiteEvents(None)
         self.measured = False  # whether the plan sets no time limit for an answer
@@ -146,7 +149,7 @@ class MedsiloExecutor(Executor):
         if event_type == EventType.START_RUN:
             let_tensors_travel()
             reuse_blocks()
-            os.umask(0o077)  # only this user account may read logs
+            os.umask(0o077)  # only the user account of this process may read the logs
             audit_without_fail()
             # The parent process is NVFlare's client; if the hospital stops NVFlare's client, the job's process must
             # end, too.
@@ -165,7 +168,7 @@ class MedsiloExecutor(Executor):
     def _guard(self, fl_ctx: FLContext) -> None:
         """Make the site reject messages from the server that are larger than the plan allows.
 
-        This function ignores faults of the plan, because the site's answer to the request "join" reports these faults.
+        This function ignores invalid plans, because the site's answer to the request "join" reports what is invalid.
         """
         cell = fl_ctx.get_engine().get_cell()
         gate = Gate(cell, Bounds())
@@ -179,7 +182,7 @@ class MedsiloExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), StudyMessage()
-        checks: list[Callable[[], None]] = []  # called regularly while the site computes an answer
+        checks: list[Callable[[], None]] = []  # a function that is called regularly while the site computes an answer
 
         def stop() -> None:
             if abort_signal.triggered:
@@ -230,7 +233,7 @@ class MedsiloExecutor(Executor):
         self.events.study = study
         served = parcel.facts.get("packages")
         engine = served.get(ENGINE) if isinstance(served, dict) else None
-        # Another version of medsilo might fail to read the plan.
+        # A version of medsilo other than the server's might fail to read the plan.
         check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: engine})
         settings = self._settings(fl_ctx)
         submitted = plan_of_job(fl_ctx, settings)
@@ -263,13 +266,13 @@ class MedsiloExecutor(Executor):
         return answering(place, permission, self.participant, self._died_between, room)
 
     def _died_between(self, reason: str) -> None:
-        """Log that the training process died while the site was not making an answer."""
+        """Log that the training process died at a time when the site was not making an answer."""
         self.events.tell("failed", reason)
         if self.folder:
             note(self.folder, kind="died", reason=reason)
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
-        """Return the plan, completed with the server's list of sites if the plan names no sites."""
+        """Return the plan; if the plan names no sites, add the server's list of sites."""
         if plan.participation.sites:
             return plan
         if site not in sites:
@@ -295,14 +298,14 @@ class MedsiloExecutor(Executor):
 
 
 class Busy:
-    """Checks by the used processor time that the training processes are working."""
+    """Checks that the training processes are working, by the processor time that they use."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()
         self.used = _used()
 
     def check(self) -> None:
-        """Raise Died if the training processes have been idle for too long."""
+        """Raise Died if the training processes have used too little processor time for too long."""
         now = time.monotonic()
         if now - self.looked > LOOK:
             used = _used()
@@ -316,7 +319,7 @@ class Busy:
 def _used() -> float:
     """Return the processor time in seconds that all child processes have used.
 
-    If there are no child processes, return the processor time of this process.
+    If there are no child processes, the function returns the processor time of this process.
     """
     own, used = psutil.Process(), 0.0
     for process in own.children(recursive=True) or [own]:
@@ -326,7 +329,7 @@ def _used() -> float:
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
-    """Wait for the result of a thread's work, and call `stop` regularly.
+    """Wait for the result of a thread's work; while waiting, call `stop` regularly.
 
     If `stop` raises an error in the waiting thread, `stop` also raises an error in the working thread before the next
     batch.
@@ -335,6 +338,6 @@ def _await(work: Future, stop: Callable[[], None]) -> Shareable:
         try:
             return work.result(timeout=ABORT_POLL)
         except NotYet:
-            if work.done():  # the finished work has raised a TimeoutError
+            if work.done():  # the work has finished, and the work itself has raised a TimeoutError
                 raise
             stop()

@@ -1,6 +1,6 @@
-"""Filter the answers of all jobs at a hospital whose `local/privacy.json` names this filter.
+"""Filter the answers of all jobs at a hospital if the hospital's `local/privacy.json` names this filter.
 
-If the filter raises an error, NVFlare sends a rejection without tensors in place of the answer. The audit logs of the
+If the filter raises an error, NVFlare replaces the answer by a rejection without tensors. The audit logs of the
 hospital and of the server contain the reason of the rejection.
 """
 
@@ -18,9 +18,9 @@ from medsilo.flare.wire import META
 
 
 class OnlyTheseGroups(Filter):
-    """Lets an answer pass only if the hospital's list contains all groups of tensors in the answer.
+    """Lets an answer pass only if the hospital's list contains every tensor group of the answer.
 
-    An answer that is a rejection always passes the filter. `medsilo disclosure` lists the groups of tensors that a job
+    An answer that is a rejection always passes the filter. `medsilo disclosure` lists the tensor groups that a job
     sends.
     """
 

@@ -1,4 +1,6 @@
-"""Find the folder of a job. Included jobs are in the folder `jobs` of a checkout, or in the wheel of medsilo-lab."""
+"""Find the folder of a job. The jobs that medsilo includes are in the folder `jobs` of a checkout, or in the wheel of
+medsilo-lab.
+"""
 
 import os
 from collections.abc import Callable
@@ -15,7 +17,7 @@ CONFIG = Path("app/config")
 PLAN = CONFIG / paths.PLAN
 JOBS = Path("jobs")  # folder in which medsilo finds a job by its name
 YAML = (".yaml", ".yml")  # suffixes of a file that contains a plan
-LARGEST_FILE = 1 << 28  # most bytes of each file in a job
+LARGEST_FILE = 1 << 28  # maximum bytes of each file in a job
 SHIPPED = ROOT / "jobs" if (ROOT / "jobs").is_dir() else PLACE.parent / "jobs"
 
 
@@ -34,7 +36,7 @@ def shipped(job: Path) -> Path | None:
 
 
 def values_of(job: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the values of a plan without validating the values.
+    """Return the values of a plan; the function does not validate the values.
 
     Args:
         job: The folder of a job, or a file that contains a plan.
@@ -43,7 +45,7 @@ def values_of(job: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def find_job(job: str | Path) -> Path:
-    """Return the folder of a job. Raises MedsiloError if there is no such job; the message suggests similar names.
+    """Return the folder of a job. Raises MedsiloError if no job has this name; the message suggests similar names.
 
     Args:
         job: The job's path, its name in the folder ./jobs, or the name of an included job.

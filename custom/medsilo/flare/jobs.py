@@ -1,4 +1,4 @@
-"""Read NVFlare jobs that contain a plan. The module medsilo_lab.jobs writes such jobs."""
+"""Read NVFlare jobs that contain a plan. The module medsilo_lab.jobs writes jobs that contain a plan."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from medsilo.site.job_code import JobCode
 META = "meta.json"
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 CUSTOM = Path("app/custom")
-# A job without code contains this file in place of the code. Because of this file, NVFlare accepts the job's classes
-# despite an empty class_allow_list. A submitted job does not contain this file, so that a hospital's class_allow_list
-# applies.
+# A job without code contains this file instead of code. Because of this file, NVFlare accepts the job's classes
+# although the class_allow_list is empty. A job that contains code lacks this file, so that a hospital's
+# class_allow_list applies.
 NO_CODE = CUSTOM / "README.md"
-LARGEST_JSON = 1 << 20  # most bytes of each file in a job's configuration
+LARGEST_JSON = 1 << 20  # maximum bytes of each file in a job's configuration
 
 
 def plan_of(
@@ -69,7 +69,7 @@ def code_of(job: Path, plan: Plan, app: Path | None = None) -> JobCode | None:
 
 
 def app_at(job: str | Path, site: str = "") -> Path | None:
-    """Return the folder of a site's app, or None if the job does not have a separate app for each site.
+    """Return the folder of a site's app, or None if all sites of the job share one app.
 
     Args:
         site: The site's name; by default the first site.
@@ -95,7 +95,9 @@ def scope_of(job: Path | str) -> str | None:
 
 
 def json_of(job: Path, name: Path | str) -> dict[str, Any]:
-    """Return the mapping in a JSON file of a job. Raises MedsiloError if the file is damaged or has no mapping."""
+    """Return the mapping in a JSON file of a job. Raises MedsiloError if the JSON file is damaged or does not contain a
+    mapping.
+    """
     try:
         found = json.loads(read_bounded(job / name, LARGEST_JSON))
         if not isinstance(found, dict):

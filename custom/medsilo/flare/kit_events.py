@@ -44,26 +44,26 @@ from nvflare_reliability.returning_sites import hear_of_processes
 from nvflare_reliability.revocation import LARGEST, LIST, is_newer, list_in
 
 LOOK = 2.0  # seconds between two checks of the parties' connections
-# seconds without a connection after which a party counts as absent; most lost connections are restored earlier
+# seconds without a connection after which a party counts as absent; most parties reconnect in less time
 GRACE = 10.0
 # seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# For this many seconds after a party's return, another process of the party may register without an event
+# For this number of seconds after a party has returned, a second process of the party may register without an event
 SETTLED = 60.0
 # NVFlare's message in the error log of a job's process if a class is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
-MOST_READ = 1 << 20  # most bytes of the error log to read
+MOST_READ = 1 << 20  # maximum bytes of the error log that are read
 # A file that NVFlare writes into a startup kit's folder some seconds before NVFlare kills the kit's process.
 STOP = "shutdown.fl"
-# Rejected registrations are counted under this name, because a rejected party may give any name.
+# Rejected registrations are counted under this name, because a rejected party may claim any name.
 REGISTERING = "those who register"
-# seconds in which an old process of a kit may still send messages although a new process has started
+# after a new process of a kit has started, seconds in which the old process may still send messages
 TWICE = 30.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a party at one check: whether the party is connected, and the wall-clock time of its last
+    """The result of one check of a party: whether the party is connected, and the wall-clock time of the party's last
     message.
     """
 
@@ -78,9 +78,10 @@ class Attendance:
     """Records which parties are connected and which are absent, and when each party's last message arrived."""
 
     direct: set[str] = field(default_factory=set)  # parties that have had a direct connection to this process
-    # `last_heard`, and the time of the last change of `last_heard`
+    # `last_heard`, and the time at which `last_heard` last changed
     heard: dict[str, tuple[float, float]] = field(default_factory=dict)
-    lost: dict[str, float] = field(default_factory=dict)  # the time at which each lost connection was lost
+    # for each party without a connection, the time at which the connection was lost
+    lost: dict[str, float] = field(default_factory=dict)
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -117,14 +118,16 @@ class Attendance:
         return Event("back", text, name)
 
     def late(self, seen: Mapping[str, Seen], now: float) -> dict[str, str]:
-        """Return the parties whose heartbeats are late, each with the name of its cell."""
+        """Return the parties whose heartbeats are late, each with the name by which NVFlare addresses the party's
+        process.
+        """
         return {name: one.cell for name, one in seen.items() if now - self.heard.get(name, (0, now))[1] > LATE}
 
     def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
         """Return the reason why a party is absent.
 
-        Returns None if the party is connected, and "" if the party's connection was lost so recently that it may soon
-        be restored.
+        Returns None if the party is connected, and "" if the party lost its connection so recently that it may soon
+        connect again.
         """
         if seen is None:
             return "it signed off, or the server gave it up"
@@ -174,8 +177,10 @@ class EventKeeper:
         return keeper
 
     def look(self) -> None:
-        """Log the counts of rejections. Sign the log if an hour has passed, or if the kit's process will be stopped."""
-        with suppress(Exception):  # an error in one check must not end the series of checks
+        """Log the counts of rejected registrations and requests. Sign the log if an hour has passed since the last
+        signature, or if the kit's process is about to end.
+        """
+        with suppress(Exception):  # an error of the log must not end the series of checks
             if self.kit:
                 tell_counts(self.kit)
                 stops = (self.kit / STOP).exists()
@@ -185,10 +190,10 @@ class EventKeeper:
                     self.end()
 
     def end(self) -> None:
-        """Sign the log, unless an earlier call has already signed the log."""
+        """If no earlier call has signed the log's present content, sign the log."""
         if self.chain and not self.has_ended:
             self.has_ended = True
-            with suppress(Exception):  # an error must not prevent the end of the kit's process
+            with suppress(Exception):  # an error in this function must not prevent the end of the kit's process
                 self._sign(self.chain.sign)
 
     def _sign(self, sign: Callable[[], None]) -> None:
@@ -215,6 +220,7 @@ class ServerEvents(FLComponent):
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
         self.certificates: CertificateEnds | None = None  # None until the server starts
         # for each hospital with two running processes: the first and the last time at which the server noticed both
+        # processes
         self.twice: dict[str, tuple[float, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -240,7 +246,7 @@ class ServerEvents(FLComponent):
         silent.listen()
         while not engine.server.shutdown:
             self.keeper.look()
-            with suppress(Exception):  # an error in one check must not end the series of checks
+            with suppress(Exception):  # an error in one check of the parties must not end the series of checks
                 expelled = [name for name in self.attendance.there if is_expelled(engine, name)]
                 seen, now = connections(engine), clock()
                 for event in self.attendance.look(seen, now, expelled, silent.deaf):
@@ -252,7 +258,7 @@ class ServerEvents(FLComponent):
 
     @staticmethod
     def _process_of_job(kit: Path, job: str, hospital: str, runs: bool) -> None:
-        """Log that a job's process died at a connected hospital, or that the process was started again."""
+        """Log that a job's process died at a connected hospital, or that the hospital started the process again."""
         listed = studies_of(kit).glob(f"*/{paths.JOBS}")
         study = next((file.parent.name for file in listed if job in file.read_text("utf-8", "replace").split()), job)
         if runs:
@@ -266,11 +272,12 @@ class ServerEvents(FLComponent):
         self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
-        """Handle the case that two processes of one startup kit run. NVFlare knows only the process that registered
-        last.
+        """Handle the case that two processes of one startup kit run at the same time. NVFlare knows only the process
+        that registered last.
 
-        If the process that NVFlare knows is gone, the server logs this process out, so that the other process can
-        register at its next heartbeat. Without this logout, NVFlare would wait ten minutes before a registration.
+        If the process that NVFlare knows is gone, the server logs it out, so that the second process can register at
+        its next heartbeat. Without logging out the lost process, NVFlare would wait ten minutes before it accepts a new
+        registration.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:
@@ -291,7 +298,7 @@ class ServerEvents(FLComponent):
 
 
 def reason_of_failure(kit: Path, job: str) -> str:
-    """Return the reason why a job's process failed at a hospital, or "" if the server must not learn the reason.
+    """Return the reason why a job's process failed at a hospital, or "" if the server must not learn this reason.
 
     A reason that may name files or patients must not be sent to the server.
     """
@@ -333,16 +340,16 @@ def launcher_of_code(local: Path) -> JobLauncherSpec | None:
 
 
 def revoked_in(kit: Path) -> str:
-    """Return the text of the server's list of revoked certificates, or "" without a list."""
+    """Return the text of the server's list of revoked certificates, or "" if the server has no such list."""
     with suppress(OSError, ValueError, MedsiloError):
         return read_bounded(kit / LIST, LARGEST).decode()
     return ""
 
 
 def take_revoked(kit: Path, told: object) -> None:
-    """Save the server's list of revoked certificates, if the list is newer than the saved list.
+    """Save the server's list of revoked certificates if this list is newer than the list that is already saved.
 
-    A list that the root authority has not signed is ignored.
+    A list of revoked certificates that the root authority has not signed is ignored.
     """
     with suppress(OSError, ValueError):
         if isinstance(told, str) and len(told) <= LARGEST and is_newer(text := told.encode(), kit):
@@ -351,8 +358,8 @@ def take_revoked(kit: Path, told: object) -> None:
 
 
 class RefusingLauncher(JobLauncherSpec):
-    """Rejects a job, and states the reason. NVFlare would ignore an error of an event handler, but reports an error of
-    a launcher.
+    """Rejects a job, and states the reason. This class is a launcher, because NVFlare reports an error of a launcher
+    but ignores an error of an event handler.
     """
 
     def __init__(self, reason: str) -> None:
@@ -364,7 +371,7 @@ class RefusingLauncher(JobLauncherSpec):
 
 
 class OnlyLauncher(list[JobLauncherSpec]):
-    """A list of launchers that stays unchanged when NVFlare's components append their own launchers.
+    """A list of launchers that does not change when NVFlare's components append their own launchers.
 
     NVFlare requires exactly one launcher.
     """
@@ -386,7 +393,8 @@ class HospitalEvents(LostConnections):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        # The certificate is watched even before the first connection, because an expired certificate can't connect.
+        # The kit's certificate is watched even before the first connection, because a party with an expired certificate
+        # can't connect.
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             ends = CertificateEnds(kit_folder(fl_ctx))
             threading.Thread(target=self._watch_certificate, args=(ends,), daemon=True).start()

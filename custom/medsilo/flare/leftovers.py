@@ -1,4 +1,6 @@
-"""Find removable files in a startup kit: old studies and old jobs. `medsilo.runs.clean` finds the files of runs."""
+"""Find removable files in a startup kit: files of old studies and of old jobs. `medsilo.runs.clean` finds the removable
+files of runs.
+"""
 
 import json
 import math
@@ -51,7 +53,9 @@ def studies_of(kit: Path) -> Path:
 
 
 def storage_of(kit: Path) -> Path | None:
-    """Return the folder in which a server stores jobs and their results; None if the startup kit is not a server's."""
+    """Return the folder in which a server stores jobs and results of jobs; None if the startup kit does not belong to a
+    server.
+    """
     path = kit / "local/resources.json"
     if not (kit / "startup/fed_server.json").is_file() or not path.is_file():
         return None
@@ -69,7 +73,7 @@ def command_lines() -> str:
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:
-    """Return the jobs from which unfinished studies may continue, without the jobs of abandoned studies."""
+    """Return the jobs from which unfinished studies may continue; jobs of abandoned studies are left out."""
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
         goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)

@@ -114,7 +114,7 @@ class RoomAPI(InProcessClientAPI):
             self.end.send("answer", answer.groups, facts=answer.facts)
 
     def log(self, key: str, value: Any, data_type: AnalyticsDataType, **more: Any) -> bool:
-        """Send a logged number to the site's process; other values than numbers are ignored."""
+        """Send a logged number to the site's process; values that are not numbers are ignored."""
         if self.rank != "0":
             return False
         several = value if isinstance(value, dict) else {key: value}

@@ -1,7 +1,7 @@
 """Guard the process that receives NVFlare's messages for a user's training script.
 
-The module limits received messages and logged numbers, and logs why the script ended. With launch_external_process, the
-guarded process is the script's process, and otherwise the site's process.
+The module limits received messages and logged numbers, and writes to the log why the script ended. With the option
+launch_external_process, the guarded process is the script's process; otherwise it is the site's process.
 """
 
 import logging
@@ -50,26 +50,26 @@ ENDED = (
     "send() in each round"
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
-_gates: list[Gate] = []  # the gate that limits the messages of this process; empty before `guard`
+_gates: list[Gate] = []  # the object that limits the messages of this process; empty before `guard`
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """Sends the numbers that a script logs to the server's tracker, if the plan permits the numbers.
+    """Sends numbers that a script logs to the server's tracker, if the plan permits these numbers.
 
     A recipe adds this component to the configuration of each site in the recipe's job.
     """
 
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
-        self._names: set[str] | None = None  # names of the logged numbers that may be sent
+        self._names: set[str] | None = None  # names of the logged numbers that the site may send
         self._silent: set[str] = set()  # names of rejected numbers about which a warning was already logged
         self._logged = 0  # number of logged numbers that were sent in this round
         self._told = False  # whether the end of the script was reported
         self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Limit messages before the script starts, filter the numbers that the script logs, and report the end of the
-        script.
+        """Limit messages before the script starts, filter the numbers that the script logs, and report when the script
+        ends.
         """
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
@@ -89,13 +89,13 @@ class ScriptProcess(ConvertToFedEvent):
             if self._told:
                 self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
-        # this event occurs if the script ended before its answer arrived
+        # this event occurs if the script ended before the script's answer arrived
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
             self._end_with_script(fl_ctx)
         super().handle_event(event_type, fl_ctx)
 
     def _end_with_script(self, fl_ctx: FLContext) -> None:
-        """Kill this process if the script's process was killed, so that the server restarts both processes.
+        """If the script's process was killed, kill this process, too, so that the server restarts both processes.
 
         In a simulation, this function kills no process.
         """
@@ -104,10 +104,13 @@ class ScriptProcess(ConvertToFedEvent):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _named(self, logged: DXO, fl_ctx: FLContext) -> DXO | None:
-        """Return the logged numbers that the plan permits to send, or None if the plan permits no number."""
+        """Return the logged numbers that the plan permits a site to send, or None if the plan permits none of the
+        numbers.
+        """
         if self._names is None:
             self._names = logged_names(load_plan(file_of_job(fl_ctx, paths.PLAN)))
-        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI's tag is an enum, which the server can't decode
+        # MONAI's tag is an enum, and the server can't decode an enum
+        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])
         value, kind = logged.data[TrackConst.TRACK_VALUE], logged.get_meta_prop(TrackConst.DATA_TYPE_KEY)
         several = value if isinstance(value, dict) else {tag: value}
         numbers = {name: float(own) for name, own in several.items() if isinstance(own, int | float)}
@@ -149,7 +152,7 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
 def guard(cell: Cell, plan: Path) -> None:
     """Make this process reject messages that are larger than the plan allows, and repeat lost requests.
 
-    This function ignores faults of the plan, because the site's answer to the request "join" reports these faults.
+    This function ignores invalid plans, because the site's answer to the request "join" reports what is invalid.
     """
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())
@@ -162,14 +165,14 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def take_next(plan: Plan) -> None:
-    """Set the count of received bytes to 0 before the next task."""
+    """Before the next task, set the count of received bytes to 0."""
     for gate in _gates:
         gate.taken.clear()
         gate.allow(request_bounds(plan))
 
 
 def write_error(ended: threading.ExceptHookArgs) -> None:
-    """Log the errors that end a thread but that NVFlare does not log: failed imports, and messages of sys.exit."""
+    """Log errors that end a thread and that NVFlare does not log: failed imports, and messages of sys.exit."""
     error = ended.exc_value
     if isinstance(error, ImportError):
         LOG.error("%s", "".join(traceback.format_exception(error)))

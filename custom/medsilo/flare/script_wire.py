@@ -1,7 +1,7 @@
-"""Convert messages to models of NVFlare's Client API for a user's training script.
+"""Convert messages to and from models of NVFlare's Client API, which a user's training script receives and sends.
 
 A model is a DXO of kind WEIGHTS, whose tensors have names of the form "group/tensor". The module wire.py converts the
-messages of studies without a training script.
+messages of all studies that have no training script.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a message's tensors by names of the form "group/tensor", and the message's facts as the `meta` of a
+    """Return a message's tensors by names of the form "group/tensor", and return the message's facts as the `meta` of a
     model.
     """
     tensors = {

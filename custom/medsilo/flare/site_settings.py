@@ -14,7 +14,8 @@ UNREAD = f"this hospital's {FILE_NAME} can't be used; its engineer sees why with
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """Return the settings in the startup kit's `local/medsilo.yaml`. A simulated site may have its own settings file.
+    """Return the settings in the startup kit's `local/medsilo.yaml`. In a simulation, each site may have a separate
+    settings file.
 
     Raises MedsiloError if a hospital's startup kit lacks the file, or if the settings changed and were not accepted.
     """
@@ -33,9 +34,9 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
 
 
 def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) -> None:
-    """Accept the settings of a startup kit before the kit's first study.
+    """Accept the settings of a startup kit before the first study that the kit runs.
 
-    Raises Refused if the settings have changed since their last acceptance.
+    Raises Refused if the settings have changed since a person last accepted the settings.
     """
     records = settings.state_dir or output_folder(fl_ctx, settings) / paths.HOSPITAL
     AcceptedSettings(kit, records / fl_ctx.get_identity_name()).begin(settings)
@@ -44,7 +45,7 @@ def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) ->
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
     """True if a job needs no settings, because the job's data are synthetic or a training script reads the data.
 
-    A job that needs no settings also runs with a startup kit that `nvflare poc` made, which has no settings.
+    A job that needs no settings also runs with a startup kit that was made by `nvflare poc` and that has no settings.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

@@ -25,13 +25,13 @@ class StudyEvents:
         self.kit, self.job, self.study = kit, job, study
         self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash; empty until known
         self.out = set[str]()  # the sites that were absent in the last round
-        # the sites that are asked again after a rejection, and about which an event was written
+        # the sites that the server asks again after a rejection, and about which an event was written
         self.again = set[str]()
-        self.told: dict[str, list[float]] = {}  # times of the events about repeated requests to each site
+        self.told: dict[str, list[float]] = {}  # for each site, the times of the events about repeated requests
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the object that writes events about this process's job.
+        """Return the object that writes events about the job of this process.
 
         Args:
             party: "client" or "server".
@@ -66,9 +66,9 @@ class StudyEvents:
                 self.tell("back", f"round {number}", site)
 
     def on_asking(self, again: Mapping[str, str]) -> None:
-        """Write an event for each site that has rejected a request and is therefore asked again.
+        """Write an event for each site that has rejected a request and that the server therefore asks again.
 
-        Write another event for each site that answers the repeated request.
+        Write a second event for each such site when the site answers the repeated request.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

@@ -1,7 +1,7 @@
 """Derive the timeouts of a study from the study's plan.
 
-`participation.heartbeat_timeout` limits how long a site may be silent. `participation.timeout` limits how long an
-answer may take. `transport.slowest` is the speed of the slowest expected connection.
+`participation.heartbeat_timeout` limits the time for which a site may be silent. `participation.timeout` limits the
+time that an answer may take. `transport.slowest` is the speed of the slowest expected connection.
 """
 
 from medsilo.plan import Plan
@@ -9,7 +9,9 @@ from nvflare_reliability.timeouts import ASK_AGAIN, DOWN, LONGEST, Timeouts
 
 
 def timeouts_of(plan: Plan) -> Timeouts:
-    """Return the timeouts of a plan; a site must not be silent for longer than an answer of the site may take."""
+    """Return the timeouts of a plan; the time for which a site may be silent is at most the time that an answer may
+    take.
+    """
     own = plan.participation
     silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
     away = own.retry_timeout if own.when_missing == "wait" else 0

@@ -1,7 +1,7 @@
 """Convert messages to and from NVFlare's DXO collections.
 
-A collection contains one DXO of kind WEIGHTS for each group of tensors. NVFlare's filters, such as a site's privacy
-policies, can therefore process every tensor. The collection's `meta` contains the message's facts.
+A collection contains one DXO of kind WEIGHTS for each tensor group. Because tensors are in DXOs, NVFlare's filters,
+such as a site's privacy policies, can process every tensor. The `meta` of the collection contains the message's facts.
 """
 
 from collections.abc import Mapping
@@ -23,22 +23,22 @@ from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
-TASK = "medsilo"  # the name of all NVFlare tasks that are not rounds of a training script
-# NVFlare's name for the rounds of a training script, which filters of NVFlare's recipes and examples expect
+TASK = "medsilo"  # the name of all NVFlare tasks except the rounds of a training script
+# the name that NVFlare gives to rounds of a training script, and that filters of NVFlare's recipes and examples expect
 TRAIN = "train"
 SENT_AS = {str(dtype): dtype for dtype in TYPES}  # the types of tensors that a message may contain
 REFUSAL, PASSES, LACKS = "medsilo.refusal", "medsilo.passes", "medsilo.lacks"
 
 
 LACKING = "a pre-trained file that the network begins with is not here"
-# The name of a tensor that only the first message contains. A script that uses NVFlare's client instead of medsilo's
-# fails with an error that contains this name. Without this tensor, NVFlare's patch of Lightning's trainer would receive
-# the same message forever.
+# The name of a tensor that only the first message of a study contains. A script that uses NVFlare's client instead of
+# medsilo's fails with an error that contains this name. Without this tensor, NVFlare's patch of Lightning's trainer
+# would receive the same message forever.
 NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare's (medsilo docs research/own-script)"
 
 
 class _ArrivalFile(Spill):
-    """A temporary file without a name, which stores received tensors."""
+    """A temporary file that has no name, and that stores received tensors."""
 
     def append(self, tensor: Tensor) -> int:
         try:
@@ -48,7 +48,7 @@ class _ArrivalFile(Spill):
 
 
 def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
-    """Make NVFlare send the tensors of this process unchanged, in pieces.
+    """Make NVFlare send the tensors of this process unchanged, each tensor in several pieces.
 
     Args:
         to_files: Whether to store arriving tensors in temporary files, because many tensors may arrive at once.
@@ -71,7 +71,7 @@ def to_shareable(parcel: StudyMessage) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-ENDS = {  # the meaning of NVFlare's return codes if an answer does not come from medsilo's code
+ENDS = {  # if an answer does not come from medsilo's code, the meaning of NVFlare's return code in the answer
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
     ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",
@@ -82,7 +82,8 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
     """Convert NVFlare's Shareable to a message. Raises Refused if the Shareable is a rejection, or is invalid.
 
     A rejection by medsilo's executor states a reason. NVFlare's own rejections, for example because of a full disk,
-    state no reason. For a rejection by NVFlare, the function raises Passing, because a repeated request may succeed.
+    state no reason. For a rejection by NVFlare itself, the function raises Passing, because a repeated request may
+    succeed.
 
     Args:
         of_script: Whether a training script has answered. If the script raised an exception, a repeated request can't
@@ -121,7 +122,7 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
     """
     try:
         if LACKS in meta:
-            raise Lacks(LACKING)  # the error must not contain text from the script
+            raise Lacks(LACKING)  # the error's message must not contain text from the script
         content = meta[META]
         groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
         for name, value in tensors.items():
@@ -135,10 +136,10 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
 
 
 def as_sent(value: Any, dtype: str) -> Any:
-    """Convert a received value to the tensor type that the site sent.
+    """Convert a received value to the tensor type that the site originally sent.
 
-    Some of NVFlare's filters convert tensors to numpy arrays, to floating-point numbers or to half precision. A value
-    that can't be converted is returned unchanged, and a later check rejects the value.
+    Some of NVFlare's filters convert tensors to numpy arrays, to floating-point numbers or to half precision. If a
+    value can't be converted, the function returns it unchanged, and a later check rejects the value.
 
     Args:
         dtype: The name of the tensor type.
@@ -155,7 +156,7 @@ def as_sent(value: Any, dtype: str) -> Any:
 
 
 def refuse(reply: Shareable, reason: str) -> None:
-    """Turn a reply of a site into a rejection with a reason."""
+    """Turn a site's reply into a Rejection that states a reason."""
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
 

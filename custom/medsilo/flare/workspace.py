@@ -16,7 +16,8 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# The process of a startup kit needs no plan, and starts in half the time without PyTorch, which medsilo.plan imports.
+# Without PyTorch, which medsilo.plan imports, the process of a startup kit starts in half the time, and it needs no
+# plan.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
@@ -49,8 +50,8 @@ def settings_folder(fl_ctx: FLContext) -> Path:
 
 
 def settings_of_server(fl_ctx: FLContext) -> PartySettings:
-    """Return the server's settings in `local/medsilo.yaml`. In a simulation, the file also contains the settings of the
-    sites.
+    """Return the server's settings in `local/medsilo.yaml`. In a simulation, the settings file of the server also
+    contains the settings of the sites.
     """
     return PartySettings.read(settings_folder(fl_ctx), with_others=kit_of(fl_ctx, "server") is None)
 
@@ -81,7 +82,7 @@ def output_folder(fl_ctx: FLContext, settings: PartySettings) -> Path:
 
 
 def cloned_from(fl_ctx: FLContext) -> str | None:
-    """Return the identifier of the job from which 'medsilo resume' cloned this job; None if this job is no clone."""
+    """Return the identifier of the job that 'medsilo resume' cloned to make this job; None if this job is no clone."""
     return _meta(fl_ctx).get("cloned_from")
 
 
@@ -91,7 +92,7 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
 
 
 def brings_code(fl_ctx: FLContext) -> bool:
-    """True if the job contains code, in which case NVFlare has checked that the lead may send code."""
+    """True if the job contains code; NVFlare has then checked that the lead may send code."""
     return _meta(fl_ctx).get(AppValidationKey.BYOC) is True
 
 
@@ -101,12 +102,12 @@ def _meta(fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
-    """Write the reason why a job failed to a file in NVFlare's run folder, which the lead can download."""
+    """Write the reason why a job failed to a file in NVFlare's run folder; the lead can download this file."""
     write_text(Path(workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 
 def publish(run: Path, fl_ctx: FLContext) -> None:
-    """Copy the run's public files into NVFlare's run folder, which the lead can download.
+    """Copy the run's public files into NVFlare's run folder, so that the lead can download the files.
 
     The server's checkpoints are not public, because they may contain hospitals' personal models.
     """

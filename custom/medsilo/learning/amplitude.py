@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import DataError, MedsiloError
 
-# The layer adds this constant to every Fourier coefficient, so that a coefficient of 0 gets the phase 0. The constant
-# is smaller than the rounding error of any other coefficient.
+# The layer adds this constant to every Fourier coefficient, so that a coefficient of 0 gets the phase 0. The added
+# constant is smaller than the rounding error of any coefficient that is not 0.
 NO_PHASE = 1e-15
 CACHED = 1 << 20  # number of pixels whose spectra fit into a CPU's cache
 
@@ -20,9 +20,9 @@ class AmplitudeNorm(nn.Module):
     """HarmoFL's Ψ (Equations 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average
     amplitude.
 
-    In training, each batch updates the average amplitude A and is then normalised with A. Evaluation, and training
-    after A is frozen, do not update A. In evaluation before the first training batch, the layer returns images
-    unchanged. The layer passes no gradient to its input, and does not change its input in place.
+    In training, each batch updates the average amplitude A and is then normalised with A. In evaluation, and in
+    training after A is frozen, the layer does not update A. In evaluation before the first training batch, the layer
+    returns images unchanged. The layer passes no gradient to its input, and does not change its input in place.
 
     Args:
         shape: (C, H, W) or (C, D, H, W). All images must have this shape.
@@ -72,8 +72,8 @@ class AmplitudeNorm(nn.Module):
         self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """The number of batches and the frozen state always stay on the CPU, because reading a GPU's memory takes
-        time.
+        """The number of batches and the frozen state stay on the CPU, because a program that reads a GPU's memory must
+        wait for the GPU.
         """
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
@@ -147,12 +147,12 @@ class AmplitudeNorm(nn.Module):
         self.used.copy_(kept)
 
     def _together(self, images: Tensor) -> int:
-        """Return the number of images to transform at once, so that their spectra fit into a CPU's cache."""
+        """Return the number of images to transform at once, such that the images' spectra fit into a CPU's cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
-        """Apply HarmoFL's Equation 4 to a spectrum F in place, with F / |F| instead of exp(j P), because angles would
-        take longer.
+        """Apply HarmoFL's Equation 4 to a spectrum F in place; F / |F| replaces exp(j P), because computing angles
+        takes more time.
         """
         for block in self.blocks:
             spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
@@ -179,8 +179,8 @@ class AmplitudeNorm(nn.Module):
             _refuse(found)
 
     def _with_mean(self, images: Tensor) -> Tensor:
-        """Apply HarmoFL's Equation 4 to frequency 0 only: A sets the absolute value of each image's mean, and the mean
-        keeps its sign.
+        """Apply HarmoFL's Equation 4 to frequency 0 only: the mean of each image gets the absolute value A and keeps
+        its sign.
         """
         mean = images.mean(self.axes, keepdim=True)
         shared = self.used / math.prod(self.size)
@@ -207,7 +207,7 @@ def _refuse(found: Tensor) -> NoReturn:
 
 
 def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
-    """Return disjoint slices of the layout of torch.fft.rfftn that together cover the frequencies |f| ≤ reach."""
+    """Return disjoint slices that together cover the frequencies |f| ≤ reach in the layout of torch.fft.rfftn."""
     if reach is None:
         return [(...,)]
 
@@ -220,7 +220,8 @@ def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
 def images_averaged(images: int, batch_size: int, epochs: int, decay: float, start: str) -> int:
     """Return the effective number of images in a site's average amplitude: 1 / Σ w², where w is an image's weight.
 
-    In a running average, late batches have more weight, so the effective number is smaller than the number of images.
+    In a running average, late batches weigh more than early batches, so the effective number is smaller than the number
+    of images.
     """
     batch_size = min(batch_size, images)
     sizes = [batch_size] * (images // batch_size)

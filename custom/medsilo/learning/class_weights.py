@@ -1,4 +1,4 @@
-"""Loss functions in which a rare class has as much influence as a frequent class."""
+"""Loss functions in which a class with few cases has as much influence as a class with many cases."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from torch.nn.functional import cross_entropy
 from medsilo.learning.compute import LossFunction, labels_in
 from medsilo.learning.partial_labels import marginal
 
-NEVER = -1e4  # A softmax probability is exactly 0 after this constant was added to its logit, even in half precision.
+NEVER = -1e4  # After this constant was added to a logit, the softmax probability is exactly 0, even in half precision.
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
     """Return class weights w_c = N / (K · n_c), where N = Σ n_c, and K is the number of classes with n_c > 0.
 
-    The mean of the class weights over all training cases is 1. A class with n_c = 0 has the weight 1.
+    The mean of the class weights over all training cases is 1. A class with n_c = 0 has the class weight 1.
 
     Args:
         counts: n_c, the number of training cases of each class, or the number of pixels of each class in masks.
@@ -28,11 +28,12 @@ def balanced(counts: Sequence[int]) -> Tensor:
 
 
 def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
-    """Return a loss function that multiplies the cross entropy of each case or pixel by the weight of its class.
+    """Return a loss function that multiplies the cross entropy of each case or pixel by the weight of the case's or
+    pixel's class.
 
-    The new loss is ℓ + share · mean((w_y − 1) · CE), where CE is the cross entropy of a case and w_y the weight of its
-    class. If a network has one logit for two classes, the logit belongs to the second class, and the first class has
-    the logit 0.
+    The returned loss is ℓ + share · mean((w_y − 1) · CE), where CE is the cross entropy of a case and w_y the weight of
+    the case's class. If a network has one logit for two classes, the logit belongs to the second class, and the first
+    class has the logit 0.
 
     Args:
         share: The factor of the cross entropy in ℓ.
@@ -55,8 +56,8 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
 def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
     """Return the loss function ℓ(z + log n, y), where z are the network's logits (Ren et al. 2020).
 
-    Without log n, the trained logits z are right for data in which all classes are equally frequent. A class with n_c =
-    0 has the probability 0 in training. If a network has one logit for two classes, the logit belongs to the second
+    The trained logits z, without log n, are right for data in which all classes are equally frequent. A class with n_c
+    = 0 has the probability 0 in training. If a network has one logit for two classes, the logit belongs to the second
     class, and the first class has the logit 0.
 
     Args:

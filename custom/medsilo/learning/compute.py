@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 # environment variable that makes the order of cuBLAS's sums deterministic
 ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
-Stop = Callable[[], None]  # called before every batch; raises an error if the run should stop
+# a function that is called before every batch, and that raises an error if the run should stop
+Stop = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Compute:
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Seed all generators of random numbers, and choose deterministic operations, within this context.
+        """Within this context, seed all generators of random numbers, and choose deterministic operations.
 
         If a GPU operation has no deterministic version, PyTorch logs a warning and continues.
         """
@@ -77,7 +78,7 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # to fill new memory takes time and only helps debugging
+            memory.fill_uninitialized_memory = False  # filling new memory takes time and only helps debugging
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)
@@ -88,7 +89,7 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # another study may use the GPU before this study trains again
+                torch.cuda.empty_cache()  # another study may use the GPU before the present study trains again
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
         """Start an asynchronous copy of a batch to the device.
@@ -105,12 +106,15 @@ class Compute:
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-KNOWN = "known_marks"  # name of the attribute for the cases' marks of a tensor of labels on a GPU
+# attribute of a label tensor on a GPU that marks structures without annotations for each case
+KNOWN = "known_marks"
 BYTE = 8
 
 
 def marks_in(target: Tensor) -> list[int]:
-    """Return the mark of each case, given labels [cases, ...]. Padded pixels have no mark, so the maximum is used."""
+    """Return, from labels [cases, ...], a number for each case that marks the structures without annotations. Padded
+    pixels contain no such mark, so the maximum over pixels is used.
+    """
     if known := getattr(target, KNOWN, None):
         return known
     if target.is_floating_point() or target.dtype == torch.uint8 or not target.numel() or int(target.max()) <= 255:
@@ -119,12 +123,13 @@ def marks_in(target: Tensor) -> list[int]:
 
 
 def labels_in(target: Tensor) -> Tensor:
-    """Return the labels without the marks of structures that lack annotations."""
+    """Remove from labels the bits that mark structures without annotations."""
     return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Attach the marks of cases to a tensor of labels on a GPU, so that no loss function waits to read the marks.
+    """Attach to a tensor of labels on a GPU the marks of structures without annotations, so that no loss function waits
+    to read the marks.
 
     Args:
         read_from: A copy of the labels in the CPU's memory.
@@ -135,7 +140,7 @@ def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases, with the attached marks of structures without annotations."""
+    """Return the labels of some cases, together with the attached marks of structures without annotations."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

@@ -1,7 +1,8 @@
 """Compute the last layer of a network that predicts a case's hospital: Fisher's linear discriminant in closed form.
 
-Gradient steps at one hospital would teach this network to predict always this hospital. Instead, each hospital sends
-sums of features over its cases once, and the server computes the discriminant from these sums.
+If one hospital trained this network by gradient steps, the network would learn to predict always this hospital. Instead
+of training, each hospital sends sums of features over its cases once, and the server computes the discriminant from the
+sums.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import TrainStep, Watch
 from medsilo.learning.steps import frozen_features
 
-# The covariances of features are reduced by this fraction, because a few cases estimate covariances badly.
+# Covariances between features are reduced by this fraction, because a few cases estimate covariances badly.
 SHRINKAGE = 0.1
 LEAST = 1e-6  # smallest variance of a feature, as a fraction of the mean square over all features
 ROUNDED = 1e-4  # a sum of features below this threshold counts as 0, because secure aggregation rounds sums
@@ -27,9 +28,9 @@ NEVER = -1e4  # output of the discriminant for a hospital that sent no sums of f
 class FeatureSums(nn.Module):
     """The sums of features over one hospital's cases, which this hospital sends.
 
-    The tensor `present` [sites] is 1 in the hospital's row and 0 in all other rows. The tensor `means` [sites,
-    features] contains the hospital's mean features in the hospital's row, and 0 in all other rows. The tensor
-    `products` [features, features] contains the mean product of each two features.
+    The tensor `present` [sites] is 1 in the hospital's own row and 0 in the rows of all other hospitals. The tensor
+    `means` [sites, features] contains the hospital's mean features in the hospital's own row, and 0 in the rows of
+    other hospitals. The tensor `products` [features, features] contains the mean product of each pair of features.
 
     The sums have double precision, because the discriminant subtracts large values that are nearly equal.
     """
@@ -46,7 +47,7 @@ class FeatureSums(nn.Module):
 
     @contextmanager
     def collecting(self, network: nn.Module, place: int) -> Iterator[TrainStep]:
-        """Yield a training step that changes no weight but adds the features of a batch to the sums.
+        """Yield a training step that adds the features of a batch to the sums of features, and that changes no weight.
 
         Args:
             network: A feature is an input of its last layer.

@@ -15,11 +15,11 @@ Draw = Callable[[Case, int], Case]  # (case, seed) -> augmented case
 
 @dataclass(frozen=True)
 class DrawBatch:
-    """Augments first each case, by the function `piece`, and then the whole batch on the device, by the function
-    `change`.
+    """Augments first each single case with the function `piece`, and then the whole batch on the device with the
+    function `change`.
 
     The function `change` receives one seed per case, and may modify the batch in place. The augmentation of a case must
-    not depend on the other cases of its batch.
+    not depend on other cases in the batch.
     """
 
     piece: Draw | None
@@ -27,10 +27,10 @@ class DrawBatch:
 
 
 class DrawnCases(Dataset):
-    """The augmented training cases of one epoch, where each case has a seed, so that the number of workers changes no
+    """The augmented training cases of one epoch; each case has its own seed, so that the number of workers changes no
     result.
 
-    A seed is derived from the index of its case, or from the name of its case if cases have names. Seeds that are
+    A seed is derived from the name of its case, or, if cases have no names, from the index of its case. Seeds that are
     derived from names do not change when a case is added or removed.
     """
 
@@ -66,9 +66,9 @@ class DrawnCases(Dataset):
 
 
 class ChangedBatches(Dataset):
-    """A data set of augmented batches, where the index of a batch is the list of its cases' indices.
+    """A data set of augmented batches, in which the index of a batch is the list of the cases' indices.
 
-    A batch may include the seeds of its cases, so that the caller can augment the batch on the device.
+    A batch may contain the seeds of the batch's cases, so that the caller can augment the batch on the device.
     """
 
     def __init__(self, drawn: DrawnCases, later: bool) -> None:

@@ -10,7 +10,7 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, _InstanceNo
 
 
 def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
-    """Return the names of all parameters and buffers of these layers, in the order of the state dict."""
+    """Return the names of all parameters and buffers of the given layers, in the order of the state dict."""
     owned = {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
@@ -38,7 +38,7 @@ def local_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def local_norm_names(module: nn.Module) -> list[str]:
-    """Return the state-dict names of the layers that FedBN and AdaFed do not send."""
+    """Return the state-dict names of the tensors in the layers that FedBN and AdaFed do not send."""
     return _names_within(module, set(local_norms(module)))
 
 
@@ -58,19 +58,25 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
 
 
 def is_frozen(layer: _BatchNorm) -> bool:
-    """Return True if a batch norm's running statistics are fixed, which is so if its state dict is empty."""
+    """Return True if the running statistics of a batch norm are fixed, which is the case if the batch norm's state dict
+    is empty.
+    """
     return layer.running_mean is not None and not layer.state_dict()
 
 
 def head_layers(module: nn.Module) -> list[nn.Module]:
-    """Return a list of one layer, the network's head. The list is empty without a linear or convolution layer."""
+    """Return a list that contains one layer, the network's head. The list is empty if the network has no linear or
+    convolution layer.
+    """
     registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]
     found: list[nn.Module] = [layer for layer in registered if isinstance(layer, HEAD_TYPES)]
     return found[-1:]
 
 
 def judges_by_batch(module: nn.Module) -> bool:
-    """Return True if a batch norm lacks running statistics, since outputs then depend on the batch in evaluation."""
+    """Return True if a batch norm lacks running statistics, because its outputs then depend on the batch even in
+    evaluation.
+    """
     return any(layer.running_mean is None for layer in batch_norm_layers(module))
 
 

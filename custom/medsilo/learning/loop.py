@@ -13,7 +13,7 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
 
-FURTHEST = 1e15  # largest absolute value of an output in scoring, so that sums of squares stay finite
+FURTHEST = 1e15  # largest absolute value of a network's output in scoring, so that sums of squares stay finite
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> loss
 Closure = Callable[[], Tensor]  # computes the gradients of one mini-batch, and returns the loss
@@ -49,7 +49,7 @@ def batches(
     drop_last = shuffle is not None and not whole and steps_in(size, batch_size) * batch_size < size
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler: Any = BatchSampler(order, batch_size, drop_last)
-    if isinstance(dataset, TensorDataset):  # the data are in memory, so indexing once per batch is fastest
+    if isinstance(dataset, TensorDataset):  # the data are in memory, so it is fastest to index the data once per batch
         for batch in DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None):
             yield compute.moved(*batch)
     else:
@@ -57,7 +57,7 @@ def batches(
 
 
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
-    """Yield batches on the site's device, which augments whole batches if it is a GPU.
+    """Yield batches on the site's device; if the device is a GPU, the GPU augments whole batches.
 
     Args:
         places: The indices of the cases in each batch.
@@ -99,7 +99,7 @@ class ForCard(Dataset):
 def steps_in(cases: int, batch_size: int) -> int:
     """Return the number of mini-batches in one training epoch.
 
-    A last batch that has only one case does not count, except in an epoch that has no other batch.
+    The last batch of an epoch does not count if it has only one case, unless it is the only batch.
     """
     return max(1, cases // batch_size + (cases % batch_size > 1))
 
@@ -116,7 +116,9 @@ def passed_through(
 
 @dataclass(frozen=True)
 class OutputLoss:
-    """An objective that depends only on a network's outputs and the targets, so it can be computed for each case."""
+    """An objective that depends only on a network's outputs and the targets, so that it can be computed for each single
+    case.
+    """
 
     loss: LossFunction
 
@@ -145,7 +147,7 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """Train on each batch, and return the first training step's mean loss over cases."""
+    """Train on each batch, and return the mean loss over cases of the first training step function."""
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
@@ -156,9 +158,9 @@ def train_epoch(
 
 
 def as_scored(output: Tensor, of_patients: bool) -> Tensor:
-    """Replace the NaN of a network's output by 0, and infinity by a large value, if the inputs are patients' data.
+    """If the inputs are patients' data, replace NaN in a network's output by 0, and infinity by a large value.
 
-    An error for NaN would let a crafted model disclose whether a hospital has a certain case. If the inputs are not
+    If NaN raised an error, a crafted model could disclose whether a hospital has a certain case. If the inputs are not
     patients' data, NaN raises Refused.
     """
     if of_patients:
@@ -181,7 +183,7 @@ def evaluate(
     stop: Stop = lambda: None,
     infer: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: model(inputs),
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the mean loss over cases, and for each metric a float64 tensor of one value per case."""
+    """Return the mean loss over cases, and, for each metric, a float64 tensor with one value per case."""
     model.eval()
     loss, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     measured: dict[str, list[Tensor]] = {}

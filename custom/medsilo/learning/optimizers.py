@@ -34,8 +34,8 @@ def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rou
 def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
     """Return a subclass of one of PyTorch's optimizers that lacks PyTorch's wrappers for `torch.compile`.
 
-    The wrappers for `torch.compile` import PyTorch's compiler, which takes a second and 70 MB of memory in every
-    training process.
+    The wrappers for `torch.compile` import PyTorch's compiler, which costs each training process a second and 70 MB of
+    memory.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
     methods = {name: unwrap(getattr(kind, name)) for name in names}

@@ -2,8 +2,9 @@
 
 The lowest byte of a label is the class, and each higher bit marks a structure that was not annotated in the case. A
 pixel labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the
-summed probability of background and all structures without annotations (a marginal likelihood). A pixel of an annotated
-structure belongs to no other structure, so the loss at this pixel reduces the probabilities of all other structures.
+total probability of background and of all structures without annotations (a marginal likelihood). A pixel of an
+annotated structure belongs only to this structure, so the loss at the pixel reduces the probabilities of all other
+structures.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from medsilo.learning.compute import BYTE, labels_in, marks_in
 
-# largest label that a mark can name, because MONAI converts labels to float32, which represents only 24 bits exactly
+# largest label whose lack of annotation a label's bits can mark, because MONAI converts labels to float32, which
+# represents only 24 bits exactly
 MOST = 15
 
 
 def mark_of(absent: Collection[int]) -> int:
-    """Return the mark for cases in which a hospital did not annotate the structures with these labels.
+    """Return the number whose bits mark the structures with the given labels as not annotated.
 
     >>> mark_of([2]) >> 8
     4
@@ -28,14 +30,14 @@ def mark_of(absent: Collection[int]) -> int:
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
-    """Add a mark of structures without annotations to the labels of a case. With a mark, the label -1 of empty areas
-    becomes background.
+    """Add the bits that mark structures without annotations to the labels of a case. If the case lacks annotations of a
+    structure, the label -1 of empty areas is replaced by the label of background.
     """
     return labels.long().clamp(min=0) | mark if mark else labels
 
 
 def absent_in(mark: int) -> list[int]:
-    """Return the labels of the structures that were not annotated according to a mark."""
+    """Return the labels of the structures that the bits of a mark name as not annotated."""
     return [label for label in range(MOST + 1) if mark >> BYTE >> label & 1]
 
 
@@ -54,13 +56,13 @@ def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
-    """Yield the outputs and targets of each group of cases that have the same annotated labels.
+    """Yield the outputs and targets of each set of cases with equal annotated labels.
 
-    The outputs have the shape [cases, labels, ...] at each resolution, and the targets are indices into the yielded
-    list of annotated labels.
+    At each resolution, the outputs have the shape [cases, labels, ...]; the targets are indices into the yielded list
+    of annotated labels.
 
     The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. The
-    softmax of z_0' gives background p_0' = p_0 + Σ p_u, and does not change the other probabilities.
+    softmax of z_0' gives background p_0' = p_0 + Σ p_u, and leaves the probabilities of annotated structures unchanged.
 
     Args:
         overlaps: Whether structures may overlap. Then each output belongs to one structure, a mark numbers the

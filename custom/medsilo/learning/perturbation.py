@@ -1,4 +1,4 @@
-"""HarmoFL's weight perturbation: gradients at nearby weights with a higher loss lead training to flat minima."""
+"""HarmoFL's weight perturbation: gradients at nearby weights that have a higher loss lead training to flat minima."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +14,7 @@ from medsilo.learning.steps import keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):
-    """Wraps a PyTorch optimizer, and replaces its gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Equations 6 and 7).
+    """Wraps a PyTorch optimizer, and replaces the gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Equations 6 and 7).
 
     The perturbation of the weights θ is δ = α g / (‖g‖ + eps), where g = ∇ℓ(θ).
 
@@ -64,7 +64,7 @@ class PerturbedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
-        else:  # called by Optimizer.__init__, before self.base exists
+        else:  # a method that Optimizer.__init__ calls before self.base exists
             unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def perturbed_gradients(
 ) -> Tensor:
     """Set the gradients of an optimizer's weights to ∇ℓ(θ + δ), and return the loss ℓ(θ).
 
-    With α = 0, the gradient is ∇ℓ(θ), which needs only one pass.
+    With α = 0, the gradient is ∇ℓ(θ), which needs only one pass through the network.
     """
     with torch.enable_grad():
         loss = closure()
@@ -96,7 +96,7 @@ def perturbed_gradients(
 
 
 def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
-    """Return the perturbed weights θ + δ of HarmoFL's Equation 6, and overwrite the gradients by δ."""
+    """Return the perturbed weights θ + δ of HarmoFL's Equation 6, and write δ into the gradients."""
     gradients = [p.grad for p in moved if p.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
     norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -106,7 +106,7 @@ def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor
 
 @contextmanager
 def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Restores the old values of parameters from a copy at the end, because subtracting the perturbation δ would leave
+    """At the end, restores parameters from a copy of the old values, because subtracting the perturbation δ would leave
     rounding errors.
     """
     own = [parameter.data for parameter in parameters]

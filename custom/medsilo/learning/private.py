@@ -1,8 +1,9 @@
-"""Differentially private SGD (Abadi et al. 2016): the gradient of each unit is clipped, and noise is added to the sum.
+"""Differentially private SGD (Abadi et al. 2016): the gradient of each privacy unit is clipped, and noise is added to
+the sum of gradients.
 
-A unit is one case, or all cases of one patient. The cases of a patient are sampled together, and the sum of their
-gradients is clipped. Momentum, weight decay and a proximal term are applied after the noise, so these operations
-disclose nothing further about the cases. The gradients of single cases need a copy of the network's weights for each
+A privacy unit is one case, or all cases of one patient. The cases of a patient are sampled together, and the sum of
+these cases' gradients is clipped. Momentum, weight decay and a proximal term are applied after the noise, so these
+operations disclose nothing about the cases. The gradients of single cases need a copy of the network's weights for each
 case (`torch.vmap`).
 """
 
@@ -23,23 +24,24 @@ from medsilo.learning.loop import ForCard, Step, TrainStep, loaded, plain_step
 from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
-AT_ONCE = 1 << 26  # most gradient values of single cases that are in memory at a time
-WITHIN = 1 - 1e-6  # fraction of the clipping bound that is used, so that no rounding error exceeds the bound
-COLUMNS = 1 << 18  # number of values of each unit's gradient that are summed at a time, to save memory
+AT_ONCE = 1 << 26  # maximum number of gradient values of single cases that are in memory at a time
+# fraction of the clipping bound to which gradients are clipped, so that no rounding error exceeds the bound
+WITHIN = 1 - 1e-6
+COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are summed at a time, to save memory
 
 
 # --------------------------------------------------------------------------------------------------- Poisson sampling
 class PoissonSample:
-    """Draws each unit independently with the same probability, anew for each training step.
+    """Draws each privacy unit independently with the same probability; each training step draws anew.
 
-    A drawn batch may be empty or larger than expected, and the cases of a unit are consecutive in a batch. The
-    attribute `owners` is the unit of each case in the last batch.
+    A drawn batch may be empty or larger than expected, and the cases of a privacy unit are consecutive in a batch. The
+    attribute `owners` contains the privacy unit of each case in the last batch.
     """
 
     def __init__(
         self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
-        """Group the cases by unit, which is a patient, or a single case if the cases have no units.
+        """Group the cases by privacy unit, which is a patient, or a single case if the cases have no units.
 
         Args:
             size: The public number of all units. None: the number of cases.
@@ -51,7 +53,8 @@ class PoissonSample:
         known = cases if size is None else size
         self.rate = min(1.0, expected / known)
         self.expected = self.rate * known  # the expected number of units in a batch
-        self.size = len(self.members) if size in (None, cases) else known  # the number of all units, which is public
+        # the number of all privacy units, which is public
+        self.size = len(self.members) if size in (None, cases) else known
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 
@@ -79,8 +82,8 @@ def _no_cases(dataset: Dataset) -> Case:
 
 @dataclass
 class PrivateSteps:
-    """The Poisson sample, the clipping bound and the noise of one round's training steps, where all networks use the
-    same sample.
+    """The Poisson sample, the clipping bound and the noise of one round's training steps; all networks use this one
+    sample.
 
     Args:
         noise: The standard deviation of the noise on a summed gradient, divided by the clipping bound.
@@ -88,12 +91,12 @@ class PrivateSteps:
     """
 
     sample: PoissonSample
-    bound: float  # the clipping bound: largest norm of a unit's gradient
+    bound: float  # the clipping bound: largest norm of a privacy unit's gradient
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
     releasing: float = math.inf  # noise multiplier of noisy means
-    clip: float = 1.0  # largest norm of a unit's vector in noisy means
+    clip: float = 1.0  # largest norm of a privacy unit's vector in noisy means
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
         model.train()
@@ -109,7 +112,7 @@ class PrivateSteps:
 
     @staticmethod
     def unless_empty(inner: TrainStep) -> TrainStep:
-        """Return a training step that skips empty batches, which a Poisson sample may contain."""
+        """Return a training step that skips an empty batch, because a Poisson sample may be empty."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
@@ -117,9 +120,10 @@ class PrivateSteps:
         return learn
 
     def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Set the weights' gradients to (Σ clip(∇ of a unit) + noise) / expected number of units.
+        """Set the weights' gradients to (Σ clip(∇ of a unit) + noise) / expected number of units, where a unit is a
+        case or a patient.
 
-        The method returns the mean loss over cases without noise, so the site must not send this loss.
+        The method returns the mean loss over cases without noise, so the site must not send the returned loss.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
@@ -140,8 +144,8 @@ class PrivateSteps:
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
         """Return (Σ clip(mean vector of a unit) + noise) / number of units, where a unit is a case or a patient.
 
-        The noisy mean counts as one release in the privacy account. To save memory, the method stores only the vectors
-        of units whose cases are incomplete.
+        In the privacy account, the noisy mean counts as one release. To save memory, the method stores only the vectors
+        of privacy units that still lack cases.
 
         Args:
             vectors: The vectors of all cases in order, as batches [cases, length].
@@ -174,7 +178,7 @@ def gradients_of_cases(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss of each case, and for each trainable weight a tensor [cases, ...] of the cases' gradients.
 
-    The loss function is called for one case at a time, because it may mix the cases of a batch.
+    The loss function is called for one case at a time, because a loss function may mix the cases of a batch.
     """
     learning = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     each = {name: own.expand(len(inputs), *own.shape).requires_grad_() for name, own in learning.items()}
@@ -198,15 +202,16 @@ def gradients_of_cases(
 
 
 class ClippedSum:
-    """Clips the gradient of each unit, and sums the clipped gradients.
+    """Clips the gradient of each privacy unit, and sums the clipped gradients.
 
-    The cases of one patient may be divided between consecutive batches.
+    Consecutive batches may each contain some cases of one patient.
     """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        # The last unit and the sum of its gradients, because the next batch may contain further cases of this unit.
+        # The last privacy unit and the sum of its gradients, because the next batch may contain more cases of this
+        # unit.
         self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
@@ -224,7 +229,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """Clip and add the gradient of the last unit, once after all batches."""
+        """After all batches, clip and add the gradient of the last privacy unit."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None
@@ -234,10 +239,10 @@ class ClippedSum:
             return
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # the factor is 1 for a norm of 0
+        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # for a norm of 0, the clipping factor is 1
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
-            # in float64, because the rounding errors of float32 exceed the margin WITHIN
+            # norms are computed in float64, because the rounding errors of float32 exceed the margin WITHIN
             for start in range(0, len(whole), COLUMNS):
                 whole[start : start + COLUMNS] += factors @ each[:, start : start + COLUMNS].double()
 
@@ -245,8 +250,8 @@ class ClippedSum:
 def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Set all gradients of a case to 0 if at least one gradient value of this case is not finite.
 
-    An infinite gradient would make the sum over units infinite, which no noise hides. On a GPU, the function copies no
-    result to the CPU, because a copy would wait for the GPU.
+    An infinite gradient would make the sum over privacy units infinite, and no noise hides infinity. On a GPU, the
+    function copies no result to the CPU, because a copy would wait for the GPU.
     """
     if gradients[0].device.type == "cpu":
         finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)

@@ -1,7 +1,7 @@
 """Derive the seed of every random generator from the plan's seed and a purpose.
 
 A purpose is a sequence of words and integers, such as ("hospital-a", "shuffle", 3). Because seeds are derived,
-checkpoints need not contain the state of random generators. Because of derived seeds, trained weights do not depend on
+checkpoints need not contain the state of random generators. Because seeds are derived, trained weights do not depend on
 the order, process or thread in which sites train.
 """
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
-    """Return a seed in [0, 2**63) for a purpose. The seed is the same on every machine."""
+    """Return a seed in [0, 2**63) for a purpose. The derived seed is the same on every machine."""
     text = "\x1f".join([str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
     """Return a CPU generator that is seeded for a purpose."""
-    import torch  # imported within the function, because commands that do not train import this module, too
+    import torch  # the import is within the function, because commands that do not train import this module, too
 
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
 

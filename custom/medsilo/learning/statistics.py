@@ -14,7 +14,8 @@ from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 Statistics = list[tuple[Tensor, Tensor]]  # for each layer: (mean [channels], population variance [channels])
 Layers = Literal["all", "last"]
 
-# For each choice of layers to measure, the function that returns these layers, and their name in an error message.
+# For each choice of layers to measure, the function that returns the layers, and the name of the layers in an error
+# message.
 MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {
     "all": (local_norms, "norm"),
     "last": (head_layers, "linear or convolution layer to measure the features before"),
@@ -31,9 +32,9 @@ class ChannelMoments:
         self.centre = self.sums = self.squares = torch.zeros(0)
 
     def add(self, values: Tensor) -> None:
-        """The sums are of differences between a sample and a centre near the mean, so that single precision suffices.
-        The first centre is the mean of the first portion of samples. After 2, 4, 8, ... portions, the centre moves to
-        the mean of all samples so far.
+        """The sums are of differences between each sample and a centre near the mean, so that single precision
+        suffices. At first, the centre is the mean of the first portion of samples. After 2, 4, 8, ... portions of
+        samples, the centre moves to the mean of all samples so far.
 
         Args:
             values: [batch, channels, ...], or [batch, ..., channels] if `channels_last` is true.
@@ -93,7 +94,7 @@ def input_channels(layer: nn.Module) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode in the context, and restore the mode of each layer at the end."""
+    """Within the context, put a network into evaluation mode; at the end, restore the mode of each layer."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -137,7 +138,7 @@ def batch_norm_input_statistics(
 ) -> Statistics:
     """Return the mean and population variance of each measured layer's inputs over all samples and positions.
 
-    The data pass through the network once, and the batch size does not change the statistics. For each measured layer,
+    The data pass through the network once, and the statistics do not depend on the batch size. For each measured layer,
     the result contains (mean [channels], variance [channels]) in double precision.
 
     Args:
@@ -158,8 +159,8 @@ def moments_of_cases(
 ) -> Iterator[Tensor]:
     """For each batch, yield the means and mean squares of each case over the inputs of the measured layers.
 
-    A batch's tensor has the shape [cases, 2 · channels of all measured layers]. The tensor's values are divided by √(2
-    · channels), so that the norm of a row is a root mean square.
+    A batch's tensor has the shape [cases, 2 · channels of all measured layers]. The rows of the tensor are divided by
+    √(2 · channels), so that the norm of a row is a root mean square.
     """
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}
@@ -193,10 +194,11 @@ def running_statistics(model: nn.Module) -> Statistics:
 
 
 class StatisticsHolder(nn.Module):
-    """Contains the feature statistics of a site, and the number of samples, which is 0 until statistics are stored.
+    """Contains the feature statistics of a site, and the number of samples; this number is 0 until statistics are
+    stored.
 
-    All statistics have double precision, which the plan's transport.precision does not round, because AdaFed's weights
-    W depend on small differences between statistics.
+    The plan's transport.precision does not round the statistics, because AdaFed's weights W depend on small differences
+    between statistics.
     """
 
     samples: Tensor
@@ -224,8 +226,8 @@ def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
     """Set each batch norm's running statistics to the statistics of its inputs over all cases (AdaBN, Li et al. 2017).
 
-    The running statistics are the same as after one training batch that contains all cases, without dropout. The
-    function makes one pass over the data for each batch norm. Raises Refused if the data have fewer than two cases.
+    The running statistics become those that one training batch of all cases, without dropout, would give. The function
+    makes one pass over the data for each batch norm. Raises Refused if the data have fewer than two cases.
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

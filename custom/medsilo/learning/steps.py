@@ -1,6 +1,7 @@
-"""Define helpers for methods that correct gradients, sum gradients, or call a network with other weights.
+"""Define helpers for methods that correct gradients, sum gradients, or call a network with weights that are not its
+own.
 
-One helper makes Adam's moments available as tensors that sites and the server can exchange.
+One of these helpers makes Adam's moments available as tensors that sites and the server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,12 +17,12 @@ from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import batch_norm_layers, head_layers
 from medsilo.learning.loop import Closure
 
-Correction = Callable[[], None]  # changes the weights' gradients in place
+Correction = Callable[[], None]  # a function that changes the weights' gradients in place
 
 
 @contextmanager
 def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
-    """Apply a correction to the gradients before each step that the optimizer makes in the context."""
+    """Within the context, correct the gradients before each step of the optimizer."""
     hook = optimizer.register_step_pre_hook(lambda *_: correction())
     try:
         yield
@@ -39,7 +40,9 @@ def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | No
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
-    """Return a correction that adds μ (w − w′) to each gradient, where w′ are the present values of the anchors."""
+    """Return a correction that adds μ (w − w′) to each gradient, where w′ are the weights of the anchors when the
+    function is called.
+    """
 
     @torch.no_grad()
     def pull() -> None:
@@ -51,7 +54,7 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s of gradients, which also computes the mean of all gradients g without the shift s.
+    """The correction g ← g + s of gradients, which also computes the mean of all gradients g before s is added.
 
     Args:
         shifts: The tensors s.
@@ -78,8 +81,8 @@ class Shift:
 class Moments(nn.Module):
     """Adam's first and second moments for the weights of a network, and the number of Adam's steps.
 
-    The server averages Adam's number of steps over sites, as it averages the moments, so the number need not be an
-    integer. This average makes Adam's bias correction right even for a site that missed rounds.
+    The server averages Adam's number of steps over sites, like the moments, so the number need not be an integer. The
+    average number of steps makes Adam's bias correction right even for a site that missed rounds.
     """
 
     steps: Tensor
@@ -94,7 +97,9 @@ class Moments(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
 
     def lend(self, optimizer: Optimizer) -> None:
-        """Set the state of an Adam optimizer to these moments, which the optimizer then updates in place."""
+        """Set the state of an Adam optimizer to the given moments; the optimizer then updates these moments in
+        place.
+        """
         for index, parameter in enumerate(_weights(optimizer)):
             optimizer.state[parameter] = {
                 "step": self.steps.cpu().clone(),  # Adam needs a counter for each weight, on the CPU
@@ -103,7 +108,7 @@ class Moments(nn.Module):
             }
 
     def take_back(self, optimizer: Optimizer) -> None:
-        """Copy the number of steps from an Adam optimizer, which has already updated the moments in place."""
+        """Copy the number of steps from an Adam optimizer; the optimizer has already updated the moments in place."""
         self.steps.copy_(optimizer.state[_weights(optimizer)[0]]["step"])
 
 
@@ -130,9 +135,9 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return the output of a network that uses other weights for this call.
+    """Return the output of a network that uses the given weights for this call.
 
-    In nnU-Net, one weight of a layer may have two names. PyTorch does not restore a weight that is replaced under two
+    In nnU-Net, one weight of a layer may have two names. PyTorch does not restore a weight that was replaced under two
     names, so the function replaces each weight under one name only.
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
@@ -147,9 +152,9 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 
 @contextmanager
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Freeze all parameters in the context except those with these names.
+    """Within the context, freeze all parameters except the parameters with the given names.
 
-    Momentum and weight decay do not change a frozen parameter, either.
+    Momentum and weight decay also leave a frozen parameter unchanged.
     """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:
@@ -163,7 +168,7 @@ def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Stop batch norms from updating their running statistics and counters in the context."""
+    """Within the context, stop batch norms from updating their running statistics and counters."""
     tracking = [layer for layer in batch_norm_layers(module) if layer.track_running_stats]
     for layer in tracking:
         layer.track_running_stats = False

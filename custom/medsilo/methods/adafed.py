@@ -48,7 +48,8 @@ def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
         means = torch.stack([mean.detach().cpu().double() for mean, _ in layer])
         variances = torch.stack([variance.detach().cpu().double() for _, variance in layer])
         points = torch.cat([means, variances.sqrt()], dim=1)
-        # matrix products would lose precision for small distances, which have the largest weights
+        # a distance from matrix products would be imprecise if it is small, and small distances have the largest
+        # weights
         distances += torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return distances
 
@@ -56,22 +57,24 @@ def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
 def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
     """Return the mixing weights W of Equations 7 and 8, [N, N].
 
-    The weight w_ii is λ, and the weights w_ij of the other sites are proportional to 1 / d_ij and sum to 1 − λ. If some
-    sites have distance zero from site i, all remaining sites get the weight 0. For a single site, W = [[1]].
+    The weight w_ii is λ; for the sites j ≠ i, the weights w_ij are proportional to 1 / d_ij and sum to 1 − λ. If some
+    sites have distance zero from site i, all sites at a greater distance get the weight 0. For a single site, W =
+    [[1]].
     """
     distances = distances.detach().to("cpu", torch.float64)
     if len(distances) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
     others = ~torch.eye(len(distances), dtype=torch.bool)
     nearest = distances.masked_fill(~others, torch.inf).amin(1, keepdim=True)
-    # d_nearest / d gives the same weights as 1 / d, without overflow
+    # d_nearest / d gives the same mixing weights as 1 / d, without overflow
     inverse = torch.where(nearest > 0, nearest / distances, (distances == 0).double()).masked_fill(~others, 0)
     weights = (1 - self_weight) * inverse / inverse.sum(1, keepdim=True)
     return weights.masked_fill(~others, self_weight)
 
 
 def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
-    """Return the mixing weights of AdaFed's control: λ for the own site and equal weights for all others.
+    """Return the mixing weights of AdaFed's control experiment: λ for the own site and equal weights for all other
+    sites.
 
     Args:
         self_weight: λ, or None for the weight 1/N for every site
@@ -86,11 +89,12 @@ class StatisticsMixture(Algorithm):
     (Equations 2 to 8).
 
     Each site receives ψ_i ← Σ_j w_ij ψ_j, where the mixing weights W follow from the sites' feature statistics. The
-    batch norm layers φ_i stay at site i, or the normalisation layers of other kinds if the network has no batch norm.
+    batch norm layers φ_i stay at site i; if the network has no batch norm, normalisation layers of other kinds stay at
+    the site.
     """
 
     paper = "Chen et al. 2022"
-    # Settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states them.
+    # Settings of Equations 2 to 8 and of the paper's experiments, if the paper states the settings.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -161,8 +165,8 @@ class StatisticsMixture(Algorithm):
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
         """Compute the mixing weights W from the sites' statistics.
 
-        Before the first measurement, all rows of W are uniform. A site without statistics keeps its model and has no
-        weight in the mixtures of other sites.
+        Before the first measurement of statistics, all mixing weights W in a row are equal. A site without statistics
+        keeps its model, and its model has no weight in the mixtures of other sites.
         """
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
@@ -203,8 +207,8 @@ def _possible(tensors: Mapping[str, Tensor]) -> None:
 
 
 class AdaFed(StatisticsMixture):
-    """AdaFed in which each site measures its feature statistics with a pre-trained network f, and the mixing weights W
-    follow from the statistics.
+    """AdaFed in which each site measures feature statistics with a pre-trained network f, and these statistics
+    determine the mixing weights W.
 
     In phase "measure", which is one round without training, the server sends the network f to the sites. Each site then
     returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives the mixture of
@@ -311,7 +315,7 @@ class AdaFed(StatisticsMixture):
 
 
 class DAdaFed(AdaFed):
-    """AdaFed whose mixing weights W follow only from the input of the classification layer."""
+    """AdaFed in which only the input of the classification layer determines the mixing weights W."""
 
     title = "d-AdaFed"
     layers = "last"

@@ -27,8 +27,8 @@ class Share(nn.Module):
 class APFL(SharedAndOwn):
     """Each site trains a local model v and FedAvg's shared model w, and predicts with α v + (1 − α) w.
 
-    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). Both gradients are computed before v
-    or w changes. The mixture of v and w is used only for predictions, and never replaces v.
+    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). In each step, both gradients are
+    computed before v or w changes. The mixture of v and w is used only for predictions, and never replaces v.
     """
 
     title = "APFL"
@@ -53,8 +53,8 @@ class APFL(SharedAndOwn):
 
     @torch.no_grad()
     def personalise(self, bench: TrainContext) -> None:
-        """Mix the weights of both models, and use the running statistics of v, which come from batches with mixed
-        weights.
+        """Mix the weights of v and w, and use the running statistics of v, because v's statistics come from batches
+        with mixed weights.
         """
         model, w, v, alpha = _parts(bench.modules)
         copy_into(model, v)
@@ -75,7 +75,7 @@ def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
 
 
 def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> ObjectiveFunction:
-    """Return the objective f(α v + (1 − α) w) as a function of v; the shared model w receives no gradient."""
+    """Return the objective f(α v + (1 − α) w) as a function of v alone; the shared model w receives no gradient."""
 
     def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         weights = dict(shared.named_parameters())
@@ -86,7 +86,7 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
 
 
 def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
-    """Extend a training step by one update of the mixing share α before the first batch.
+    """Extend a training step: before the first batch, the mixing share α is updated once.
 
     The update is α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
     """

@@ -26,8 +26,8 @@ from medsilo.schedule.train_context import TrainContext
 class SharedAndOwn(Averaging):
     """The base of methods in which each site trains a shared network "global" and a personal network "model".
 
-    The shared and the personal network start from the same weights. The server averages the network "global", and the
-    lead receives the average. The personal network never leaves the site.
+    At the beginning, the shared and the personal network have the same weights. The server averages the network
+    "global", and the lead receives the average. The personal network never leaves the site.
     """
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
@@ -64,7 +64,7 @@ class MeanOfOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
 
     def arrived(self, modules: Modules, came: bool) -> None:
-        """Handle the arrival of the mean w̄ at a site; some methods override this function."""
+        """A method of this class that is called when the mean w̄ arrives at a site; subclasses may override it."""
 
     @abstractmethod
     def learn(self, bench: TrainContext) -> float:
@@ -77,7 +77,9 @@ class MeanOfOwn(Averaging):
 
 
 class ServerStep(Averaging):
-    """The base of methods with an optimizer step at the server; tensors such as running statistics are averaged."""
+    """The base of methods in which the server makes an optimizer step; tensors such as running statistics are
+    averaged.
+    """
 
     undefended: ClassVar[str] = ""  # error message that explains why robust aggregation is impossible
 
@@ -109,12 +111,12 @@ def other_tensors(modules: Modules) -> Tensors:
 
 
 def learning_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Return the model's parameters that require gradients."""
+    """Return the parameters of a model that require gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Numbers(nn.Module):
-    """A module with scalar buffers: numbers in double precision, and truth values."""
+    """A module whose buffers are scalars: numbers in double precision, and truth values."""
 
     def __init__(self, **values: float) -> None:
         super().__init__()
@@ -124,15 +126,15 @@ class Numbers(nn.Module):
 
 
 def zeros_like(model: nn.Module) -> nn.ParameterList:
-    """Return zeros in the shapes of the trained weights, to accumulate sums."""
+    """Return zeros in the shapes of the trained weights, which can accumulate sums."""
     return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in learning_weights(model))
 
 
 class WeighingMethod(Algorithm):
     """The base of methods in which the server computes the sites' weights a_k for the mean θ ← Σ_k a_k θ_k.
 
-    The server computes the sites' weights a_k after all sites have answered, and averages running statistics with the
-    same weights.
+    The server computes the sites' weights a_k after all sites have answered, and uses these weights for running
+    statistics, too.
     """
 
     protocols = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}
@@ -164,7 +166,7 @@ class WeighingMethod(Algorithm):
 
     @abstractmethod
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Return the weight of each answering site in the mean."""
+        """Return the weight of each answering site in the mean over sites."""
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.largest_share * len(sites) > 1:
@@ -173,7 +175,7 @@ class WeighingMethod(Algorithm):
 
 
 def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
-    """Raise a PlanError if a method that keeps a kind of layer at the sites finds no such layer in this network."""
+    """Raise a PlanError if a method keeps a kind of layer at the sites, but this network has no such layer."""
     if not names:
         raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")
 

@@ -14,8 +14,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Ditto(SharedAndOwn):
-    """Each site trains FedAvg's shared model w, and in the same passes over the data a personal model v that is pulled
-    towards w.
+    """Each site trains FedAvg's shared model w and, on the same batches, a personal model v that is pulled towards w.
 
     The personal model takes the step v ← v − η (∇f(v) + λ (v − w_t)), where w_t is the shared model received in the
     round.

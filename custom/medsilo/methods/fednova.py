@@ -16,7 +16,7 @@ from medsilo.schedule.train_context import TrainContext
 class FedNova(ServerStep):
     """The server divides each site's update by the site's number of steps: w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁.
 
-    Without the division by ‖a_i‖₁, sites with more steps would pull the model towards their optimum. ‖a_i‖₁ follows
+    Without the division by ‖a_i‖₁, sites with many steps would pull the model towards their own optimum. ‖a_i‖₁ follows
     from the site's number of steps in the round and the momentum of SGD; with Adam, ‖a_i‖₁ is the number of steps.
     SGD's momentum restarts in every round, regardless of `training.optimizer_state`, because ‖a_i‖₁ counts only the
     gradients of the round.

@@ -72,8 +72,9 @@ class FedYogi(FedAdam):
 class FedAdagrad(ServerStep):
     """The server takes a step of Adagrad along the sites' mean change D = Σ p_k w_k - w.
 
-    FedAdagrad's update is m ← β m + (1 - β) D, v ← v + D², and w ← w + η m / (√v + τ). By default, the mean change D
-    weights hospitals by their number of cases. In the paper, all hospitals have the same weight.
+    FedAdagrad's update is m ← β m + (1 - β) D, v ← v + D², and w ← w + η m / (√v + τ). By default, a hospital's weight
+    in the mean change D is its number of cases. In the paper about server optimizers, all hospitals have equal weights
+    in the mean change D.
     """
 
     title = "FedAdagrad"

@@ -51,11 +51,11 @@ from medsilo.schedule.phase import (
 from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import Task
 
-STEEPEST = 1e6  # largest plausible mean gradient of a weight
+STEEPEST = 1e6  # largest plausible value of a weight's mean gradient
 MOST_STEPS = 1e9
 
 PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
-COMPACT: Mapping[int, Network] = {  # the selector's network, by the number of spatial axes
+COMPACT: Mapping[int, Network] = {  # the selector's network for each number of spatial axes
     0: Mlp(norm="none"),
     1: ActivityCnn(norm="group"),
     2: SmallCnn(width=32, norm="group"),
@@ -70,13 +70,15 @@ class ModelsAndSelector(Algorithm):
     """
 
     paper = "Xu et al. 2022"
-    # Settings of the paper's text: one Adam step for every batch; Adam's moments stay at the site.
+    # Settings of the paper's text: the selector makes one Adam step for every batch, and Adam's moments stay at the
+    # site.
     literal: ClassVar[Mapping[str, Any]] = {
         "algorithm.selector": "vgg11",
         "algorithm.selector_sync": "none",
         "algorithm.selector_step": "batch",
     }
-    # Settings of the released code: one Adam step per round with the gradient of all batches, and averaged moments.
+    # Settings of the released code: the selector makes one Adam step per round with the gradient of all batches, and
+    # moments are averaged.
     released: ClassVar[Mapping[str, Any]] = {
         "algorithm.selector": "vgg11",
         "algorithm.selector_sync": "adam-moments",
@@ -155,7 +157,8 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        modules["selector"] = selector.to(precision_of(own))  # the models and the selector read the same cases
+        # the models and the selector are trained on the same cases
+        modules["selector"] = selector.to(precision_of(own))
         return modules | self.beside_selector(modules["selector"])
 
     def beside_selector(self, selector: nn.Module) -> Modules:
@@ -168,7 +171,7 @@ class ModelsAndSelector(Algorithm):
         return 1 + sites
 
     def selector_network(self, model: nn.Module) -> Network:
-        # a frozen network provides its features to the selector, which is a further head
+        # a frozen network provides features to the selector, which is an additional head of this network
         if (beside := getattr(model, "beside", None)) is not None:
             return beside
         convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)
@@ -190,12 +193,12 @@ class ModelsAndSelector(Algorithm):
         return own.make_optimizer(module.parameters())
 
     def global_group(self) -> Group:
-        """Return the group of global models, which the server averages (line 15 of Algorithm 1)."""
+        """Return the tensor group of the global model, which the server averages (line 15 of Algorithm 1)."""
         return Group("global", network("global"), sample_mean, title="global model")
 
     def personal_group(self) -> Group:
-        """Return the group of personal models, which the server moves towards each other (line 16 of Algorithm 1,
-        Equation 11).
+        """Return the tensor group of the personal models, which the server moves towards each other (line 16 of
+        Algorithm 1, Equation 11).
         """
         return Group(
             "personal",
@@ -207,8 +210,8 @@ class ModelsAndSelector(Algorithm):
         )
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """Return the selector's group (line 15 of Algorithm 1), and the group of Adam's moments if the plan averages
-        moments.
+        """Return the selector's tensor group (line 15 of Algorithm 1), and the tensor group of Adam's moments if the
+        plan averages moments.
         """
         selector = Group("selector", network("selector"), self.selector_mean)
         if self.selector_sync != "adam-moments":
@@ -216,7 +219,7 @@ class ModelsAndSelector(Algorithm):
         return selector, Group("moments", network("moments"), sample_mean, ranges=_moment_ranges)
 
     def selector_mean(self, server: ServerSide) -> Aggregator:
-        """Return the selector's aggregator: the mean of line 15 of Algorithm 1, or Adam at the server."""
+        """Return the selector's aggregator: the mean of line 15 of Algorithm 1, or an Adam step at the server."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
         return mixer_of(sample_mean, server)
@@ -238,7 +241,7 @@ class ModelsAndSelector(Algorithm):
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
-    """Fill the site's expert with the site's personal model, and all other experts with the global model."""
+    """Load the site's personal model into the site's expert, and the global model into all other experts."""
     for number, expert in enumerate(modules["experts"].children()):
         expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
 
@@ -273,10 +276,11 @@ def _says_of_sums(tensors: Tensors) -> Sequence[str]:
 
 
 class FedSM(ModelsAndSelector):
-    """FedSM trains a global model, personal models that SoftPull mixes, and a selector together (Algorithm 1).
+    """FedSM trains three kinds of models together (Algorithm 1): a global model, personal models that SoftPull mixes,
+    and a selector.
 
-    At the end, all networks are combined to one super model (Algorithm 2). If the selector is confident that an image
-    resembles the images of a hospital, the hospital's personal model predicts, and otherwise the global model.
+    At the end, the server combines all networks to one super model (Algorithm 2). If the selector is confident that an
+    image resembles a hospital's images, this hospital's personal model predicts; otherwise the global model predicts.
     """
 
     title = "FedSM"

@@ -1,4 +1,4 @@
-"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Section 3.1), which train the selector after the models."""
+"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Section 3.1), which train the selector after all other models."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from medsilo.tasks.task import Task
 
 
 class SelectorAfterwards(ModelsAndSelector):
-    """The base of FedSM-extra and the FedSM ensemble: global and personal models are trained as in FedSM, and then the
-    selector is trained.
+    """The base of FedSM-extra and the FedSM ensemble: FedSM's rounds train global and personal models, and later rounds
+    train the selector.
 
     Before the rounds that train the selector, each hospital receives the personal models of all hospitals that agreed
-    to share them. The selector has K + 1 outputs, and output 0 belongs to the global model.
+    to share models. The selector has K + 1 outputs, and output 0 belongs to the global model.
     """
 
     protocols = {"paper": ModelsAndSelector.literal}
@@ -68,11 +68,13 @@ class SelectorAfterwards(ModelsAndSelector):
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-        """Return the selector's loss on a batch, given the outputs of the selector and of the K + 1 models."""
+        """Return the selector's loss on a batch, computed from the outputs of the selector and of the K + 1 models."""
 
 
 class FedSMExtra(SelectorAfterwards):
-    """FedSM in which the selector learns which of the K + 1 models is best for an image, and this model predicts."""
+    """FedSM in which the selector learns which of the K + 1 models is best for an image, and the best model
+    predicts.
+    """
 
     title = "FedSM-extra"
 
@@ -89,8 +91,8 @@ class FedSMExtra(SelectorAfterwards):
 def best_of(outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
     """Return the index of the model with the lowest loss for every case of a batch, [B].
 
-    The index is argmin_k L(h_k(x), y), which corrects a misprint in Equation 1. If several models have the lowest loss,
-    the function returns the smallest of their indices.
+    The index is argmin_k L(h_k(x), y), which corrects a misprint in Equation 1. If several models have equally low
+    losses, the function returns the smallest index among these models.
     """
     losses = [[loss(output[i : i + 1], targets[i : i + 1]) for i in range(len(targets))] for output in outputs]
     return torch.stack([torch.stack(row) for row in losses]).argmin(0)

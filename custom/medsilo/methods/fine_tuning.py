@@ -12,7 +12,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class FineTuning(SharedAndOwn):
-    """FedAvg, after which each site fine-tunes the received model for some epochs on its training data."""
+    """FedAvg, after which each site fine-tunes the final shared model for some epochs on the site's training data."""
 
     title = "Fine-tuning"
     paper = "Wang et al. 2019"

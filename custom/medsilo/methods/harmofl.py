@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022.
 
-HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. Other methods can use the
-amplitude spectrum or the perturbed steps, too (schedule/additions.py).
+HarmoFL combines a common amplitude spectrum of all input images with perturbed gradient steps. A plan can add the
+amplitude spectrum or the perturbed steps to methods other than HarmoFL, too (schedule/additions.py).
 """
 
 from typing import Literal
@@ -20,14 +20,15 @@ from medsilo.schedule.weighting import Weighting
 class HarmoFL(Averaging):
     """HarmoFL gives all images a common amplitude spectrum, and perturbs the weights to find flat minima.
 
-    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Equation 1). Without amplitude spectrum and perturbation, HarmoFL
-    equals FedAvg.
+    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Equation 1). HarmoFL without an amplitude spectrum and without
+    perturbation is FedAvg.
     """
 
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
     protocols = {
-        # Settings of the paper's text without its misprints: the whole spectrum, and an average that starts at zero.
+        # Settings of the paper's text without the text's misprints: the whole spectrum, and an average that starts at
+        # zero.
         "paper": {
             "algorithm.amplitude.band": None,
             "algorithm.amplitude.decay": 0.1,
@@ -36,9 +37,9 @@ class HarmoFL(Averaging):
             "algorithm.weighting": "uniform",
             "algorithm.server_lr": 1.0,
         },
-        # The released code changes only the mean of each channel. The released code converts its decay of 0.1 to the
-        # integer 0, so all rounds use the mean of the first batch. Batch norm in the released code has no weights and
-        # no running statistics.
+        # HarmoFL's released code changes only the mean of each channel. HarmoFL's released code converts the decay 0.1
+        # to the integer 0, so all rounds use the mean of the first batch. In HarmoFL's released code, batch norm has no
+        # weights and no running statistics.
         "released-code": {
             "algorithm.amplitude.band": 0.0,
             "algorithm.amplitude.decay": 0.0,

@@ -18,8 +18,8 @@ from medsilo.schedule.train_context import TrainContext
 class PerFedAvg(SharedAndOwn):
     """FedAvg of a model w that performs well after one gradient step at each site.
 
-    The objective is min_w Σ p_k f_k(w − a ∇f_k(w)), with first-order gradients. A site's personal model is the received
-    w after one step with the gradient over all training data (the expectation in Equation 3).
+    The objective is min_w Σ p_k f_k(w − a ∇f_k(w)), and its gradients omit second derivatives. A site's personal model
+    is the received w after one step with the gradient over all training data (the expectation in Equation 3).
     """
 
     title = "Per-FedAvg"
@@ -52,8 +52,8 @@ class MetaGradient:
     """The gradient ∇f(u; D′) at the adapted weights u = w − a ∇f(w; D), where D′ is the current batch.
 
     The batch D is the previous batch, so that D and the current batch D′ are independent and each batch is loaded only
-    once. For the first batch of a round, D equals D′. Running statistics come from the passes with the weights w over
-    the batch D.
+    once. For the first batch of a round, D equals D′. Running statistics are those of passes over the batch D with the
+    weights w.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:

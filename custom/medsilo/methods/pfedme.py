@@ -21,7 +21,7 @@ class PFedMe(SharedAndOwn):
     """Each site trains a personal model θ that stays close to the shared model w.
 
     On each batch, K steps approximate θ ≈ argmin f(θ) + λ/2 ‖θ − w‖², and then w ← w − ηλ (w − θ). The server computes
-    w ← (1 − β) w + β Σ p_k w_k. In each round, θ starts from the received w and changes with every batch.
+    w ← (1 − β) w + β Σ p_k w_k. In each round, θ starts at the received w, and every batch changes θ.
     """
 
     title = "pFedMe"
@@ -68,8 +68,8 @@ class PFedMe(SharedAndOwn):
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """Return a training step that takes K steps of θ on one batch, and then updates w ← w − ηλ (w − θ).
 
-    The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². One additional pass measures
-    the running statistics of w.
+    The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². One additional pass over the
+    batch measures the running statistics of w.
 
     Args:
         inner: the training step of θ

@@ -22,8 +22,8 @@ class Scaffold(ServerStep):
 
     A step at site i is y ← y - η (g(y) - c_i + c). The server's update is x ← x + η_g mean(y_i - x) and c ← c + |S| / N
     mean(c_i⁺ - c_i), where all sites have the same weight. The server's control variate c goes to the sites, and c_i
-    stays at site i. The new control variate c_i⁺ is the mean gradient of the site's steps, also with momentum. With
-    plain SGD, c_i⁺ equals the paper's option II, c_i - c + (x - y) / (K η).
+    stays at site i. The new control variate c_i⁺ is the mean gradient of the site's steps, even if the steps use
+    momentum. With plain SGD, c_i⁺ equals the paper's option II, c_i - c + (x - y) / (K η).
     """
 
     title = "SCAFFOLD"
@@ -80,6 +80,7 @@ class Scaffold(ServerStep):
             loss = bench.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
-                c.add_(new - c_i)  # the server's control variate if all sites changed theirs by this difference
+                # the server's control variate if all sites had changed their control variates by this difference
+                c.add_(new - c_i)
                 c_i.copy_(new)
         return loss

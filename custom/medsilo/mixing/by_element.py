@@ -1,4 +1,4 @@
-"""A mean whose weights differ from tensor to tensor or from element to element."""
+"""A mean over sites whose weights differ from tensor to tensor or from element to element."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,8 @@ from medsilo.mixing.mixers import WeightedMean
 
 
 class MeanByElement(WeightedMean):
-    """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. Elements of θ stay unchanged where all sites have weight zero.
+    """The aggregation θ ← Σ_k w_k θ_k / Σ_k w_k, computed for each element. Elements of θ stay unchanged where all
+    sites have weight zero.
 
     Args:
         weigh: a function that returns a site's weights, given the site's name and number of cases
@@ -46,8 +47,8 @@ class MeanByElement(WeightedMean):
         del self._numbers[site]
 
     def _fold(self, sites: list[str]) -> None:
-        """Update the mean m ← m + w / Σw · (θ - m), where each element has a weight w. Elements of the mean are 0 where
-        all weights are 0.
+        """Update the mean m ← m + w / Σw · (θ - m), where each element has its own weight w. An element of the mean is
+        0 if all weights of the element are 0.
         """
         if not sites:
             return

@@ -1,7 +1,7 @@
 """Store the tensors that sites send in a round until the server aggregates the tensors block by block.
 
-A row holds one site's tensors and never changes. A row that NVFlare received as an unnamed temporary file is read from
-this file. Rows in memory are written to an unnamed file when all rows together exceed the memory limit.
+A row contains the tensors of one site and never changes. If NVFlare received a row as an unnamed temporary file, the
+row is read from this file. If all rows together exceed the memory limit, rows in memory are written to an unnamed file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.mmap_store import Slice, Spill, let_go, stretches_of
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
-MEMORY = 512 << 20  # largest number of bytes of all rows in memory; further rows are written to files
+MEMORY = 512 << 20  # limit on the bytes of all rows in memory; rows beyond the limit are written to files
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class SiteRow:
 class Contributions:
     def __init__(self) -> None:
         self._rows: dict[str, SiteRow] = {}
-        self._spill: Spill | None = None  # temporary file of the rows that exceed the memory limit
+        self._spill: Spill | None = None  # temporary file with the rows that exceed the memory limit
 
     def __contains__(self, site: str) -> bool:
         return site in self._rows
 
     def put(self, site: str, tensors: Tensors, names: Iterable[str], at_once: bool = False) -> None:
-        """Store a site's tensors of these names; a full disk leaves the stored rows unchanged.
+        """Store a site's tensors with the given names; if the disk is full, the stored rows stay unchanged.
 
         Args:
             at_once: True if the caller drops this row before it stores the next row
@@ -59,7 +59,9 @@ class Contributions:
         return SiteRow(written, stretches_of(written.values()), 0)
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
-        """Yield the tensors of each site, and release the memory of the site's mapped file before the next site."""
+        """Yield the tensors of each site, and release the memory of one site's mapped file before reading the next
+        site.
+        """
         for site in sites:
             yield self._rows[site].tensors
             let_go(self._rows[site].files)
@@ -67,8 +69,8 @@ class Contributions:
     def columns(
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
-        """Yield each block of all rows' columns, as a tensor [1 + sites, width] in double precision. Row 0 contains the
-        last model, or zeros, and each further row contains a site's difference from row 0.
+        """Yield each block of columns of all rows, as a tensor [1 + sites, width] in double precision. Row 0 contains
+        the last model, or zeros, and each of the following rows contains a site's difference from row 0.
         """
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]
@@ -94,10 +96,10 @@ def fold(
 ) -> None:
     """Update the mean m ← m + a (θ - m) for each site, where a is this site's fraction of the weights added so far.
 
-    If the last model is given, θ is the site's difference from the last model. Each update uses the mean's data type,
-    which has at least single precision. Double precision would hardly improve the mean, because the mean is rounded at
-    the end. The function adds all sites to one block of the mean before the next block, so that the block stays in the
-    processor's cache.
+    If the last model is given, θ is the difference between the site's model and the last model. Each update of the mean
+    uses the mean's data type, which has at least single precision. Double precision would hardly improve the mean,
+    because the mean is rounded at the end. The function adds all sites to one block of the mean before the next
+    block, so that a block stays in the processor's cache.
     """
     for section in layout.sections:
         as_sent = origin is None and section.dtype == section.kept
@@ -110,7 +112,7 @@ def fold(
                     if origin is not None:
                         block.subtract(origin, numbers)
                 came = block.of(row) if as_sent else numbers.split(block.sizes)
-                if share == 1.0:  # the mean of one site's tensors is this site's tensors
+                if share == 1.0:  # if only one site answered, the mean is this site's tensors
                     torch._foreach_copy_(kept, came)
                 else:
                     torch._foreach_lerp_(kept, came, share)

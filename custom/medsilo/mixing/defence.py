@@ -21,14 +21,14 @@ class Shield:
 
     rule: RobustRule | None = None
     max_weight: float | None = None
-    # names of tensors without gradients, which are combined separately from trained weights
+    # names of tensors without gradients; these tensors and the trained weights are combined separately
     apart: Collection[str] = ()
 
     def combined(
         self, rows: Contributions, weights: Mapping[str, float], layout: Layout, origin: Tensors | None
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the difference between the next model and the model that the sites received. Also return the weight of
-        each site, if the rule gives a site one weight for all elements.
+        """Return the difference between the next model and the model that the server sent to the sites. If the rule
+        gives each site one weight for all elements, also return these weights.
         """
         ways, alike, sites, counts = layout.rooms(), self._shares(weights), sorted(weights), dict[str, float]()
         for part in self._parts(layout, next(rows.each(sites))):
@@ -52,7 +52,9 @@ class Shield:
         return [Layout({name: row[name] for name in names}) for names in kinds if names]
 
     def _shares(self, weights: Mapping[str, float]) -> Tensor:
-        """Return the sites' weights for the robust rule: equal weights, or capped weights if the plan bounds them."""
+        """Return the sites' weights for the robust rule: equal weights, or capped weights if the plan bounds
+        weights.
+        """
         if self.max_weight is None or (self.rule and not self.rule.weighs):
             return torch.full((len(weights),), 1 / len(weights), dtype=torch.float64)
         return capped(torch.tensor([weights[site] for site in sorted(weights)], dtype=torch.float64), self.max_weight)
@@ -63,5 +65,5 @@ def _weighted(shares: Tensor, columns: Tensor) -> Tensor:
 
 
 def _lower_median(values: Tensor) -> Tensor:
-    """Return the lower median over the first dimension, because integers and booleans have no mean."""
+    """Return the lower median over the first dimension, which replaces a mean for integers and booleans."""
     return (values.long() if values.dtype == torch.bool else values).median(0).values.to(values.dtype)

@@ -1,4 +1,6 @@
-"""FedSM's mean of the hospitals' feature sums, in which a hospital that sends no new sums counts with its last sums."""
+"""FedSM's mean of the hospitals' feature sums; if a hospital sends no feature sums in a round, its last feature sums
+count.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,11 +59,11 @@ class LastSums(UniformMean):
 
 
 def _of_one(mean: Tensors, place: int, hospitals: int) -> dict[str, Tensor]:
-    """Estimate one hospital's feature sums from their mean over hospitals, because secure aggregation hides single
-    hospitals.
+    """Estimate one hospital's feature sums from the mean of feature sums over hospitals, because secure aggregation
+    hides single hospitals.
 
-    The mean contains the hospital's mean features as one row. The hospital's covariance is unknown, so the function
-    uses the pooled covariance within hospitals.
+    The mean of feature sums contains the hospital's mean features as one row. The hospital's covariance is unknown, so
+    the function uses the pooled covariance within hospitals.
     """
     here = torch.zeros_like(mean["present"])
     here[place] = 1

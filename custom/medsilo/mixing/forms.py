@@ -1,6 +1,6 @@
 """Declare an aggregation as data, which secure aggregation needs because the server cannot read single answers.
 
-Each aggregator declares the form of its aggregation, so secure aggregation needs no code for single methods.
+Each aggregator declares its kind of aggregation, so that secure aggregation needs no code for single methods.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MeanForm:
-    """The server needs only the mean of the sites' tensors.
+    """An aggregation for which the server needs only the mean of the sites' tensors.
 
     Args:
         enter: a function that converts a site's tensors, and the tensors that the site received, into the tensors to
@@ -25,7 +25,8 @@ class MeanForm:
 
 @dataclass(frozen=True)
 class PullForm:
-    """Each site moves its tensors towards the mean of all other sites, and needs only the sum of their tensors.
+    """An aggregation in which each site moves its tensors towards the mean of all other sites, and needs only the sum
+    of their tensors.
 
     Args:
         pull: the weight of the site's own tensors
@@ -42,7 +43,9 @@ class ServerReadable:
 
 
 class Mean(Enum):
-    """A mean over sites that a method chooses by name, so that the server creates the mean's aggregator."""
+    """A mean over sites that a method selects by the mean's name, so that the server creates the aggregator of the
+    mean.
+    """
 
     OF_CASES = "weighted by training cases, as FedAvg's"
     OF_SITES = "in which all sites count alike"

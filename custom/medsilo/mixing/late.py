@@ -1,4 +1,4 @@
-"""Weighted means whose weights are known only when a round closes, so that answers wait until the round closes."""
+"""Weighted means whose weights are known only when a round closes, so that the aggregator stores answers until then."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +11,9 @@ from medsilo.mixing.layout import Tensors
 from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
-LEAST = 1e-9  # smallest normalised weight, because a site with weight zero would get none of the excess over a cap
+# smallest normalised weight; a site with weight zero would get nothing when the excess over a cap is divided among
+# sites
+LEAST = 1e-9
 Shares = Mapping[str, float]
 
 
@@ -33,7 +35,7 @@ class StalenessWeightedMean(WeightedMean):
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
-        # values that the weights' function stores from round to round, by site
+        # values for each site that the function for weights stores from round to round
         self.memory: dict[str, dict[str, float]] = {}
 
     @property
@@ -42,7 +44,7 @@ class StalenessWeightedMean(WeightedMean):
 
     @property
     def samples(self) -> Shares:
-        """Return the number of cases of each site that answered in the open round, in sorted order."""
+        """Return the number of cases of each site that answered in the open round; the sites are in sorted order."""
         return dict(sorted(self._numbers.items()))
 
     @property
@@ -74,9 +76,9 @@ class StalenessWeightedMean(WeightedMean):
         return zip(sites, self._rows.each(sites), strict=True)
 
     def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
-        """Return the inner products [1 + K, 1 + K] between the model before the round and the K sites' differences from
-        this model. The sites are in sorted order. Each returned matrix sums the products over all tensors of one part
-        of the model.
+        """Return the inner products [1 + K, 1 + K] of the model before the round and the K sites' differences from this
+        model. The rows and columns for sites are in the sorted order of sites. Each returned matrix sums the products
+        over all tensors of one part of the model.
         """
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None
@@ -91,7 +93,9 @@ class StalenessWeightedMean(WeightedMean):
 
 
 def at_most(weights: Shares, largest: float) -> dict[str, float]:
-    """Normalise the weights and cap each share at `largest`. If all weights are zero, the shares are equal."""
+    """Normalise the weights, and cap each normalised weight at `largest`. If all weights are zero, all sites get equal
+    normalised weights.
+    """
     values = torch.tensor(list(weights.values()), dtype=torch.float64)
     shares = values / values.sum() if values.any() else torch.full_like(values, 1 / len(values))
     if shares.max() > largest:
@@ -100,9 +104,9 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
 
 
 class SharedNumbers(Identity):
-    """Numbers that every site sends and gets back, with some of the numbers replaced by the server.
+    """Numbers that every site sends and gets back after the server has replaced some of the numbers.
 
-    A site that does not train gets zeros.
+    A site that does not train gets zeros instead of numbers.
 
     Args:
         answer: a function, called when the round closes, that returns the server's numbers for a site by name

@@ -1,4 +1,4 @@
-"""Divide a group's tensors into blocks on which the server computes."""
+"""Divide the tensors of a group into blocks, which the server processes one after another."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-# One number for all averaged tensors, or a number or a tensor of the same shape for the name of each averaged tensor.
+# One number for all averaged tensors, or, for the name of each averaged tensor, a number or a tensor of the same shape.
 Numbers = float | Mapping[str, float | Tensor]
 
-# Number of values in a block: few enough for a processor's cache in double precision, and enough to hide the time of
-# calling torch.
+# Number of values in a block: few enough for a processor's cache in double precision, and so many that calls of torch
+# take little time.
 BLOCK = 1 << 18
-# number of columns that are read at once of every site, which is smaller for more sites
+# number of columns that are read at once from every site; the more sites, the smaller the number
 WIDEST, NARROWEST = 16 << 10, 4 << 10
 
 
@@ -39,7 +39,7 @@ class Block:
         self.size = sum(self.sizes)
 
     def of(self, tensors: Tensors) -> list[Tensor]:
-        """Return the block's tensors, where a long tensor is a view of only the block's values."""
+        """Return the block's tensors; if a tensor extends over several blocks, return a view of the block's values."""
         return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.pieces]
 
     def flat(self, tensors: Tensors) -> list[Tensor]:
@@ -52,18 +52,18 @@ class Block:
         torch._foreach_copy_(self.flat(tensors), numbers.split(self.sizes))
 
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
-        """Subtract the block's values from a tensor that may have a wider data type."""
+        """Subtract the block's values from a tensor, which may have a wider data type than the block."""
         torch._foreach_sub_(of.split(self.sizes), self.flat(tensors))
 
 
 class TypeSection:
-    """All tensors of one floating-point type, as one long vector."""
+    """All tensors of one floating-point type, joined to one long vector."""
 
     def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
         # Names are sorted, because the last bit of a sum depends on the order of tensors, which must not depend on the
-        # order of arrival.
+        # order of answers.
         self.names = sorted(shapes)
         self.shapes = {name: shapes[name] for name in self.names}
         self.size = sum(shape.numel() for shape in shapes.values())
@@ -71,7 +71,7 @@ class TypeSection:
         self.widest = max((block.size for block in self.blocks), default=0)
 
     def cut(self, width: int) -> list[Block]:
-        """Cut the section into blocks, where neighbouring small tensors share a block and long tensors are divided."""
+        """Cut the section into blocks: neighbouring small tensors share a block, and long tensors are divided."""
         blocks: list[list[Piece]] = []
         room = 0
         for name in self.names:
@@ -102,7 +102,7 @@ class Layout:
         self.carried = sorted(self.signature.keys() - set(self.averaged))
 
     def rooms(self) -> dict[str, Tensor]:
-        """Return uninitialised tensors for all averaged values, in at least single precision."""
+        """Return uninitialised tensors for all values that are averaged, in at least single precision."""
         return {
             name: torch.empty(shape, dtype=section.kept)
             for section in self.sections
@@ -110,10 +110,11 @@ class Layout:
         }
 
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
-        """Convert averaged tensors to their original data types, and add the tensors that are not averaged.
+        """Convert averaged tensors to the data types that they had before averaging, and add the tensors that are not
+        averaged.
 
-        A tensor that already has its original data type is not copied, and all given tensors are removed from their
-        mapping.
+        A tensor that already has its original data type is not copied; all given tensors are removed from the mapping
+        that contains them.
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}

@@ -1,19 +1,19 @@
-"""Aggregators, which combine the sites' tensors of one group at the server: θ_i ← Σ_j M_ij θ_j.
+"""Aggregators, which run at the server and combine the sites' tensors of one group: θ_i ← Σ_j M_ij θ_j.
 
-An aggregator exists as long as the study, and each round makes these calls:
+An aggregator exists as long as the study, and the server makes the following calls in each round:
 
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # the tensors from which the site trains
     mixer.add(site, tensors, weight)      # the tensors that the site sends back, in any order
     mixer.finish()                        # `current` then returns the tensors for the site's next round
 
-The aggregated tensors do not depend on the order of arrival, even in the last bit, because sums run over the sites in
-sorted order. Running sums have at least single precision. Integers and booleans are never averaged: a mean takes them
-from the first site in sorted order, and a personal model keeps them.
+Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
+Sums to which answers are added one by one have at least single precision. Integers and booleans are never averaged: a
+mean copies them from the first site in sorted order, and a personal model keeps its values.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
-tensors. An aggregator does not change tensors that it received or returned. An aggregator is not safe for calls from
-several threads.
+tensors. An aggregator does not change a tensor after receiving or returning it. An aggregator is not safe for calls
+from several threads.
 """
 
 import math
@@ -37,21 +37,21 @@ RUNNING = ("running_mean", "running_var")  # endings of the names of running sta
 
 
 class Aggregator(ABC):
-    """A group's aggregation across rounds, with the sites that may send tensors, and the tensors last sent to each
-    site.
+    """The aggregation of one tensor group across rounds, with the sites that may send tensors, and the tensors last
+    sent to each site.
     """
 
     def __init__(self) -> None:
         self._sites: list[str] = []
         self._answered: set[str] = set()
         self._layout: Layout | None = None
-        # The weight of each site's answer in the last closed round, which is empty if a site has several weights.
+        # The weight of each site's answer in the last closed round; empty if a site has several weights.
         self.shares: Mapping[str, float] = {}
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        """Close the last round, and begin a new round, in which each site keeps its tensors from earlier rounds.
+        """Close the last round, and begin a new round; at its beginning, each site has the tensors from earlier rounds.
 
         Args:
             initial: tensors, which are not copied, for every site that has no tensors yet
@@ -69,7 +69,8 @@ class Aggregator(ABC):
         """Store the tensors of one site and its number of samples, after the caller has checked names, shapes and data
         types.
 
-        Tensors that can't be aggregated raise Refused and change nothing, so the site may send again.
+        If the tensors can't be aggregated, the method raises Refused and changes nothing, so that the site may send
+        tensors again.
         """
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         layout = self._layout or Layout(own)
@@ -80,7 +81,7 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Close the round, and aggregate the answers."""
+        """Close the round, and aggregate the round's answers."""
         if self._answered:
             self._merge()
         self._answered = set()
@@ -99,7 +100,7 @@ class Aggregator(ABC):
         return tensors, {"sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore a saved state before the round's first answer, without copying the tensors."""
+        """Before the round's first answer, restore a saved state; the method does not copy the tensors."""
         self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
@@ -119,7 +120,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def _row(self, site: str) -> dict[str, Tensor] | None:
-        """Return the tensors last sent to the site."""
+        """Return the tensors that the server last sent to the site."""
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:  # noqa: B027
         """Use the initial tensors for every site that has no tensors yet."""
@@ -131,22 +132,23 @@ class Aggregator(ABC):
         return {}, {}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:  # noqa: B027
-        """Restore the result of `_save`."""
+        """Restore the state that `_save` returned."""
 
     def _settle(self) -> None:  # noqa: B027
-        """Add the answers that no longer wait for another site's answer."""
+        """Add the answers that no longer have to wait for the answer of another site."""
 
 
 # -- one model for all ------------------------------------------------------------------------------------------------
 
 
 class WeightedMean(Aggregator):
-    """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered. Every site of the study receives this mean.
+    """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered. Every site of the study receives the mean that
+    FedAvg computes.
 
     The aggregator stores the last mean and, while a round is open, the mean of the answers so far. For any number of
-    sites, the stored tensors have the size of two answers (of four answers in half precision). The answers are added in
-    the sorted order of sites, so an answer may wait for the answers of other sites. Until the round closes, every site
-    receives the last mean, also a site that has answered.
+    sites, the stored tensors need as much memory as two answers (in half precision, as four answers). Answers are added
+    in the sorted order of sites, so an answer may have to wait for the answers of other sites. Until the round closes,
+    every site receives the last mean, even if the site has already answered.
 
     Args:
         rate: η_g, the size of the server's step θ ← θ + η_g (mean - θ), which running statistics do not use; 1 gives
@@ -154,7 +156,7 @@ class WeightedMean(Aggregator):
     """
 
     uniform: bool = False
-    _waits: bool = False  # True if answers are added only when the round closes
+    _waits: bool = False  # True if the aggregator adds answers only when the round closes
 
     def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
@@ -165,8 +167,8 @@ class WeightedMean(Aggregator):
         self._begin_sum()
 
     def defend(self, shield: "Shield") -> None:
-        """Combine the sites' answers by the shield's rule after the round has closed, and take the server's step along
-        this combination.
+        """After the round has closed, combine the sites' answers by the plan's robust rule, and let the server take its
+        step along this combination.
         """
         self._shield, self._waits = shield, True
 
@@ -175,7 +177,7 @@ class WeightedMean(Aggregator):
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the sites' mean, as if each site had sent this mean."""
+        """Take the mean over sites, as if each site had sent this mean."""
         first, *others = sorted(weights)
         self.add(first, tensors, math.fsum(weights.values()))
         self._answered |= set(others)
@@ -183,11 +185,11 @@ class WeightedMean(Aggregator):
 
     def _begin_sum(self) -> None:
         self._rows.clear()
-        # the weight of each site that has answered, unless weights differ between elements
+        # the weight of each site that has answered; not used if weights differ between elements
         self._numbers = dict[str, float]()
         self._turn = 0  # index of the site whose answer is added next
         self._total = 0.0
-        self._mean: dict[str, Tensor] = {}  # the mean so far, in at least single precision
+        self._mean: dict[str, Tensor] = {}  # the mean of the answers so far, in at least single precision
         self._carried: dict[str, Tensor] = {}
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
@@ -204,10 +206,10 @@ class WeightedMean(Aggregator):
         return not self._waits and site == self._sites[self._turn]
 
     def _settle(self) -> None:
-        """Add all answers that wait for no other site's answer.
+        """Add all answers that do not have to wait for the answer of another site.
 
-        Adding answers early lets a round of six models of 28 M parameters close 9 ms after the last answer, instead of
-        80 ms.
+        If answers are added on arrival, a round of six models of 28 M parameters closes 9 ms after the last answer;
+        otherwise, 80 ms after it.
         """
         if not self._waits:
             ready = list(takewhile(self._rows.__contains__, self._sites[self._turn :]))
@@ -220,16 +222,16 @@ class WeightedMean(Aggregator):
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
-        """Return the last model if the server takes a step from this model, and None otherwise. A server that takes a
-        step averages the sites' differences from the last model, because small differences lose less precision than
-        whole models.
+        """If the server takes a step from the last model, return the last model; otherwise, return None. A server that
+        takes a step averages the sites' differences from the last model, because small numbers lose less precision than
+        large numbers.
         """
         return None if self._is_mean else self._given
 
     def _fold(self, sites: list[str]) -> None:
-        """Add the sites' models, or their differences from the last model, to the mean so far.
+        """Add the sites' models, or the models' differences from the last model, to the mean so far.
 
-        The mean of equal tensors is exactly the same tensor.
+        If all tensors are equal, the mean is exactly equal to each tensor.
         """
         if not sites:
             return
@@ -267,12 +269,12 @@ class WeightedMean(Aggregator):
             for theta, d in blocks:
                 torch.add(theta, d, alpha=self.rate, out=d)
             return
-        # Running statistics take their mean, because a step beyond the mean could make a variance negative.
+        # Running statistics become the mean over sites, because a step beyond the mean could make a variance negative.
         rates = {name: 1.0 if name.endswith(RUNNING) else self.rate for name in layout.averaged}
         step(blocks, spread(rates, layout), layout)
 
     def _beside(self, model: Tensors, layout: Layout) -> Iterator[tuple[Block, Tensor, Tensor]]:
-        """Yield blocks of a model and of the mean in double precision, where callers change the mean in place."""
+        """Yield blocks of a model and of the mean in double precision; callers change the mean in place."""
         for section in layout.sections:
             rooms = torch.empty(2, section.widest, dtype=torch.float64)
             for block in section.blocks:
@@ -293,13 +295,13 @@ class WeightedMean(Aggregator):
 
 
 class UniformMean(WeightedMean):
-    """θ ← Σ_k θ_k / K over the K sites that answered, whatever their sample counts."""
+    """The aggregation θ ← Σ_k θ_k / K over the K sites that answered, regardless of the sites' numbers of cases."""
 
     uniform = True
 
 
 def step(blocks: Iterable[tuple[Tensor, Tensor]], rates: Tensors, layout: Layout) -> None:
-    """Compute d ← θ + η d in place, where each tensor or element has a rate η."""
+    """Compute d ← θ + η d in place, where η is a separate rate for each tensor or element."""
     places = (block for section in layout.sections for block in section.blocks)
     for (theta, d), block in zip(blocks, places, strict=True):
         torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
@@ -315,10 +317,10 @@ def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator
 
 
 class Identity(Aggregator):
-    """Every site has its own model, θ_i ← θ_i, without a copy.
+    """Every site keeps its own model, θ_i ← θ_i, and the aggregator makes no copy.
 
-    A site that does not answer keeps its model. Memory holds one model per site, and a second model for the site whose
-    answer is arriving. After a site has answered, its model is not available until the round closes.
+    The model of a site that does not answer stays unchanged. Memory holds one model per site, and a second model for
+    the site whose answer is arriving. After a site has answered, its model is not available until the round closes.
     """
 
     def __init__(self) -> None:
@@ -356,8 +358,8 @@ class Identity(Aggregator):
         return self._rows.get(site)
 
     def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """Return the state with keys "<site>/<name>", where a model that several sites share is saved once, under the
-        first site.
+        """Return the state with keys "<site>/<name>"; a model that several sites share is saved once, under the first
+        of these sites.
         """
         tensors: dict[str, Tensor] = {}
         owners: dict[int, str] = {}
@@ -376,19 +378,20 @@ class Identity(Aggregator):
         self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
 
 
-Rule = Callable[[Tensor], Tensor]  # maps θ [K, values] of the K sites that answered to the mixed θ in double precision
+# maps the models θ [K, values] of the K sites that answered to the mixed models θ in double precision
+Rule = Callable[[Tensor], Tensor]
 
 
 class JointAggregator(Identity):
-    """θ_i ← f_i(θ_1, …, θ_K), element by element, for the K sites that answered. If only one site answered, its model
-    stays unchanged.
+    """The aggregation θ_i ← f_i(θ_1, …, θ_K), computed for each element, for the K sites that answered. If only one
+    site answered, this site's model stays unchanged.
 
-    Answers are copied, and combined in place when the round closes, so memory holds each model once.
+    Answers are copied, and, when the round closes, combined in place, so that memory contains each model once.
     """
 
     @abstractmethod
     def _rule(self, sites: list[str]) -> Rule:
-        """Return the mixing equation of the sites that answered."""
+        """Return the mixing equation, restricted to the sites that answered."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors | {name: tensors[name].clone() for name in layout.averaged}, weight, layout)
@@ -426,7 +429,7 @@ class SoftPull(JointAggregator):
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
         def pull(theta: Tensor) -> Tensor:
-            mean = theta[0] + (theta - theta[0]).mean(0)  # exact if all sites have equal values
+            mean = theta[0] + (theta - theta[0]).mean(0)  # the result is exact if all sites have equal values
             return theta.lerp(mean, step)
 
         return pull
@@ -464,10 +467,12 @@ class SimilarityMix(JointAggregator):
 
 
 class PersonalModelPool(Aggregator):
-    """Send the sites' personal models unchanged to the sites that agreed to share them. Sites send no models back.
+    """Send the sites' personal models unchanged to the sites that agreed to share them. In this exchange of personal
+    models, sites send no models back to the server.
 
     Tensor names are "<index>.<name>", where the index is the position of the model's owner among the sorted sites. A
-    site that did not agree receives its personal model, and the common model instead of all other personal models.
+    site that did not agree to share receives its own personal model, and the common model in place of all other
+    personal models.
     """
 
     def __init__(self, personal: Aggregator, common: Aggregator, agreed: Callable[[], Set[str]]) -> None:

@@ -1,6 +1,6 @@
-"""A plan's `aggregation`: the defence against hospitals that send wrong or harmful tensors.
+"""The plan's section `aggregation`: the defence against hospitals that send wrong or harmful tensors.
 
-The module rules.py defines the robust rules, and is imported only if a plan uses a rule.
+The module rules.py defines the robust rules, and is imported only if a plan uses a robust rule.
 """
 
 import json
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 
 class RobustRule(Section, ABC):
-    """A robust rule that combines the sites' updates instead of a mean. No rule helps if most sites are dishonest."""
+    """A robust rule, which the server uses instead of a mean to combine the sites' updates. No robust rule helps if
+    most sites are dishonest.
+    """
 
-    # True if the rule uses the method's weights, which are numbers of cases, when the plan bounds each site's weight.
+    # True if, when the plan bounds each site's weight, the rule uses the method's weights, which are numbers of cases.
     weighs: ClassVar[bool] = False
 
     name: str
 
     @property
     def fewest(self) -> int:
-        """Return the minimum number of sites in every round."""
+        """Return the minimum number of sites that must answer in every round."""
         return 3
 
 

@@ -1,8 +1,8 @@
 """Robust aggregation rules, which replace a mean so that a few dishonest sites can't distort the model.
 
-The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The combined update d gives θ + d,
-or the direction of the server's step. Trained weights and running statistics are combined separately, because their
-scales differ and the larger values would hide the smaller values.
+The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The combined update d gives the new
+weights θ + d, or the direction of the server's step. Trained weights and running statistics are combined separately,
+because they have different scales, and large values would hide small values.
 """
 
 from abc import abstractmethod
@@ -39,7 +39,9 @@ class Updates:
         return squares.sqrt()
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield each block's values of all sites, [sites, columns] in double precision, which callers may change."""
+        """Yield, for each block, the values of all sites, [sites, columns] in double precision; callers may change
+        these values.
+        """
         for section in self.part.sections:
             for block, numbers in self.rows.columns(self.sites, section, self.origin):
                 yield block, numbers[1:]
@@ -50,7 +52,7 @@ class Reweighting(RobustRule):
 
     @abstractmethod
     def shares(self, updates: Updates) -> Tensor:
-        """Return the weight of every update, [sites]."""
+        """Return the weight that the rule gives each update, [sites]."""
 
 
 class Coordinatewise(RobustRule):
@@ -62,8 +64,8 @@ class Coordinatewise(RobustRule):
 class NormBound(Reweighting):
     """Sun et al., Can You Really Backdoor Federated Learning?, 2019: d = Σ p_i d_i min(1, B / ‖d_i‖).
 
-    The bound B is a multiple of the (lower) median norm of the round's updates, so nobody has to choose a bound
-    beforehand. The bound limits updates that are too long, but not updates that point in a wrong direction.
+    The bound B is a multiple of the (lower) median norm of the round's updates, so nobody has to choose a bound. The
+    bound B limits updates that are too long, but not updates that point in a wrong direction.
     """
 
     weighs: ClassVar[bool] = True
@@ -90,8 +92,8 @@ class Median(Coordinatewise):
 
 
 class TrimmedMean(Coordinatewise):
-    """Yin et al. 2018, Definition 2: the mean of each coordinate of the updates without its largest and smallest
-    values.
+    """Yin et al. 2018, Definition 2: the mean of each coordinate of the updates, after leaving out the coordinate's
+    largest and smallest values.
     """
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
@@ -111,7 +113,7 @@ class MultiKrum(Reweighting):
     """Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017.
 
     An update's score is the sum of its squared distances to the n - f - 2 nearest updates. The rule averages the
-    updates with the lowest scores, and ignores all other updates.
+    updates with the lowest scores, and ignores the updates with higher scores.
     """
 
     name: Literal["multi-krum"] = "multi-krum"
@@ -143,7 +145,8 @@ NAMED_RULE: TypeAdapter[RobustRule] = TypeAdapter(
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:
-    """Normalise the weights and cap each weight; the excess goes to the other sites in proportion to their weights.
+    """Normalise the weights and cap each weight; the excess over the cap goes to the sites below the cap in proportion
+    to their weights.
 
     All sites get equal weights if capped weights can't add up to 1.
     """
@@ -152,7 +155,8 @@ def capped(weights: Tensor, cap: float) -> Tensor:
         return torch.full_like(weights, 1 / count)
     order = weights.argsort(descending=True, stable=True)
     largest_first = weights[order]
-    rests = largest_first.flip(0).cumsum(0).flip(0)  # sum of a weight and all smaller weights
+    # for each weight, the sum of this weight and of all smaller weights
+    rests = largest_first.flip(0).cumsum(0).flip(0)
     for full in range(count):  # number of sites whose weight is capped
         scale = (1 - full * cap) / rests[full]
         if scale * largest_first[full] <= cap:
@@ -175,5 +179,5 @@ def _squared_distances(updates: Updates) -> Tensor:
 
 
 def _in_order(columns: Tensor) -> Tensor:
-    """Sort the values of every column by NumPy, which sorts columns several times as fast as torch."""
+    """Sort the values of every column with NumPy, which sorts columns several times as fast as torch does."""
     return torch.from_numpy(np.sort(columns.numpy(), axis=0))

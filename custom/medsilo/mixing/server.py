@@ -1,7 +1,8 @@
 """Server optimizers, which take a step from the last model in the direction of the mean of the sites' models.
 
-While a round is open, memory holds the mean and about two answers, and the optimizer's moments are on disk. Use server
-optimizers for trained weights only, because a step of Adam may make the variance in running statistics negative.
+While a round is open, memory holds the mean and about two answers, and the optimizer's moments are on disk. A server
+optimizer must change only trained weights, because a step of Adam could make the variance in running statistics
+negative.
 """
 
 import math
@@ -43,7 +44,7 @@ class FedNova(WeightedMean):
     The step is τ_eff Σ (p_i / ‖a_i‖₁) times the difference between θ and the mean with weights p_i / ‖a_i‖₁. Every site
     sends its ‖a_i‖₁ as the tensor "reach", and the server's new tensor "reach" is τ_eff.
 
-    With `uniform`, p_i is 1 / K instead of n_i / n, where K and n count only the sites that answered.
+    With `uniform`, p_i is 1 / K instead of n_i / n, where K sites answered and n is the number of their cases.
     """
 
     _is_mean = False
@@ -86,13 +87,13 @@ class FedNova(WeightedMean):
 
 
 class ServerOptimizer(WeightedMean):
-    """θ ← θ + η u(D): an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et al. 2021, Algorithm
-    2).
+    """The step θ ← θ + η u(D), where an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et
+    al. 2021, Algorithm 2).
 
     The optimizer's vectors are in a temporary file, and each vector is as large as an answer in at least single
-    precision. Every step writes a new file, so that a checkpoint can be written from the old file.
+    precision. Every step writes a new file, so that a checkpoint can still be written from the old file.
 
-    With `uniform`, p_i is 1 / K instead of n_i / n, where K and n count only the sites that answered.
+    With `uniform`, p_i is 1 / K instead of n_i / n, where K sites answered and n is the number of their cases.
     """
 
     _is_mean = False
@@ -102,7 +103,7 @@ class ServerOptimizer(WeightedMean):
         super().__init__()
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
-        self._memory: list[Tensor] = []  # the optimizer's vectors, block by block
+        self._memory: list[Tensor] = []  # the optimizer's vectors, in order of the blocks
 
     @abstractmethod
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ class ServerOptimizer(WeightedMean):
             yield from (vector.to(kinds[place]) for vector in wide)
 
     def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """Save the optimizer's vectors under keys that begin with a slash, unlike the names of tensors."""
+        """The keys of the optimizer's vectors begin with a slash, so that no key equals the name of a tensor."""
         tensors, facts = super()._save()
         vectors = {f"/{place}": vector for place, vector in enumerate(self._memory)}
         return {**tensors, **vectors}, {**facts, "steps": self._steps}
@@ -136,7 +137,7 @@ class ServerOptimizer(WeightedMean):
 
 
 class FedAvgM(ServerOptimizer):
-    """Hsu et al. 2019: m ← β m + D, u = m."""
+    """FedAvgM (Hsu et al. 2019): m ← β m + D, u = m."""
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.9, uniform: bool = False) -> None:
         super().__init__(lr, uniform)
@@ -197,8 +198,8 @@ class FedAdagrad(FedAdam):
 
 
 class DynamicStep(ServerOptimizer):
-    """FedDyn's server step `h ← h - α/N Σ (θ_k - θ)`, `u = D - h/α`, where Σ covers the sites that answered, of all N
-    sites.
+    """FedDyn's server step `h ← h - α/N Σ (θ_k - θ)`, `u = D - h/α`, where Σ covers the sites that answered, and N is
+    the number of all sites.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -214,7 +215,8 @@ class DynamicStep(ServerOptimizer):
 class Scaffold(UniformMean):
     """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
 
-    S are the sites that answered, of all N sites. A site sends the control variate c + c_i⁺ - c_i.
+    S is the set of sites that answered, and N is the number of all sites. A site sends the control variate c + c_i⁺ -
+    c_i.
     """
 
     @property
@@ -222,7 +224,7 @@ class Scaffold(UniformMean):
         return MeanForm(weighted=False)
 
     def _merge(self) -> None:
-        """Replace the mean by a step towards the mean if some sites did not answer, which is known only when the round
+        """If some sites did not answer, replace the mean by a step towards the mean; this is known only when the round
         closes.
         """
         assert self._layout is not None

@@ -17,9 +17,7 @@ MEANS: dict[int, type[nn.Module]] = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgP
 
 
 class Halving(nn.Module):
-    """Max pooling by two, where an axis of length one stays unchanged, so that the network accepts small images,
-    too.
-    """
+    """Max pooling by two that leaves an axis of length one unchanged, so that the network accepts small images, too."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         axes = inputs.shape[2:]
@@ -45,7 +43,8 @@ def use_batch_statistics(module: nn.Module) -> nn.Module:
 
 
 Features = Annotated[int, Field(ge=1, le=4096)]
-# Configuration A of Simonyan and Zisserman 2015: the features of each convolution, by stages, which end with pooling.
+# Configuration A of Simonyan and Zisserman 2015: the number of features of each convolution, by stages; each stage ends
+# with pooling.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 WIDTH = 4096
 
@@ -107,10 +106,10 @@ class SmallCnn(Network):
 class ActivityCnn(Network):
     """A CNN of two temporal convolutions with norm and pooling, and two linear layers, from [B, C, T] to [B, classes].
 
-    The AdaFed paper uses this CNN with kernel 9 for activities from wearable sensors (PAMAP2). The paper flattens all
-    time steps before the first linear layer, which fixes T. In this implementation, the mean over time replaces
-    flattening, and the convolutions are padded, so that every T works. Adaptive pooling to several time steps would
-    have gradients that are not deterministic on a GPU.
+    The AdaFed paper uses this temporal CNN with kernel 9 for activities from wearable sensors (PAMAP2). The network in
+    the paper flattens all time steps before the first linear layer, which requires a fixed T. In medsilo, a mean over
+    time replaces flattening, and the convolutions are padded, so that every T is possible. Adaptive pooling to several
+    time steps is not used, because its gradients are not deterministic on a GPU.
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
@@ -133,7 +132,7 @@ class Vgg11(Network):
     """VGG-11 without norm, with two linear layers of 4096 features and dropout, from [B, channels, H, W] to [B,
     classes]; 129 M weights.
 
-    The FedSM paper uses VGG-11 as selector. The pooling to 7 x 7 does nothing for images of 224 pixels; for other
+    The FedSM paper uses VGG-11 as selector. For images of 224 pixels, the pooling to 7 x 7 does nothing; for other
     sizes, the gradient of this pooling is not deterministic on a GPU.
     """
 
@@ -155,8 +154,8 @@ class Vgg11(Network):
 class UNet(Network):
     """MONAI's `UNet`, from [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W].
 
-    Each level of the U-Net halves the image, so D, H and W must be multiples of 2 ** (levels - 1). The head is the last
-    convolution.
+    Each level of the U-Net halves the image, so D, H and W must be multiples of 2 ** (levels - 1). The head of the
+    U-Net is the last convolution.
     """
 
     name: Literal["unet"] = "unet"
@@ -190,8 +189,8 @@ class DenseNet121(Network):
     """An untrained DenseNet-121 with growth 32, from [B, channels, (D,) H, W] to [B, classes], where images have at
     least 32 pixels per axis.
 
-    HarmoFL's released code uses the norm "batch-statistics", and pads by two pixels after the first block, which this
-    network does not do.
+    HarmoFL's released code uses the norm "batch-statistics", and, unlike this network, pads by two pixels after the
+    first block.
     """
 
     name: Literal["densenet121"] = "densenet121"

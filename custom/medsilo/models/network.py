@@ -20,18 +20,18 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# Largest product of a network's parameters and a case's values for a test on the CPU. A test below this limit takes a
-# fraction of a second and at most 64 MiB.
+# The test runs a network on the CPU only if its parameters times a case's values are at most this number. A test of a
+# network below this limit takes a fraction of a second and at most 64 MiB of memory.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 class Network(Feature):
-    """A plan's network with its name and settings. The method `build` creates the module, or `monai` names a network of
-    MONAI.
+    """A plan's network, with the network's name and settings. The method `build` creates the module; otherwise, `monai`
+    names a network of MONAI.
 
-    A subclass declares `name: Literal["..."] = "..."` and its settings.
+    A subclass declares `name: Literal["..."] = "..."` and the settings of its network.
 
     >>> from typing import Literal
     >>> from torch import nn
@@ -63,12 +63,12 @@ class Network(Feature):
         "leaky-relu": ("LEAKYRELU", {"negative_slope": 0.1, "inplace": True}),
         "prelu": "PRELU",
     }
-    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # largest number of parameters of all networks of a method together
+    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # limit on the total number of parameters of all networks of a method
 
     name: str
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        """Return a module whose initial weights come from torch's global random generator."""
+        """Return a module whose initial weights are drawn from torch's global random generator."""
         from monai.networks import nets  # imported within the method, because importing MONAI takes seconds
 
         told = dict(self.monai(channels, classes) or {})
@@ -78,15 +78,15 @@ class Network(Feature):
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        """Return the module as an entry of a MONAI bundle, or None if MONAI has no such network."""
+        """Return the module in the form of an entry of a MONAI bundle, or None if MONAI does not have this network."""
         return None
 
     @staticmethod
     def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
-        """Return a list of the norm layer, or an empty list for no norm."""
+        """Return a list that contains the norm layer, or an empty list if the network uses no norm."""
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
-        if norm == "batch-statistics":  # as in HarmoFL's released code
+        if norm == "batch-statistics":  # the setting is that of HarmoFL's released code
             return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
@@ -96,19 +96,19 @@ class Network(Feature):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """Return the files that are needed to build the network with its pre-trained values, as sizes in bytes by
-        SHA-256.
+        """Return the files that are needed to build the network with its pre-trained values: each file's size in bytes
+        by the file's SHA-256.
         """
         return {}
 
     def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rename the tensors of a file to the names in the built module."""
+        """Rename the tensors of a weight file to the names that the built module uses."""
         return given
 
     @property
     def embedding(self) -> str:
-        """Return a key for the cached features of a network's frozen layers, or an empty string if features can't be
-        cached.
+        """Return a key for the cached outputs of a network's frozen layers, or an empty string if these outputs can't
+        be cached.
         """
         return ""
 
@@ -117,9 +117,7 @@ class Network(Feature):
 
     @property
     def plain(self) -> "Network":
-        """Return the network that remains after training, which is the inner network if this network wraps another
-        network.
-        """
+        """Return the network that remains after training: if this network wraps another network, the inner network."""
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
@@ -169,8 +167,9 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
 def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
     """Apply a network to zeros of a task's shape; a large network runs on torch's meta device.
 
-    Small networks run on the CPU, because torch's meta device first loads its compiler, which takes longer. The network
-    runs in one thread, because a process that is forked after computing with several threads would wait forever.
+    Small networks run on the CPU, because torch's meta device must first load its compiler, which takes more time than
+    the run. The network runs in one thread, because a process that computes in several threads and then forks makes the
+    forked process wait forever.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"

@@ -22,13 +22,13 @@ from medsilo.privacy.mechanisms import (
     SampledGaussian,
 )
 
-# The grid of privacy losses is as coarse as possible for an error of ε below 1e-3. The grid has POINTS points, and more
-# points if the losses of a single training step would fall between two points.
+# The grid of privacy losses is as coarse as possible for an error of ε below 1e-3. The grid has POINTS points, but more
+# points if the losses of a single training step would otherwise fall between two points.
 POINTS, MOST_POINTS = 1 << 16, 1 << 19
 WITHIN = 1 / 32  # largest step of the grid, as a fraction of the standard deviation of a single training step's loss
-FINEST, COARSEST = 2.0**-26, 2.0**-4  # if the losses exceed the coarsest grid, ε is infinite
-TAIL = 12.0  # half-width of a distribution, in standard deviations
-ROUGH = 1.001  # largest ratio of the noise found by the search to the least sufficient noise
+FINEST, COARSEST = 2.0**-26, 2.0**-4  # if the privacy losses exceed the coarsest grid, ε is infinite
+TAIL = 12.0  # half of the width of a distribution, in standard deviations
+ROUGH = 1.001  # the noise that the search finds is at most this number of times the least sufficient noise
 
 Part = tuple[str, float, float, int]  # kind, noise, rate and sensitivity of mechanisms that are accounted together
 Parts = tuple[tuple[Part, int], ...]
@@ -46,11 +46,11 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise multiplier, to a thousandth, that limits the cost of all training steps and further
-    charges to ε at δ.
+    """Return the least noise multiplier, to a thousandth, with which all training steps and additional charges cost at
+    most ε at δ.
 
-    The noise multiplier is relative to the L2 sensitivity to one unit. At sampling rate 1, a training step is a release
-    over all units. Raises MedsiloError if no noise is sufficient.
+    The noise multiplier is the ratio of the noise to the L2 sensitivity to one privacy unit. With the sampling rate 1,
+    each training step is a release that uses all privacy units. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(noise: float) -> float:
@@ -65,7 +65,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
     """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
 
-    The scale of the noise is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
+    The scale of the noise is the ratio to the sensitivity to one privacy unit. Raises MedsiloError if no noise is
+    sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -75,8 +76,8 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
-    """Return the least noise, to a thousandth, that costs at most ε. Raises MedsiloError if the least noise is above
-    MOST_NOISE.
+    """Return the least noise, to a thousandth, with which the releases cost at most ε. Raises MedsiloError if the least
+    noise is above MOST_NOISE.
     """
     high = 1.0  # a sufficient noise level
     while cost(high) > epsilon:
@@ -87,7 +88,8 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
     dear, cheap = low, high
-    for _ in range(8):  # estimate the sufficient noise, and check whether the bisection would find the same noise
+    # estimate the sufficient noise, and check whether a bisection would find the estimated noise, too
+    for _ in range(8):
         if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
             break
         share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
@@ -102,7 +104,7 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
 
 
 def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
-    """Return insufficient noise, and sufficient noise that is at most ROUGH times larger."""
+    """Return a noise level that is insufficient, and a sufficient noise level that is at most ROUGH times as large."""
     while high / low > ROUGH:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -114,7 +116,7 @@ def _no_noise(what: str, epsilon: float, delta: float) -> str:
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
-    """Count the uses of each mechanism, where releases of public data do not count."""
+    """Count the uses of each mechanism; releases of public data do not count."""
     found: Counter[Mechanism] = Counter()
     for charge in charges:
         of = charge.of
@@ -126,7 +128,7 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
 
 
 def together(charges: Iterable[Charge], what: str) -> list[Charge]:
-    """Return one charge for each mechanism, without releases of public data."""
+    """Return one charge for each mechanism, leaving out releases of public data."""
     found = []
     for of, times in counted(charges).items():
         key = "steps" if isinstance(of, SampledGaussian) else "count"
@@ -135,7 +137,9 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Gaussian mechanisms without sampling become one entry, because the squares of their μ = 1 / noise add up."""
+    """Gaussian mechanisms without sampling become one entry, because the squares of μ = 1 / noise of these mechanisms
+    add up.
+    """
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():
@@ -170,7 +174,7 @@ def _composed(parts: Parts) -> Any:
 
 
 def _step(parts: Parts) -> float:
-    """Return the step of the grid of privacy losses, chosen so that all losses fit on the grid."""
+    """Return the step of the grid of privacy losses, so that all losses fit on the grid."""
     width = math.fsum(_reach(part, times) for part, times in parts)
     finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
     step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)
@@ -178,7 +182,7 @@ def _step(parts: Parts) -> float:
 
 
 def _spread(part: Part) -> float:
-    """Return the approximate standard deviation of the privacy loss of one use."""
+    """Return the approximate standard deviation of the privacy loss of one use of a mechanism."""
     kind, noise, rate, _ = part
     if kind == "geometric":
         return 1 / noise

@@ -10,7 +10,7 @@ Reason = Annotated[str, Field(min_length=1, max_length=200)]
 Unit: TypeAlias = Literal["record", "patient"]
 Epsilon = Annotated[float, Field(gt=0, le=1000)]
 Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
-# Above this ε, the noise of a study protects little, so a hospital's minimum counts apply in addition to the noise.
+# If ε is above this number, the noise of a study protects little, so a hospital's minimum counts also apply.
 PROTECTIVE_EPSILON = 10.0
 
 
@@ -23,7 +23,9 @@ class Demands(Protocol):
 
 
 class PrivacyGuarantee(Section):
-    """A study's promise of (ε, δ) differential privacy for each unit, against everybody outside the hospital."""
+    """A study's promise of (ε, δ) differential privacy for each privacy unit, against everybody outside the
+    hospital.
+    """
 
     epsilon: Epsilon
     delta: Delta

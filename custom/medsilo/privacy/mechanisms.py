@@ -1,8 +1,8 @@
 """Define the noise mechanisms by which a hospital releases results, and their parameters for privacy accounting.
 
-Two data sets are neighbours if they differ in one unit: one record, or one patient with all records. The sensitivity Δ
-of a release is its largest change between neighbours, measured as Euclidean length (Δ₂) or as the sum of absolute
-values (Δ₁).
+Two data sets are neighbours if they differ in one privacy unit: one record, or one patient with all of the patient's
+records. The sensitivity Δ of a release is its largest difference between neighbours, measured as Euclidean length (Δ₂)
+or as the sum of absolute values (Δ₁).
 """
 
 from typing import Annotated, Literal, Self, TypeAlias
@@ -22,11 +22,11 @@ class Gaussian(Section):
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
-    count: Count = 1  # number of releases with this noise
+    count: Count = 1  # number of releases that use this noise
 
 
 class SampledGaussian(Section):
-    """Normal noise on a sum over a Poisson sample of units, where the contribution of each unit is clipped."""
+    """Normal noise on a sum over a Poisson sample of privacy units, where the contribution of each unit is clipped."""
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one drawn unit")

@@ -1,16 +1,18 @@
 """Cryptographically secure random numbers for noise and for sampling.
 
-ChaCha20 generates the random bits from a key of 32 bytes, which the operating system provides. Every attempt of an
-answer uses a new key that is never stored, because equal noise on two different sums would cancel in their difference.
+ChaCha20 generates the random bits from a key of 32 bytes, which the operating system provides. Every attempt at an
+answer uses a new key that is never stored, because equal noise on two sums would cancel in the sums'
+difference.
 
 Floating-point noise on a floating-point sum reveals the sum in the low digits (Mironov 2012 for Laplace noise, Jin et
 al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
 deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
-and Steinke 2020). The noisy sums are points of a grid that does not depend on the exact sum. If floating point can't
-decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid changes their vector by at
-most √d cells. The change by rounding is below 1e-6 of the clipping bound as long as √d times the noise multiplier is
-below 10^6. The clipping in learning/private.py leaves room for the change. With cells this small, the discrete Gaussian
-has the same privacy loss as the normal distribution, which the privacy account uses.
+and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum. If floating-point
+numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid
+changes the vector of these values by at most √d cells. Rounding to the grid changes a vector by less than 1e-6 of the
+clipping bound if √d times the noise multiplier is below 10^6. The clipping in learning/private.py reserves a margin for
+the change by rounding. With cells of 2^-40 standard deviations, the discrete Gaussian has the same privacy loss as the
+normal distribution, which the privacy account uses.
 """
 
 import hashlib
@@ -27,9 +29,9 @@ CHUNK = 1 << 16  # number of values that are generated at once, and that fit int
 EXACT = 2.0**-53
 BITS = 40
 CELLS = 2.0**BITS  # number of cells of the grid in one standard deviation
-LARGEST = 20  # limit of the noise in standard deviations, because larger noise has a probability of 1e-88
+LARGEST = 20  # limit of the noise in standard deviations; a draw beyond this limit has a probability of 1e-88
 DOUBT = 2.0**-42  # bound on the relative floating-point error of exp(-e) for e ≤ 200
-LONG = 192  # bits of the numbers in an exact decision
+LONG = 192  # bits of the random numbers in an exact decision
 EXACTLY = Context(prec=80, Emin=-99999)
 
 Floats = NDArray[np.float64]
@@ -38,7 +40,7 @@ Floats = NDArray[np.float64]
 class NoiseSource:
     """A stream of secret random numbers, which returns each number once.
 
-    Every attempt of an answer needs a new stream of random numbers.
+    Every attempt at an answer needs a new stream of random numbers.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -73,7 +75,7 @@ class NoiseSource:
         return np.concatenate(made)[:count]
 
     def with_normal(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
-        """Add normal noise to a tensor, and keep its data type and device."""
+        """Add normal noise to a tensor; the result has the data type and the device of the tensor."""
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
@@ -101,16 +103,17 @@ class NoiseSource:
 
 
 def accepted(numbers: NDArray[np.uint64], second: NDArray[np.uint64], bits: int, more: NoiseSource) -> Floats:
-    """Convert random words to integers of the discrete Gaussian with σ = 2^bits, and rejected proposals to NaN.
+    """Convert random words to integers that follow the discrete Gaussian with σ = 2^bits; rejected proposals become
+    NaN.
 
-    The proposal is |k| = v σ + u with a random sign, where P(v) = 2^-(v+1) and u is uniform below σ. The probability of
-    acceptance is 13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986.
+    The proposal is |k| = v σ + u with a random sign, where P(v) = 2^-(v+1) and u is uniform below σ. A proposal is
+    accepted with probability 13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986.
 
     Args:
         more: a source of further random bits, for cases that floating point can't decide
     """
     coins = (numbers >> np.uint64(BITS)) & np.uint64((1 << LARGEST) - 1) | np.uint64(1 << LARGEST)
-    # number of tails before the first head in the coin tosses
+    # number of tails before the first head in a series of coin tosses
     blocks = np.frexp((coins & (~coins + np.uint64(1))).astype(np.float64))[1] - 1.0
     size = blocks * 2.0**bits + (numbers & np.uint64((1 << bits) - 1)).astype(np.float64)
     minus = (numbers >> np.uint64(63)).astype(bool)

@@ -19,7 +19,7 @@ DAY = 86_400.0
 OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
-# Names of files and folders, of which every folder of a run or comparison contains at least one.
+# Every folder of a run or comparison contains at least one file or folder with one of these names.
 OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
 DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, and number of entries
 # temporary names of unfinished files
@@ -32,11 +32,11 @@ class Old:
     bytes: int
     why: str
     days: float  # days since the last change of the file or folder
-    stays: str = ""  # name of the one file that stays when the folder is deleted
+    stays: str = ""  # name of the one file in the folder that is not deleted with the folder
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
-        """Describe a file, or a folder and all of its files, where symbolic links are not followed."""
+        """Describe a file, or a folder with all of the folder's files; symbolic links are not followed."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
@@ -57,7 +57,7 @@ def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Ol
     """Return old incomplete files, and old saved states of ended studies.
 
     The function never returns models, scores or reports. Files of an unfinished run are returned only if the run's
-    folder has not changed for a longer time.
+    folder has been unchanged for several days.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
@@ -67,7 +67,8 @@ def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Ol
 def check_holds_runs(folder: Path) -> None:
     """Raise MedsiloError if a folder contains no runs, because a search through a large folder could take minutes.
 
-    The folder must contain runs, comparisons or kits. The account's home directory and its parents are rejected.
+    The folder to search must contain runs, comparisons or kits. The account's home directory and the parent folders of
+    the home directory are rejected.
     """
     remedy = "give the folder of runs, such as runs, or a kit"
     if not folder.is_dir():
@@ -78,7 +79,7 @@ def check_holds_runs(folder: Path) -> None:
     for _ in range(DEPTH):
         below: list[Path] = []
         for place in level:
-            with suppress(OSError), os.scandir(place) as entries:  # an unreadable folder counts as empty
+            with suppress(OSError), os.scandir(place) as entries:  # if a folder is unreadable, it counts as empty
                 found = [*islice(entries, left)]
                 left -= len(found)
                 names = {entry.name for entry in found}
@@ -142,5 +143,5 @@ def _has_ended(site: Path) -> bool:
 def is_finished(run: Path) -> bool:
     try:
         return read_summary(run).finished
-    except MedsiloError:  # a run whose summary is missing or damaged is kept
+    except MedsiloError:  # a run whose summary is missing or damaged is not removable
         return False

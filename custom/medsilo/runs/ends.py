@@ -8,7 +8,7 @@ COMPLETED, ABORTED, COULD_NOT_START = (f"{OVER}{how}" for how in ("COMPLETED", "
 
 @dataclass(frozen=True)
 class End:
-    """A final state of a job, which determines whether medsilo may restart the job's study automatically."""
+    """A final state of a job; it determines whether medsilo may restart the job's study automatically."""
 
     words: str
     passes: bool = False

@@ -1,7 +1,8 @@
 """Sign and verify a kit's events.log, in which each line contains the hash of the previous line.
 
 A key of the kit signs the hash of the log's last line. Changes, removals, additions and swaps of lines are detected in
-all lines before the last signature. Removal of later lines, and changes by the owner of the key, are not detected.
+all lines before the last signature. Removal of lines after the last signature, and changes by the owner of the key, are
+not detected.
 """
 
 import os
@@ -36,7 +37,7 @@ class _Head(Section):
 @dataclass(frozen=True)
 class _Line:
     text: bytes
-    newest: bool  # whether the line is in the current log file
+    newest: bool  # whether the line is in the log file that is not rotated yet
 
     @property
     def hash(self) -> str:
@@ -44,7 +45,7 @@ class _Line:
 
     @property
     def before(self) -> str | None:
-        """The hash of the previous line, or None for a line without a hash."""
+        """The hash of the previous line; None if the line contains no hash."""
         columns = self.text.decode("utf-8", "replace").split("\t")
         return columns[COLUMNS] if len(columns) == COLUMNS + 1 else None
 
@@ -58,11 +59,13 @@ class EventChain:
         self.kit, self.head, self._key = kit.kit, kit.kit / HEAD, kit
         # Time of this process's last signature, and the hash of the log file's first line at that time.
         self._signed: tuple[float, str] | None = None
-        # True for a log that was never signed. If a log has hashes but no head, somebody removed the head.
+        # True for a log that was never signed. If a log has hashes but no signed head, somebody removed the head.
         self._begins = not self.head.exists() and not any(line.before for line in _lines(self.kit))
 
     def check(self) -> str:
-        """Verify the log, and describe its last signature. Raises MedsiloError if signed lines were changed."""
+        """Verify the log, and return a description of the log's last signature. Raises MedsiloError if signed lines
+        were changed.
+        """
         with alone(self.kit):
             head = self._checked(_lines(self.kit))
         return f"events.log is whole; its lines up to {moment(head.time)} are signed" if head else ""
@@ -75,7 +78,7 @@ class EventChain:
                 self._checked(lines)
             if not lines:
                 return
-            # synced to disk, because signed lines must survive a power failure
+            # the file is synced to disk, because signed lines must survive a power failure
             for path in filter(Path.exists, files(self.kit)):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -85,13 +88,15 @@ class EventChain:
         self._signed, self._begins = (time.monotonic(), begin), False
 
     def sign_in_time(self) -> None:
-        """Sign the log once an hour and after each rotation, because a rotation may delete the last signed line."""
+        """Sign the log once an hour and after each rotation of the log file, because a rotation may delete the last
+        signed line.
+        """
         then, first = self._signed or (-EVERY, "")
         if time.monotonic() - then >= EVERY or _begin(self.kit) not in ("", first):
             self.sign()
 
     def _checked(self, lines: list[_Line]) -> _Head | None:
-        """Return the signed head that these lines continue, or None if no line has a hash."""
+        """Return the signed hash that precedes the given lines, or None if no line has a hash."""
         if not self.head.exists():
             if any(line.before for line in lines):
                 raise MedsiloError(f"{NAME} is not signed: {HEAD} is missing")

@@ -34,7 +34,7 @@ def fates(kit: Path) -> dict[str, str]:
 
 
 def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
-    """Return the type of each job's last event, and whether somebody must act.
+    """Return the type of each job's last event, and whether somebody must act on the event.
 
     A job's last event may say that the job's study waits for an automatic restart.
     """
@@ -53,7 +53,7 @@ def last_words(kit: Path, job: str) -> str:
 
 
 def columns_of(line: str) -> list[str] | None:
-    """Return the columns of a line except the hash of the previous line, or None for a damaged line."""
+    """Return the columns of a line of the log, without the hash of the previous line; None for a damaged line."""
     columns = line.rstrip("\n").split("\t")
     return columns[:COLUMNS] if len(columns) in (COLUMNS, COLUMNS + 1) else None
 
@@ -63,7 +63,7 @@ def is_of(line: str, of: str) -> bool:
 
 
 def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
-    """Yield each new line of a kit's log when another process writes the line; this iterator never ends.
+    """Yield each new line of a kit's log soon after another process has written the line; this iterator never ends.
 
     Args:
         after: an earlier line, after which all existing lines are yielded first
@@ -72,10 +72,10 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    missed = [] if after is None else since(kit, after)  # may contain lines that are also in the open file
+    missed = [] if after is None else since(kit, after)  # may contain lines that the open file also contains
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # a rotation is detected before the remaining lines of the rotated file are read
+        new = _other(path, file)  # the rotation was noticed before the remaining lines of the rotated file were read
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:
@@ -87,8 +87,8 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the log's lines after the given line. If the given line was deleted from the log, return all lines with a
-    later time.
+    """Return the log's lines after the given line. If the given line was deleted from the log, return all lines that
+    are later than the given line.
     """
     lines = list(read(kit))
     if line in lines:
@@ -97,8 +97,8 @@ def since(kit: Path, line: str) -> list[str]:
 
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
-    """Open the log file again if it was rotated or truncated, and return None otherwise."""
-    with suppress(OSError):  # the log file is missing, or is being rotated
+    """If the log file was rotated or truncated, open the file again; otherwise, return None."""
+    with suppress(OSError):  # the log file is missing, or another process is rotating it
         now = path.stat()
         if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):
             return path.open(encoding="utf-8", errors="replace")
@@ -123,7 +123,7 @@ def jobs(kit: Path) -> dict[str, str]:
 
 
 def shown(line: str) -> str:
-    """Format a line for people, but return a damaged line unchanged."""
+    """Format a line of the log for people; a damaged line stays unchanged."""
     columns = columns_of(line)
     if columns is None:
         return plain(line)

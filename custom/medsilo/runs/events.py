@@ -27,19 +27,20 @@ from medsilo.core.text import counted, plain
 
 NAME = "events.log"
 REPEATED = ".events.repeated.json"  # name of the kit's file that counts repeated rejections
-COLUMNS = 7  # number of columns without the hash
+COLUMNS = 7  # number of columns of a line, not counting the hash
 LARGEST, KEPT = 1 << 20, 4  # bytes at which the log file is rotated, and number of rotated files that are kept
 WAIT = 5.0  # seconds to wait for the lock of the log file
-TEXT = 500  # limit on the bytes of a reason
+TEXT = 500  # limit on the bytes of the reason of a rejection
 NOT_APPROVED = "has not approved"  # occurs in the reason of a rejection if a hospital has not decided about a plan
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
-AGAIN = 3600.0  # seconds until the same rejection of a party is logged again
-OFTEN = 60.0  # seconds until a party's number of repeated rejections is logged; doubled each time, up to AGAIN
+AGAIN = 3600.0  # seconds until a rejection of a party is logged a second time if it is repeated
+# seconds until a party's number of repeated rejections is logged; each time, the interval doubles, up to AGAIN
+OFTEN = 60.0
 # limits on the kinds of rejections that are counted for a party, and on the number of parties
 MOST_KINDS, MOST_PARTIES = 20, 50
 OTHERS = "others"  # name under which all parties above the limit are counted
 LARGEST_COUNTS = 1 << 20  # limit on the bytes of the file of counts
-START = "0" * 64  # stands for the previous line's hash in the first line
+START = "0" * 64  # in the first line, replaces the hash of the previous line
 What = Literal[
     "started",
     "joined",
@@ -61,7 +62,8 @@ LOG = logging.getLogger(__name__)
 class Event:
     """An event for the log, with the party and the study that the event concerns.
 
-    Repeated rejections are only counted, so that no sender can fill the log and displace other lines.
+    Rejections that repeat an earlier rejection are only counted, so that no sender can fill the log and displace other
+    lines.
 
     Args:
         by: for a rejection, the party whose request was rejected
@@ -87,7 +89,7 @@ class _Party(Section):
 
     kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last log line, by kind of rejection
     more: int = Field(0, ge=0)  # number of rejections that are not logged yet
-    since: float = 0.0  # time of the first rejection that is not logged
+    since: float = 0.0  # time of the first rejection that has not been logged yet
     pause: float = OFTEN  # seconds until the number of rejections is logged
     who: Annotated[str, Field(max_length=500)] = ""  # party, study, job and text of the last rejection
     study: Annotated[str, Field(max_length=500)] = ""
@@ -100,13 +102,13 @@ class _Repeated(Section):
 
     @classmethod
     def read(cls, kit: Path) -> "_Repeated":
-        """Read a kit's counts of repeated rejections, where a damaged file counts as empty."""
+        """Read a kit's counts of repeated rejections; if the file is damaged, return no counts."""
         with suppress(OSError, ValueError, ValidationError):
             return cls.model_validate_json(read_bounded(kit / REPEATED, LARGEST_COUNTS))
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return events about those counts of rejections that must be logged now, and all other counts."""
+        """Return events for the counts of rejections that are due to be logged, and return the remaining counts."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:
@@ -119,7 +121,7 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Count a rejection, and return True if the rejection gets a line in the log, together with the new counts."""
+        """Count a rejection; return the new counts, and True if the rejection gets a separate line in the log."""
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())
@@ -134,9 +136,9 @@ class _Repeated(Section):
 
 
 def write(kit: Path, event: Event) -> None:
-    """Add an event to a kit's events.log and to this process's log.
+    """Add an event to a kit's events.log and to this process's ordinary log.
 
-    A failure to write the log file raises no error.
+    If writing the log file fails, the function raises no error.
     """
     level = logging.WARNING if event.needs_somebody else logging.INFO
     LOG.log(level, "%s", " ".join(filter(None, (event.what, event.who and f"{event.who}:", plain(event.text, TEXT)))))
@@ -170,7 +172,7 @@ def _write(kit: Path, event: Event | None = None) -> None:
 
 @contextmanager
 def alone(kit: Path) -> Iterator[None]:
-    """Lock a kit's events.log against other processes within the context."""
+    """Within the context, lock a kit's events.log against other processes."""
     with FileLock(kit / f".{NAME}.lock", timeout=WAIT, mode=FILE):
         yield
 
@@ -185,7 +187,7 @@ def hash_of(line: bytes) -> str:
 
 
 def whole_lines(content: bytes) -> list[bytes]:
-    """Return the complete lines of a log file, whose last line may be incomplete after a crash.
+    """Return the complete lines of a log file; after a crash, the last line may be incomplete.
 
     After a power failure, the beginning of the last line may read as zeros although the end of the line is on disk.
     """

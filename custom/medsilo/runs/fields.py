@@ -1,6 +1,6 @@
 """Define types of values, and the base class of pydantic models, for the JSON files of a study.
 
-Writing and reading validate the same ranges, so medsilo can read every file that it writes.
+medsilo can read every file that it writes, because writing and reading validate equal ranges.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -10,10 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
-LARGEST = 1e39  # larger than any float32 number
+LARGEST = 1e39  # a number that is larger than any float32 number
 SCRIPT = "script"  # name of the task of a user's training script
-FURTHEST = 1e12  # largest absolute value of a metric of a training script; all other scores are between 0 and 1
-SLACK = 1e-6  # tolerance for a mean of scores that rounding moves out of the range of scores
+# limit on the absolute value of a training script's metric; scores that medsilo computes are between 0 and 1
+FURTHEST = 1e12
+SLACK = 1e-6  # tolerance for a mean of scores that rounding moves outside the range of scores
 
 Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
 # every JSON parser represents integers up to this limit exactly

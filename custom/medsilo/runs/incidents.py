@@ -1,5 +1,5 @@
-"""Group problems from a kit's events and from monitoring into incidents. People get a message when an incident begins,
-and when its problems end.
+"""Group problems from a kit's events and from monitoring into incidents, which people get as messages. People get a
+message when an incident begins, and when the incident's problems end.
 """
 
 import time
@@ -11,11 +11,12 @@ from typing import Any
 from medsilo.core.text import duration
 from medsilo.runs.event_reading import LAST, columns_of, shown
 
-GATHER = 8.0  # seconds to wait for further problems before the first message about an incident
-SETTLED = 10.0  # seconds without news before the end of a problem is reported
-TOGETHER = 60.0  # seconds after the beginning of an incident in which further problems are added to the incident
-# Seconds until the end of a problem, or a late problem, is reported while other problems continue. The second number of
-# seconds applies if all continuing problems may end by themselves.
+GATHER = 8.0  # seconds to wait for more problems before the first message about an incident
+SETTLED = 10.0  # after the end of a problem, seconds without news before the end is reported
+TOGETHER = 60.0  # seconds after the beginning of an incident in which new problems are added to the incident
+# Seconds until the end of a problem, or a late problem, is reported while at least one problem of the incident
+# continues. If all continuing problems may end by themselves, the second number of seconds applies instead of the
+# first.
 STILL, PASSING = 20.0, 90.0
 MOST = 500  # limit on open problems
 NAMED, LINES = 10, 20  # limits on the parties in a line, and on the lines in a message
@@ -30,11 +31,11 @@ class News:
     begins: str = ""
     ends: str = ""
     about: str = ""  # the party that the news concerns
-    brief: str = ""  # the text of the news without party and time
-    joins: bool = False  # whether messages about problems mention the news
-    alone: bool = True  # whether the news gets a message even if no problem is open
+    brief: str = ""  # the text of the news, without the party's name and the time
+    joins: bool = False  # whether messages about problems also mention this news
+    alone: bool = True  # whether people get a message about the news even if no problem is open
     passes: bool = False  # whether the problem may end without anybody's action
-    changes: bool = False  # whether the problem may change its type before its end
+    changes: bool = False  # whether the type of the problem may change before the problem ends
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,19 @@ class Incident:
 
     told: bool = False
     wrong: dict[str, News] = field(default_factory=dict)  # problems that have not ended
-    # monotonic times of problems that began after the first message
+    # monotonic times of the problems that began after the incident's first message
     late: dict[str, float] = field(default_factory=dict)
-    over: list[tuple[News, News]] = field(default_factory=list)  # problems whose end is not reported yet
-    beside: list[News] = field(default_factory=list)  # other events that are not reported yet
+    # problems that have ended, but whose end is not reported yet
+    over: list[tuple[News, News]] = field(default_factory=list)
+    beside: list[News] = field(default_factory=list)  # events other than problems that are not reported yet
     began: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())
-    ended: float | None = None  # monotonic time at which the first of the ended problems ended
+    ended: float | None = None  # of the problems that have ended, the monotonic time at which the first problem ended
 
 
 @dataclass
 class Incidents:
-    """Collects news into incidents, and creates the messages about these incidents."""
+    """Collects news into incidents, and creates messages about the incidents."""
 
     open: list[Incident] = field(default_factory=list)
 
@@ -141,7 +143,7 @@ class Incidents:
 
 
 def _begun(incident: Incident) -> Message:
-    """Return an incident's first message, in which problems that have already ended have a duration."""
+    """Return an incident's first message; a problem in this message that has already ended has a duration."""
     over = [News(f"{begun.text}; over after {_took(begun, end)}", begun.at) for begun, end in incident.over]
     lines = [*over, *_lines([*incident.wrong.values(), *incident.beside])]
     incident.beside = []
@@ -161,7 +163,7 @@ def _over(incident: Incident) -> Message:
 
 
 def _lines(news: list[News]) -> list[News]:
-    """Merge news about several parties into one line if their texts are equal."""
+    """Merge news about several parties into one line if the texts of the news are equal."""
     alike: dict[str, list[News]] = {}
     for one in news:
         alike.setdefault(one.brief or one.text, []).append(one)
@@ -205,7 +207,7 @@ def news_of(line: str, first: bool = False) -> News | None:
         return News(told, at, ends=of_site, about=who, joins=what == "joined", alone=what == "back")
     if what in ("away", "refused") and who != "-" and warns:
         return News(told, at, begins=of_site, about=who, brief=brief)
-    # The study waits for an automatic restart, or for a hospital to reconnect.
+    # The study waits for an automatic restart, or for a hospital to connect again.
     if what == "failed" or (what == "waits" and who == "-"):
         return News(told, at, of_study, about=study, brief=f"{study}: {text}", passes=not warns, changes=True)
     if what in ("resumed", "ended") and who == "-":

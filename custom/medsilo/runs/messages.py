@@ -1,4 +1,5 @@
-"""Define the messages between the server and sites: named groups of tensors, and typed models of all other values.
+"""Define the messages between the server and sites: named groups of tensors, and typed models of all values besides
+tensors.
 
 No sender is trusted: a typed model validates every message before use, or rejects the message with a one-line reason.
 """
@@ -21,10 +22,11 @@ from medsilo.runs.fields import FURTHEST, LARGEST
 from medsilo.runs.site_files import Readiness
 from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 
-MOST_CASES = 10_000_000  # limit on cases of one site
+MOST_CASES = 10_000_000  # limit on the number of cases of one site
 MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
-MOST_VALUES, DEEPEST = 10_000, 12  # limits on the number and nesting of an answer's values, except counts
+# limits on the number and nesting of an answer's values, not counting counts of cases
+MOST_VALUES, DEEPEST = 10_000, 12
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
@@ -33,13 +35,13 @@ PARTS = ("train", "validation", "test")
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MOST_HEADS = 8  # limit on the number of a hospital's ledger heads at the server
-FILES = "files"  # name of the group of tensors that transfers a file, such as initial weights
+MOST_HEADS = 8  # limit on the number of ledger heads that the server stores for a hospital
+FILES = "files"  # name of the group of tensors that contains the bytes of a file, such as a file of initial weights
 PIECE = 1 << 20  # bytes of a file in each tensor, because NVFlare's sites accept at most 4 MB over HTTP
 
 
 class MessageFacts(Section):
-    """The base class of the typed models of a message's values, which are validated strictly."""
+    """The base class of typed models for a message's values; values must have exactly the declared types."""
 
     model_config = ConfigDict(strict=True)
 
@@ -96,13 +98,13 @@ class Request(MessageFacts):
     timeout: Annotated[float, Field(gt=0)] = 604_800
     selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # round whose model the site tests
     packages: dict[str, Any] = {}  # version and hash of each package that the plan uses
-    # Number of training cases of the smallest site, if the plan has training.truncate.
+    # If the plan has training.truncate, the number of training cases of the smallest site.
     train_cases: Annotated[int, Field(ge=1)] | None = None
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
     outcome: dict[str, Any] = {}  # facts about the method's outcome
     # The latest heads of the hospital's privacy ledgers that the server received.
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
-    # For a training script, the number of training cases that each site reported when it joined.
+    # For a training script, the number of training cases that each site reported when joining the study.
     stated: dict[Name, Annotated[int, Field(ge=0, le=MOST_CASES)]] = Field({}, exclude_if=not_)
     # Values for secure aggregation, which the package medsilo_secagg validates.
     secagg: dict[str, Any] = Field({}, exclude_if=not_)
@@ -113,7 +115,7 @@ class Request(MessageFacts):
 
 # ----------------------------------------------------------------------------------------------------- answers
 class Counted(MessageFacts):
-    """Number of cases, or of patients, in each part of a site's data: training, validation and test."""
+    """Number of cases, or number of patients, in each part of a site's data: training, validation and test."""
 
     train: Annotated[int, Field(ge=0, le=MOST_CASES)]
     validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
@@ -135,7 +137,7 @@ WARNINGS = {  # warnings that a site may send; the site chooses only the numbers
 
 
 class SiteWarning(MessageFacts):
-    """A site's warning to the lead as a kind and numbers, because no free text leaves a site."""
+    """A site's warning to the lead, which consists of a kind and numbers, because no free text leaves a site."""
 
     kind: Literal[tuple(WARNINGS)]  # type: ignore[valid-type]
     numbers: Annotated[tuple[Number, ...], Field(strict=False, max_length=3)] = ()
@@ -172,10 +174,10 @@ class SiteAnswer(MessageFacts):
     suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of the data (validation or test) whose scores have noise for differential privacy.
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    # head of the hospital's privacy ledger, if there is a ledger
+    # head of the hospital's privacy ledger, if the hospital has a privacy ledger
     ledger: LedgerHead | None = Field(None, exclude_if=not_)
-    readiness: Readiness | None = Field(None, exclude_if=not_)  # only in a canary study
-    _noted: list[str] = PrivateAttr([])  # notes that the server adds
+    readiness: Readiness | None = Field(None, exclude_if=not_)  # the value occurs only in a canary study
+    _noted: list[str] = PrivateAttr([])  # notes that the server adds to the site's answer
 
     def note(self, text: str) -> None:
         self._noted = [*self._noted, text]
@@ -186,7 +188,7 @@ class SiteAnswer(MessageFacts):
 
     @property
     def counted(self) -> Counted:
-        """The totals of the counts of classes and decisions, in patients or cases."""
+        """The totals to which the counts of classes and decisions add up, in patients or cases."""
         return self.patients if self.by_patient else self.cases
 
     @model_validator(mode="after")
@@ -209,13 +211,14 @@ Version = Annotated[str, Field(max_length=60, pattern=r"^(\d[A-Za-z0-9._+-]*|[a-
 class Joined(SiteAnswer):
     task: Literal["join"]
     shares: bool  # whether other hospitals may receive this site's personal model
-    # Versions of software, and the type of processor, which affect the last digits of results.
+    # Versions of software, and the type of processor; these can change the last digits of results.
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}
     # Structures and columns of the plan that are missing in the site's data.
     absent: Annotated[list[Name], Field(max_length=300)] = []
     # Step to which the site rounds scores, by part of the data (validation or test).
     steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
-    # Number of cases of each class, by part of the data; None without classes, or if the site suppresses these numbers.
+    # Number of cases of each class, by part of the data; None if the task has no classes or the site suppresses these
+    # numbers.
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 
     @model_validator(mode="after")
@@ -240,9 +243,10 @@ class SecAggAnswer(SiteAnswer):
 
 class Trained(SiteAnswer):
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # number of cases on which the site trained the tensors
+    # number of cases on which the site trained the tensors of the answer
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]
     train_loss: Number | None
-    validation: Number | None  # score of the received model before training
+    validation: Number | None  # score of the received model before the site trains it
     validation_loss: Number | None
 
     @model_validator(mode="after")
@@ -260,7 +264,9 @@ class Delivered(SiteAnswer):
 
 
 class SubgroupScore(MessageFacts):
-    """The test score of one level of a subgroup. If the site suppresses the score, the number of patients is 0."""
+    """The test score of one level of a subgroup. If the site suppresses the subgroup's score, the number of patients is
+    0.
+    """
 
     subgroup: SubgroupWord
     level: SubgroupWord
@@ -281,7 +287,7 @@ class Tested(SiteAnswer):
     test: Number | None
     test_loss: Number | None
     selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # round whose model the site tested
-    counts: dict[str, list[Number]]  # counts that can be summed over sites
+    counts: dict[str, list[Number]]  # counts over test cases that the server can sum over sites
     # Threshold on the probability of the second class, chosen on validation cases.
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     # Score of each level of the subgroups that the hospital's data set declares.
@@ -311,9 +317,10 @@ HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
-    """Raise Refused if a message's values are not JSON values, or exceed the limits on their number and nesting.
+    """Raise Refused if a message's values are not JSON values, are too many, or are nested too deeply.
 
-    The check is safe for arbitrary objects, including objects that can't be compared, sorted or printed.
+    The check of a message's values is safe for arbitrary objects, even for objects that can't be compared, sorted or
+    printed.
     """
     left: list[tuple[Any, str, int]] = [(values, "facts", 0)]
     seen = 0

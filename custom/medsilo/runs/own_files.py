@@ -1,4 +1,4 @@
-"""Define typed models of those files of a study that stay at the hospital."""
+"""Define typed models of those files of a study that never leave the hospital."""
 
 from typing import Literal
 
@@ -10,11 +10,11 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seconds, Share, Text
 class Spent(RecordPart):
     """The privacy cost ε of a study for a hospital's patients."""
 
-    study: Amount | None  # ε of this study, or None without a bound on ε
+    study: Amount | None  # ε of this study; None if ε has no bound
     all_studies: Amount | None
     delta: Share
-    allowed: Amount | None  # allowed ε of all studies together
-    entries: Count  # number of the ledger's entries about this study
+    allowed: Amount | None  # allowed total ε of all studies
+    entries: Count  # number of entries about this study in the privacy ledger
 
 
 FAR_OFF = 0.1  # relative error of the disclosed weight above which the hospital gets a warning

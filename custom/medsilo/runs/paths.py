@@ -23,7 +23,7 @@ NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
 REFUSED = "medsilo-refused.txt"  # file with the reason of a rejection, in NVFlare's folder of the job
 
-# Names of further files of runs and hospitals.
+# Names of additional files of runs and hospitals.
 BEST, LAST = "best.safetensors", "last.safetensors"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
@@ -42,26 +42,28 @@ DIARY = "log.jsonl"
 PICTURES = "pictures"
 EMBEDDINGS = "embeddings-{}.safetensors"
 
-# Name of a hospital's folder of records. No study's folder can have the same name, because a study's name cannot begin
-# with an underscore.
+# Name of a hospital's folder of records. No study's folder can have this name, because a study's name cannot begin with
+# an underscore.
 HOSPITAL = "_hospital"
-# name of a hospital's folder of files that the server sent, such as initial weights
+# name of a hospital's folder for files, such as initial weights, that the server sent
 MODELS = "_models"
 
-# ---------------------------------------------------------------------------------------------------- a comparison's
+# ------------------------------------------------------------------------------------------------ a comparison
 COMPARISON = "comparison.json"
 VERDICT = "verdict.json"
 LOCKS = ".locks"
 
-# Folders that the lead may download. The super model contains only personal models of sites that agreed.
+# Folders of a run that the lead may download. The super model contains only personal models of sites that agreed to
+# share their models.
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
 # Names of a lead's request to a running job, and of two parameters of this request.
 PROGRESS, AFTER = "medsilo.progress", "after"
 CANCELS = "cancels"  # name of the parameter that announces a cancellation, with the person who cancels
-OUTCOME = "outcome"  # key of a failed job's metadata with the reason
-GOES_ON = "goes_on"  # key of a failed job's metadata with the time and number of the next automatic restart
+OUTCOME = "outcome"  # key in a failed job's metadata under which the reason is stored
+# key in a failed job's metadata under which the time and number of the next automatic restart are stored
+GOES_ON = "goes_on"
 
 
 def site_folder(run: Path, site: str) -> Path:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from medsilo.core.text import duration, size_text
 from medsilo.runs import paths
 
-if TYPE_CHECKING:  # slow imports, which `medsilo --help` does not need
+if TYPE_CHECKING:  # these imports are slow, and `medsilo --help` does not need them
     from pydantic import BaseModel
 
     from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
 
-LATE = 1.5  # A site is late after this multiple of its longest time for an answer.
-GRACE = 5.0  # a site is not late before this number of seconds
+LATE = 1.5  # A site is late after this multiple of the longest time that the site has needed for an answer.
+GRACE = 5.0  # before this number of seconds has passed, a site is not late
 NAMED = 5  # largest number of sites that a line lists
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
@@ -26,7 +26,8 @@ ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "t
 def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | None:
     """Return the seconds after which a site's answer is late.
 
-    The limit depends on the site's earlier answers, and in the site's first round on the answers of other sites.
+    The limit on an answer's time depends on the site's earlier answers; in the site's first round, on the answers of
+    other sites.
     """
     own = [line.sites[site].seconds for line in rounds if site in line.sites]
     others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
@@ -40,8 +41,8 @@ class Moment:
 
     turns: "Turns | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
-    age: float = 0.0  # seconds since the state of the requests was read
-    away: Mapping[str, str] = field(default_factory=dict)  # maps a site to the reason why it can't answer
+    age: float = 0.0  # seconds since the file with the state of the requests was read
+    away: Mapping[str, str] = field(default_factory=dict)  # for each site that can't answer, the reason
 
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
@@ -69,7 +70,7 @@ class StudyProgress:
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
         self.last: dict[str, Any] = {}  # the last round as JSON values
         self.rounds: list[Round] = []
-        self._standing_out: set[str] = set()  # sites that were already reported as outliers
+        self._standing_out: set[str] = set()  # sites that an earlier line already reported as outliers
         self._clock = clock
         self._ends = [clock()]  # times of the start of the study and of the end of each round
 
@@ -81,7 +82,9 @@ class StudyProgress:
         return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
-        """Yield lines about new outliers, which include sites that were outliers earlier but not in the last round."""
+        """Yield lines about new outliers: sites that are outliers now and were not outliers after the previous
+        round.
+        """
         from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)
@@ -119,10 +122,10 @@ class StudyProgress:
         return "; ".join(facts)
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds that the remaining rounds take; unknown before the end of the first round."""
+        """Estimate the seconds that the remaining rounds take; the estimate is unknown before the first round ends."""
         if len(self._ends) < 2:
             return None
-        # The first round is left out, because it includes the start of processes.
+        # The first round is not used for the estimate, because its duration includes the start of processes.
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends
         # durations of rounds that the server recorded
         told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]
@@ -145,8 +148,8 @@ def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, e
 
 
 def listed(states: Mapping[str, str]) -> str:
-    """Format the activities of sites. Sites that have answered come last; of many answering sites, only the number is
-    shown.
+    """Format the present activities of sites as text. In the text, sites that have answered come last; if many sites
+    have answered, the text contains only their number.
     """
     busy = [f"{site} {state}" for site, state in states.items() if state != "answered"]
     done = [site for site, state in states.items() if state == "answered"]
@@ -186,7 +189,7 @@ def _value(value: float | None) -> str:
 
 
 def read_now(model: "type[AnyPart]", folder: Path) -> "AnyPart | None":
-    """Read the status file of a run (Turns) or of a site (SiteActivity), or return None without a readable file."""
+    """Read the status file of a run (Turns) or of a site (SiteActivity); return None if no readable file exists."""
     try:
         return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the file may be missing or incomplete at any time

@@ -1,4 +1,4 @@
-"""Read the files of a run's folder, where each error is one line that names the file and the fix."""
+"""Read the files of a run's folder; each error is one line that names the file and the remedy."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
 
 
 def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
-    """Read the files of this name from the folders of a run's sites, where sites without the file are left out."""
+    """Read the files with a given name from the folders of a run's sites; sites without the file are left out."""
     found = {}
     for folder in (path.parent for path in sorted((run / paths.SITES).glob(f"*/{name}"))):
         content = _parsed(read_text(folder, name, "site"), _where(folder, name))
@@ -96,7 +96,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Make all strings in a value safe to print, because other parties wrote these strings."""
+    """Make all strings in a value safe to print, because other parties wrote the strings."""
     if isinstance(value, dict):
         return {plain(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -11,7 +11,7 @@ Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 class SentUpdate(RecordPart):
-    """The norm and the cosines of one group of tensors that a site sent."""
+    """The norm and the cosines of one tensor group that a site sent."""
 
     norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
@@ -54,12 +54,12 @@ class SiteRound(RecordPart):
 
     @property
     def score(self) -> Score:
-        """The validation score, exact or as a range."""
+        """The validation score, either exact or as a range."""
         return Score.told(self.validation, self.validated, self.step)
 
 
 class Round(RecordPart):
-    """A line of rounds.jsonl about one round: sites that answered, and sites that are missing for a reason."""
+    """A line of rounds.jsonl about one round: the sites that answered, and the missing sites with reasons."""
 
     round: Count = Field(description="number of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
@@ -93,7 +93,9 @@ class SiteTurn(RecordPart):
 
 
 class Turns(RecordPart):
-    """A run's status.json while the study runs, with the sites that were asked and that have answered."""
+    """The content of a run's status.json while the study runs: the sites that were asked and the sites that have
+    answered.
+    """
 
     task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
     round: Count = Field(description="the round")

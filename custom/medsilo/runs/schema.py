@@ -28,8 +28,8 @@ from medsilo.runs.fields import (
 from medsilo.runs.score import UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
-SEE_LOG = "see the server's log"  # end of the reason of a failure if an unexpected error ended the run
-STOPPED = "stopped"  # reason if a run was stopped before its end
+SEE_LOG = "see the server's log"  # text at the end of a failure's reason if an unexpected error ended the run
+STOPPED = "stopped"  # the reason of a run that was stopped before its end
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
@@ -105,7 +105,7 @@ class SubgroupResult(RecordPart):
 
 
 class SiteResult(RecordPart):
-    """One site's contributions and results in the whole run, where None marks a missing value."""
+    """One site's contributions and results in the whole run; None means that a value is missing."""
 
     cases: dict[str, Count | None] | None = Field(
         None,
@@ -224,7 +224,7 @@ class SecureAggregationFacts(RecordPart):
 
 
 class Details(RecordPart):
-    """Results that are specific to the method, to which methods may add keys."""
+    """Results that only some methods have; each method may add keys."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
@@ -243,7 +243,7 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return only those results that the method has set."""
+        """Return only those results of the method that the method has set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -370,7 +370,7 @@ class Summary(RecordPart):
         return self._mean(self.pooled_test, by_cases=True)
 
     def _mean(self, told: float | None, by_cases: bool = False) -> Score:
-        """Return a mean as a score, which is a range that contains the exact mean if sites round scores."""
+        """Return a mean as a score; if sites round scores, the score is a range that contains the exact mean."""
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
         if told is None or not known:

@@ -1,7 +1,7 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code uses this module to format scores. A rounded score is always shown as a range, and a score has only as many
-digits as its number of cases justifies.
+All code that formats scores uses this module. A rounded score is always shown as a range, and the number of cases
+determines how many digits of a score are shown.
 """
 
 import math
@@ -13,7 +13,7 @@ from pydantic import Field
 from medsilo.runs.fields import Amount, Count, Metric, RecordPart
 
 MISSING, SUPPRESSED, UNTRAINED = "–", "suppressed", "untrained"
-DIGITS, DIGITS_OF_FEW = 3, 2  # decimal places for many cases, and for few cases
+DIGITS, DIGITS_OF_FEW = 3, 2  # decimal places of a score for many cases, and for few cases
 FEW = 100  # number of cases below which a third decimal place is meaningless
 UNIT_RANGE = (0.0, 1.0)
 Interval = tuple[float, float]
@@ -93,7 +93,7 @@ class Score(RecordPart):
 
 
 def about(text: str) -> str:
-    """Mark a number as approximate, because it was computed from rounded numbers."""
+    """Mark a number as approximate, because the number was computed from rounded numbers."""
     return text if text == MISSING else f"≈{text}"
 
 
@@ -112,7 +112,7 @@ def interval_text(interval: Interval | None, n: int | None = None) -> str:
 
 
 def _decimals(step: float) -> int:
-    """Return the number of decimal places of multiples of this step."""
+    """Return the number of decimal places that multiples of the given rounding step need."""
     return len(f"{step:.10f}".rstrip("0").partition(".")[2])
 
 

@@ -8,7 +8,7 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seed, Text
 
 
 class Readiness(RecordPart):
-    """A hospital's report about its readiness in a canary study, which contains no facts from the data."""
+    """A hospital's report about its readiness in a canary study; the report contains no facts from the data."""
 
     data: Literal["readable", "not readable", "not set"] | None = Field(
         None, description="whether the hospital's data can be read: the first file opens"
@@ -53,5 +53,5 @@ class Provenance(RecordPart):
         return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:
-        """Return only those values that provenance.json contained."""
+        """Return only the values that provenance.json contained."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -1,7 +1,7 @@
 """Define two additions to any method: a shared amplitude spectrum of images, and perturbed training steps.
 
-Both additions are from HarmoFL (Jiang et al., AAAI 2022). The amplitude changes a method's phases, and the perturbation
-replaces the step of the method's optimizer.
+Both additions are from HarmoFL (Jiang et al., AAAI 2022). The exchange of amplitudes changes a method's phases, and the
+perturbation replaces the step of the method's optimizer.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ class Amplitude(Section):
 
     @property
     def released_alone(self) -> bool:
-        """True if sites send the amplitude before training, because the privacy account can charge only such an
-        amplitude.
+        """True if sites send the amplitude before training, because the privacy account can't charge an amplitude that
+        changes in training.
         """
         return self.measured == "before"
 

@@ -23,19 +23,19 @@ from medsilo.tasks.task import Task
 if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
-# Stands for the value of a key whose section the plan omits.
+# Represents the value of a key if the plan lacks the key's section.
 MISSING = object()
 
 
 class Algorithm(Section):
     """A federated method, as a section of the plan.
 
-    A method object contains settings only, because the method's state is in the sites' networks and the server's
+    A method object contains only settings, because the method's state is in the sites' networks and the server's
     aggregators. A subclass declares its name, title, paper and settings.
 
     Subclasses override `groups` (the exchanged tensors and their aggregation), `train_round` (training at a site) and
-    `networks` (a site's networks). Subclasses whose rounds differ override `phases`. The final models are one model for
-    all hospitals, or personal models (`personal`, `outcome`).
+    `networks` (a site's networks). A subclass overrides `phases` if its rounds are not all equal. The final models are
+    one model for all hospitals, or personal models (`personal`, `outcome`).
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -53,12 +53,14 @@ class Algorithm(Section):
     # and is always allowed.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a personal model
-    exact_networks: ClassVar[tuple[str, ...]] = ()  # networks that train without noise even under differential privacy
+    # names of networks that train without noise even under differential privacy
+    exact_networks: ClassVar[tuple[str, ...]] = ()
     # Whether the training in a round depends on the study's number of rounds.
     paced: ClassVar[bool] = False
-    own_step: ClassVar[bool] = False  # whether the method has its own training step, which excludes perturbed steps
-    # Whether the method's training loop does more than a loss and a step per batch, so that no user's script can run
-    # it.
+    # whether the method has its own training step; such a method can't use perturbed steps
+    own_step: ClassVar[bool] = False
+    # Whether the method's training loop does more than compute a loss and make a step per batch, so that no user's
+    # script can replace it.
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -96,7 +98,7 @@ class Algorithm(Section):
         return ()
 
     def train_round(self, bench: "TrainContext") -> float:
-        """Train a site's networks for one round, and return the training loss, or NaN without a loss."""
+        """Train a site's networks for one round, and return the training loss, or NaN if training computes no loss."""
         return bench.train()
 
     @property
@@ -116,11 +118,13 @@ class Algorithm(Section):
         return training.make_optimizer(module.parameters())
 
     def personalise(self, bench: "TrainContext") -> None:
-        """Adapt the received networks to a site before validation. The method may use the site's training data only."""
+        """Adapt the received networks to a site before validation. For adapting the networks, the method may use only
+        the site's training data.
+        """
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure the image statistics of an evaluation site, because only training sites measure them while they
-        train.
+        """Measure the image statistics of an evaluation site, because other sites measure image statistics only in
+        training.
 
         Args:
             inputs: Returns an iterator over batches of the site's training images, or of its test images if it has no
@@ -128,11 +132,12 @@ class Algorithm(Section):
         """
 
     def private(self) -> Private | tuple[str, ...]:
-        """Return the method's privacy mechanism, or only the names of the networks that train with noisy steps.
+        """Return the method's privacy mechanism, or a set with only the names of the networks that train with noisy
+        steps.
 
         The tensors that a site sends must depend on its data only through the networks that train with noisy steps.
         Raises PlanError if the method's settings exclude differential privacy. A subclass must override this method,
-        because an inherited mechanism does not cover the subclass's additions.
+        because an inherited privacy mechanism does not cover training that the subclass adds.
         """
         raise NotImplementedError
 
@@ -161,13 +166,15 @@ class Algorithm(Section):
                 )
 
     def check_training(self, training: Training) -> None:
-        """Raise a PlanError if the method does not work with these training settings."""
+        """Raise a PlanError if the method does not work with the plan's training settings."""
 
     def check_task(self, task: Task) -> None:
-        """Raise a PlanError if the method does not work for this task."""
+        """Raise a PlanError if the method does not work for the plan's task."""
 
     def check(self, modules: Modules) -> None:
-        """Raise a PlanError if the method does not work with these networks, which may be on PyTorch's meta device."""
+        """Raise a PlanError if the method does not work with the given networks, which may be on PyTorch's meta
+        device.
+        """
 
     # Interface to the engine
     def course(self, training: Training) -> Schedule:
@@ -217,8 +224,8 @@ class Algorithm(Section):
         return told if isinstance(told, Private) else Private(told, self.exact_networks)
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
-        """Return the plan's input layer, which transforms all inputs of training and evaluation, or None if there is no
-        such layer.
+        """Return the plan's input layer, which transforms all inputs of training and evaluation, or None if the plan
+        has no input layer.
         """
         return modules[INPUT] if self.amplitude else None
 
@@ -230,7 +237,7 @@ class Algorithm(Section):
 
 
 def _value_at(plan: Any, key: str, wanted: Any) -> Any:
-    """Return the value of a dotted key in a plan, or MISSING if the plan omits the key's section.
+    """Return the value of a dotted key in a plan, or MISSING if the plan lacks the key's section.
 
     Args:
         wanted: The value that the protocol prescribes, which is returned if the section has no such key.
@@ -243,5 +250,5 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     return own
 
 
-# The values that the protocol "paper" prescribes for a method whose paper has neither amplitudes nor perturbation.
+# The values that the protocol "paper" prescribes for a method whose paper uses neither amplitudes nor perturbation.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}

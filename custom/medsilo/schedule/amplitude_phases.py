@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-# Augmentation may exceed the task's largest pixel value by this factor.
+# Augmentation may increase pixel values to this number of times the task's largest pixel value.
 BRIGHTER = 10
 
 
 def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
-    """Add to a method's phases one round in which sites send their amplitudes, and the delivery of the mean
-    amplitude.
+    """Add to a method's phases one round in which sites send their amplitudes, and the delivery of the mean amplitude
+    to the sites.
     """
     own, shared = _groups(addition)
     if addition.released_alone:

@@ -14,27 +14,28 @@ from medsilo.privacy.guarantees import Delta, Epsilon, PrivacyGuarantee, Unit
 
 @dataclass(frozen=True)
 class Private:
-    """A method's privacy mechanism. Sent tensors depend on a site's cases only through networks with noisy steps.
+    """The privacy mechanism of a method, which states the networks that train with noise. The tensors that a site sends
+    depend on the site's cases only through networks with noisy steps.
 
-    In a step, all networks train on the same sampled cases, so the privacy account charges their gradients together.
-    Averages or momentum of the noisy weights cost no further privacy.
+    In each step, all networks train on one sample of cases, so the privacy account charges the networks' gradients
+    together. Averages or momentum that are computed from noisy weights cost no additional privacy.
     """
 
     networks: tuple[str, ...]  # names of networks that train with noisy steps
-    # Names of networks that train without noise, because sites send neither these networks nor values that depend on
-    # them.
+    # Names of networks that train without noise; sites send neither these networks nor values that depend on these
+    # networks.
     exact_networks: tuple[str, ...] = ()
     disclosure_notes: str = "everything that leaves follows from noisy gradients"
 
 
 class NumbersOffer(Section):
-    """The fraction of ε that is spent on scores or on counts, which a site sends in addition to tensors."""
+    """The fraction of ε that is spent on scores, or on counts, which a site sends in addition to tensors."""
 
     epsilon: Epsilon = Field(description="part of the study's ε that all numbers of this section cost together")
 
 
 class StatisticsOffer(NumbersOffer):
-    """The fraction of ε that is spent on means over a site's cases, each of which the site sends once."""
+    """The fraction of ε that is spent on means over a site's cases; the site sends each mean once."""
 
     clip: float = Field(
         1.0,

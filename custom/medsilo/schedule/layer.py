@@ -9,7 +9,7 @@ from medsilo.core.section import Feature
 class Layer(Feature):
     """A section of the plan that changes the messages between the server and the sites.
 
-    A layer object contains settings only, because the server and all sites use the same object. The state of a layer is
+    A layer object contains only settings, because the server and all sites use the same object. The state of a layer is
     in the objects that wrap sites and the channel.
 
     >>> class Silent(Layer):
@@ -23,17 +23,17 @@ class Layer(Feature):
     def charges(self, task: str, number: int) -> Mapping[str, float]:
         """Return the noise multiplier of each value that this layer adds to an answer.
 
-        The keys are the values' names in the hospital's privacy ledger. A noise multiplier is the noise's standard
-        deviation divided by the value's sensitivity to one privacy unit.
+        The keys of the returned mapping are the names of the values in the hospital's privacy ledger. A noise
+        multiplier is the noise's standard deviation divided by the value's sensitivity to one privacy unit.
         """
         return {}
 
     def site(self, inner: Any, place: Any) -> Any:
-        """Return a site that wraps another site, where a site has the method `answer(message, stop)`."""
+        """Return a site that wraps a given site; a site has the method `answer(message, stop)`."""
         return inner
 
     def server(self, inner: Any, plan: Any) -> Any:
-        """Return a channel that wraps another channel.
+        """Return a channel that wraps a given channel.
 
         A channel has the methods `ask(sites, outgoing, receive, timeout)` and `pause(seconds)`.
         """

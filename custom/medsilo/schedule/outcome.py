@@ -12,7 +12,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 
-if TYPE_CHECKING:  # imports that only sites need
+if TYPE_CHECKING:  # these imports are late, because only sites need them
     from medsilo.schedule.site_end import SiteEnd
 
 Part = Literal["validation", "test"]
@@ -31,9 +31,10 @@ class ServerEnd:
 class Outcome:
     """The outcome of a study: the final models, their delivery to the sites, and facts for the server's summary.
 
-    If an outcome is personal, each site ends with a personal model, and selects the best round of this model. The
-    common network of an outcome is shared by all sites and sent to the lead. An outcome is for others if evaluation
-    sites can use the final model. An outcome has one network unless the final model is an ensemble of networks.
+    If an outcome is personal, each site ends with a personal model, and the site selects the best round of its personal
+    model. The common network of an outcome is the network that all sites share and that the lead receives. If an
+    outcome is "for others", evaluation sites can use the final model. An outcome has one network unless the final model
+    is an ensemble of networks.
 
     >>> from medsilo.registry import METHODS
     >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]
@@ -47,11 +48,13 @@ class Outcome:
 
     @property
     def scores_besides(self) -> int:
-        """The number of additional validation scores that a site sends after it has received the final tensors."""
+        """The number of validation scores that a site sends after receiving the final tensors, in addition to the
+        scores of rounds.
+        """
         return 0
 
     def delivery(self, last: Phase) -> Phase:
-        """Return the phase whose groups of tensors the server delivers to the sites at the end of the study."""
+        """Return the phase whose tensor groups the server delivers to the sites at the end of the study."""
         return last
 
     def disclosure_notes(self) -> Sequence[str]:
@@ -85,7 +88,7 @@ class Outcome:
         return {}, {}
 
     def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
-        """Add facts from the sites' answers to the test to the summary's details."""
+        """Read the sites' answers to the test, and add facts from them to the details of the summary."""
         return details
 
     # At a site
@@ -98,11 +101,11 @@ class Outcome:
         return None
 
     def tested(self, end: "SiteEnd", model: nn.Module, told: Facts) -> nn.Module:
-        """Return the model that a site tests, which is the selected model by default."""
+        """Return the model that a site tests; by default, this is the selected model."""
         return model
 
     def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:
-        """Return facts that a site sends to the server in addition to its test scores."""
+        """Return facts that a site sends to the server together with the test scores."""
         return None
 
 
@@ -121,7 +124,7 @@ class OneModel(Outcome):
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
-    """Each site ends with a personal model. `common` is the name of a further network, which all sites share."""
+    """Each site ends with a personal model. `common` is the name of a second network, which all sites share."""
 
     common: str | None = None
     personal: bool = True

@@ -16,8 +16,8 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-    # With these default values, the server measures the time limits. A default of null would change the hashes of
-    # plans.
+    # If the plan has these default values, the server measures the time limits. A default of null would change the
+    # hashes of plans.
 }
 
 
@@ -125,12 +125,14 @@ class Participation(Feature):
 
     @property
     def limit(self) -> int | None:
-        """The plan's time limit for one answer, in seconds, or None if the server measures activity instead."""
+        """The plan's time limit for one answer, in seconds; None if the server checks for activity instead."""
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property
     def longest_silence(self) -> int | None:
-        """The longest silence of a site's connection, in seconds, or None if the server measures silences instead."""
+        """The longest silence of a site's connection, in seconds, that the plan allows; None if the server measures
+        silences instead.
+        """
         return None if self.heartbeat_timeout == MEASURED["heartbeat_timeout"] else self.heartbeat_timeout
 
     @property
@@ -152,6 +154,6 @@ class Participation(Feature):
 
 
 def names_for(number: int) -> list[str]:
-    """Return names of hospitals, such as "hospital-a"."""
+    """Return names for hospitals, such as "hospital-a"."""
     marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
     return [f"hospital-{mark}" for mark in marks[:number]]

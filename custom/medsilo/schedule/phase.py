@@ -12,7 +12,7 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # aggregation, which only the server uses, and training, which only sites use
+if TYPE_CHECKING:  # the imports for aggregation, which only the server uses, and for training, which only sites use
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # aggregation, which only the server uses, and training, whic
 
 @dataclass(frozen=True)
 class ModelFactory:
-    """Makes a new instance of the plan's network at each call.
+    """Makes a new instance of the plan's network each time the object is called.
 
     The attribute `shape` is the shape of each case, or None if the shapes of cases differ.
     """
@@ -38,10 +38,11 @@ class ModelFactory:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """The server's data that a method may use: sites, aggregators, training data and computing device."""
+    """The data of the server that a method may use: sites, aggregators, training data and computing device."""
 
     sites: Sequence[str]  # the training sites, sorted
-    # Aggregators by the name of their group: of all earlier phases, and of groups declared earlier in this phase.
+    # Aggregators by the name of their tensor group: of all earlier phases, and of groups declared earlier in this
+    # phase.
     mixers: Mapping[str, "Aggregator"]
     joined: Mapping[str, Any]  # each site's answer to the request "join"
     contributed: Callable[[], Set[str]]  # a function that returns the sites that have contributed to at least one round
@@ -50,11 +51,11 @@ class ServerSide:
     seed: int
     compute: "Callable[[], Compute]"
     data: "DataSource | None"
-    stop: Callable[[], None]  # raises an error if the run should stop
+    stop: Callable[[], None]  # a function that raises an error if the run should stop
 
     def sharing(self) -> Set[str]:
-        """Return the sites that share their personal models, without sites that never contributed to a round and have
-        no model.
+        """Return the sites that share their personal models; a site that never contributed to a round has no model and
+        is left out.
         """
         absent = set(self.sites) - self.contributed()
         return {site for site, answer in self.joined.items() if answer.shares and site not in absent}
@@ -73,7 +74,7 @@ def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
 
 
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
-    """Return a function that returns a network's tensors."""
+    """Return a function that takes a network and returns tensors of the network."""
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
@@ -90,18 +91,18 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 
 @dataclass(frozen=True)
 class Average:
-    """An average over a site's training images, which the site sends only if the average covers enough images."""
+    """An average over a site's training images; the site sends the average only if it covers enough images."""
 
-    of: str  # description of the average in the disclosure report
+    of: str  # description of the average over images in the disclosure report
     # A function that returns the number of images that the average covers.
     covers: Callable[[int, Training], int]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that sites and the server exchange together, and that the server aggregates in the same way.
+    """A group of tensors that sites and the server exchange together, and that one aggregator combines.
 
-    The server aggregates the groups of a phase in their order, so a group's aggregator may use the aggregators of
+    The server aggregates the tensor groups of a phase in order, so a group's aggregator may use the aggregators of
     earlier groups.
 
     >>> import torch
@@ -111,39 +112,42 @@ class Group:
     """
 
     name: str
-    of: Callable[[Modules], Tensors]  # returns views of a site's networks, never copies
+    of: Callable[[Modules], Tensors]  # a function that returns views of a site's networks, never copies
     mix: Mean | Callable[[ServerSide], "Aggregator"] = sample_mean
-    # "both": sites send and receive the group in every round. "down": each site receives the group once in a phase, and
-    # does not send the group. "up": sites send the group, and do not receive the group. "given": sites receive the
-    # group in every round, and only the server changes the group.
+    # "both": sites send and receive the tensor group in every round. "down": each site receives the tensor group once
+    # in a phase, and does not send it. "up": sites send the tensor group, and do not receive it. "given": sites receive
+    # the tensor group in every round, and only the server changes it.
     travels: Literal["both", "up", "down", "given"] = "both"
-    personal: bool = False  # whether each site receives different values
-    title: str = ""  # the group's title in tables of the tensors that a site sends, by default the group's name
-    # Name of the group that the server sends instead to a site for which the server has no personal values.
+    personal: bool = False  # whether the server sends different values of the tensor group to each site
+    title: str = ""  # the tensor group's title in tables of the tensors that a site sends; by default, the group's name
+    # If the server has no personal values for a site, the server sends the tensor group with this name instead.
     fallback_group: str | None = None
     # A function that computes a personal group at the site under secure aggregation, because the server then knows no
     # single site's tensors. The function's second argument is the site's index among the training sites, or None at an
     # evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
-    undefended: str = ""  # why no robust aggregation can replace the group's mean, and which other method can
+    # the reason why no robust aggregation can replace the mean of the tensor group, and a method that allows robust
+    # aggregation
+    undefended: str = ""
     # A function that returns the smallest and the largest valid value of each of the group's tensors, by the tensor's
     # name. The function's first argument contains networks on PyTorch's meta device.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
-    # Raises Refused for impossible values that have the right shape, type and range.
+    # A function that raises Refused for impossible values that have the right shape, type and range.
     check: Callable[[Tensors], object] = lambda tensors: None
-    # A function that may raise Refused, and that a site calls after the site received a phase's groups. The function's
-    # second argument is False if the server omitted this group.
+    # A function that may raise Refused; a site calls it after the site has received a phase's tensor groups. The
+    # function's second argument is False if the server omitted this tensor group.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # A function that returns facts about the sites for the summary.
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
-    # A function that returns further lines about the group for the hospitals' disclosure report.
+    # A function that returns additional lines about the tensor group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
-    average: Average | None = None  # set if the tensors are an average over a site's training images
-    # Whether secure aggregation clips the group's values to their valid ranges, and not to the plan's smaller bound.
+    average: Average | None = None  # only set if the tensors are an average over a site's training images
+    # True if secure aggregation clips the tensor group's values to the values' valid ranges, and False for the plan's
+    # smaller bound.
     unclipped: bool = False
 
     def given_only(self) -> Self:
-        """Return a copy of the group that each site receives once and does not send."""
+        """Return a copy of this tensor group that each site receives once and does not send."""
         return replace(self, travels="down")
 
     @property
@@ -156,13 +160,13 @@ class Group:
 
 
 def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return views of each group's tensors in a site's networks, so that changes of the views change the networks."""
+    """Return views of each group's tensors in a site's networks; a change of a view changes the network, too."""
     found = {group.name: group.of(modules) for group in groups}
     return {name: tensors for name, tensors in found.items() if tensors}
 
 
 def places_of(tensors: Iterable[Tensor]) -> set[int]:
-    """Return the memory addresses of tensors, which are equal for two views of the same tensor."""
+    """Return the memory addresses of tensors; two views of one tensor have equal addresses."""
     return {tensor.data_ptr() for tensor in tensors}
 
 
@@ -173,7 +177,7 @@ Turn = Callable[[int, Sequence[str], int], str]
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive rounds in which sites exchange the same groups of tensors and do the same work.
+    """Consecutive rounds in which sites exchange the same tensor groups and do equal work.
 
     >>> from medsilo.extend import Group, Phase
     >>> [group.name for group in Phase("train", 3, (Group("model", lambda own: own["model"].state_dict()),)).sent]
@@ -183,13 +187,14 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    # A function that trains a site's networks and returns the loss, or NaN without a loss.
+    # A function that trains a site's networks and returns the loss, or NaN if training computes no loss.
     train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
-    # A function that chooses the only site that trains in a round and sends tensors, or None if all sites train. All
-    # other sites only validate the received tensors.
+    # A function that chooses the only site that trains in a round and sends tensors; None if all sites train in every
+    # round. In such a round, all sites that were not chosen only validate the received tensors.
     turn: Turn | None = None
-    # A function that the server calls before the phase, but not again in a resumed study. The function called before a
-    # phase may change initial weights that the server has not sent yet, and returns facts for the summary.
+    # A function that the server calls before the phase; if a study is resumed in the phase, the server does not call it
+    # again. The function called before a phase may change initial weights that the server has not sent yet, and returns
+    # facts for the summary.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True
     # Number of noisy means over cases that a site sends in each round under differential privacy.
@@ -243,7 +248,7 @@ class Schedule:
             first += phase.rounds
 
     def place_of(self, number: int) -> int:
-        """Return the index of the phase that contains a round, where rounds after the study's end belong to the last
+        """Return the index of the phase that contains a round; a round after the study's end belongs to the last
         phase.
         """
         here = (stretch.place for stretch in self.stretches() if number <= stretch.last)
@@ -258,14 +263,14 @@ class Schedule:
         return self.phases[-1]
 
     def has_travelled(self, rounds: int) -> bool:
-        """Return True if the server has all groups that sites receive in the last phase, after this number of
-        rounds.
+        """Return True if, after the given number of rounds, the server has all tensor groups that sites receive in the
+        last phase.
         """
         so_far = self.phases[: self.place_of(rounds) + 1]
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """Return True if the model after this number of rounds can be the final model, because the last phase follows
-        or has begun.
+        """Return True if the model after the given number of rounds can be the final model, because the last phase
+        follows or has begun.
         """
         return self.phase_of(rounds + 1).name == self.last.name

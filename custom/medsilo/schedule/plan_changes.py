@@ -11,7 +11,8 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# The usual values of each optimizer, which replace the plan's values if a change chooses another optimizer.
+# The usual values of each optimizer; if a change chooses another optimizer than the plan, they replace the plan's
+# values.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
@@ -21,7 +22,7 @@ OWN_NUMBERS = ("learning_rate", "weight_decay", "momentum", "nesterov", "betas")
 
 
 def change(values: dict[str, Any], changes: Iterable[str]) -> None:
-    """Change a plan's values in place, beginning with changes that reset other keys.
+    """Change a plan's values in place; changes that reset other keys are made first.
 
     Args:
         changes: Strings of the form "key.subkey=value".
@@ -31,7 +32,7 @@ def change(values: dict[str, Any], changes: Iterable[str]) -> None:
 
 
 def name_hospitals(values: dict[str, Any]) -> None:
-    """Name as many hospitals as a plan requires, if the plan names no hospitals."""
+    """If the plan names no hospitals, add names for as many hospitals as the plan requires."""
     part = values.get("participation")
     if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
         values["participation"] = {**part, "sites": names_for(part["minimum"]), "minimum": None}
@@ -54,12 +55,13 @@ def _apply(values: dict[str, Any], change: str) -> None:
     if last == "name" and len(path) == 1 and path[0] in TABLES:
         value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:
-        # The section's values belong to the previous method, task or network.
+        # The values in the section belong to the method, task or network that the plan named before the change.
         place.clear()
         if path == ["task"]:
-            values.pop("network", None)  # the network belongs to the previous task
+            values.pop("network", None)  # the network belongs to the task that the plan named before the change
     if key == OPTIMIZER and isinstance(value, str) and value in USUAL and place.get(last, "sgd") != value:
-        for number in OWN_NUMBERS:  # the values of these keys belong to the previous optimizer
+        # the values of these keys belong to the optimizer that the plan named before the change
+        for number in OWN_NUMBERS:
             place.pop(number, None)
         place.update(USUAL[value])
     # Only plans that name no hospitals need a minimum number of sites.

@@ -20,8 +20,8 @@ HASH = re.compile(r"[0-9a-f]{64}")
 def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
     """Replace the file names in a plan, and return the new values.
 
-    In the plan's task, the content of a file replaces the file's name. In the plan's network, the file of initial
-    weights gets its hash.
+    In the plan's task, the content of a file replaces the file's name. In the plan's network, the hash of the file of
+    initial weights is added.
 
     Args:
         beside: Whether all files must be in the plan's folder.
@@ -38,7 +38,8 @@ def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> di
 def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
     """Add the hash of the file of initial weights to the plan's section about initial weights.
 
-    The function returns None if the plan names no file of initial weights, or already has its hash.
+    The function returns None if the plan names no file of initial weights, or if the plan already contains the file's
+    hash.
 
     Args:
         told: The plan's value of `network.from`, which is the file's name or a section.

@@ -23,12 +23,12 @@ class SecureAggregation(Feature):
 
     name: str
     promises: ClassVar[tuple[str, ...]]  # threats that the protocol prevents, and threats that it does not prevent
-    # Largest ratio between the bytes of a masked tensor and the bytes of the same tensor in half precision.
+    # Largest ratio between the bytes of a masked tensor and the bytes of the unmasked tensor in half precision.
     times_as_large: ClassVar[int]
 
     @abstractmethod
     def forms(self, plan: Any, phase: Phase) -> Mapping[str, Form]:
-        """Return the form of aggregation for each group of tensors that sites mask in a phase."""
+        """Return, for each tensor group that sites mask in a phase, the kind of aggregation."""
 
     @abstractmethod
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:

@@ -18,11 +18,12 @@ from medsilo.tasks.task import Task
 class SiteEnd:
     plan: Any  # a medsilo.plan.Plan; the package medsilo.schedule can't import medsilo.plan
     site: str
-    modules: Modules  # the networks with the delivered tensors
+    modules: Modules  # the networks, which contain the delivered tensors
     folder: Path  # the site's folder within the run's folder
     task: Task
     compute: Compute
-    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # yields each validation case once, in order
+    # a function that yields each validation case once, in order
+    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]
     suppressed: Collection[Part]  # the parts of the data (validation or test) that have too few cases to send any score
     resolution: Mapping[str, Resolution]  # the rounding of means and counts for each part of the data
     stop: Callable[[], None]

@@ -1,5 +1,5 @@
-"""Average each output of a segmentation network's last layer only over hospitals that annotated the output's
-structure.
+"""Average each output of a segmentation network's last layer over only those hospitals that annotated the structure of
+the output.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -19,10 +19,10 @@ PLAIN = (WeightedMean, UniformMean)
 def mix_by_structure(
     mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
-    """Replace aggregators of the last layer if a site did not annotate all structures.
+    """If a site did not annotate all structures, replace aggregators of the network's last layer.
 
-    The function replaces the aggregators of groups that contain the whole last layer, and only aggregators that are
-    plain means.
+    The function replaces an aggregator only if its tensor group contains the whole last layer, and if the aggregator is
+    a plain mean.
 
     Args:
         mixers: The aggregators by group, which the function changes in place.
@@ -35,7 +35,7 @@ def mix_by_structure(
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> dict[str, float | Tensor]:
-        # The server rejects a site with other structures when the site joins.
+        # The server rejects a site whose structures differ when the site joins.
         absent = server.joined[site].absent if site in server.joined else ()
         drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
@@ -52,7 +52,7 @@ def mix_by_structure(
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
     """Return the output axis of each parameter of a model's last layer.
 
-    The function returns an empty mapping if the last layer has another number of outputs.
+    If the last layer has another number of outputs than the plan has structures, the function returns an empty mapping.
     """
     found = {}
     for name in names_of_last_layers(model, 1):
@@ -69,7 +69,9 @@ def _along(numbers: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 
 def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the parameters of a network's last `count` layers. Layers without parameters do not count."""
+    """Return the names of the parameters of a network's last `count` layers. Layers without parameters are not
+    counted.
+    """
     owned = [
         [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
         for prefix, layer in module.named_modules()

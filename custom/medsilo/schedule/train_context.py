@@ -14,7 +14,7 @@ from medsilo.learning.compute import Compute, LossFunction
 from medsilo.learning.loop import ObjectiveFunction, OutputLoss, Step, TrainStep, lesson, plain_step
 from medsilo.learning.training import Training
 
-if TYPE_CHECKING:  # imports for differential privacy
+if TYPE_CHECKING:  # these imports are late, because only differential privacy needs them
     from medsilo.learning.private import PrivateSteps
 
 
@@ -24,7 +24,7 @@ class TrainingCases(Protocol):
         """The number of mini-batches in one epoch."""
 
     def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-        """Apply training steps to each mini-batch of one epoch, and return the mean loss of the first training step.
+        """Apply training steps to each mini-batch of one epoch, and return the mean loss of the first of these steps.
 
         Args:
             lessons: The training steps, which are applied in this order.
@@ -35,26 +35,27 @@ class TrainingCases(Protocol):
         """Yield batches that contain each training case once, in the data set's order."""
 
     def count(self) -> int:
-        """Return the number of training cases as the site discloses it, which may be rounded."""
+        """Return the number of training cases in the form in which the site discloses it, which may be rounded."""
 
     def labels(self) -> Sequence[int]:
         """Return the exact number of training cases in each class."""
 
     def told_loss(self, model: nn.Module) -> float | None:
-        """Return a model's mean loss on the training cases as the site sends this loss, which may be rounded.
+        """Return a model's mean loss on the training cases in the form in which the site sends it, which may be
+        rounded.
 
-        The training loss is computed without dropout, and is None if the hospital suppresses it.
+        The training loss is computed without dropout; if the hospital suppresses the loss, it is None.
         """
 
     def told_score(self, model: nn.Module) -> float | None:
-        """Return a model's validation score as the site sends this score, which may be rounded, or None if it is
-        suppressed.
+        """Return a model's validation score in the form in which the site sends it, which may be rounded; None if the
+        hospital suppresses it.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainContext:
-    """The networks, optimizers and data that a method uses for training at a site in one round."""
+    """The networks, optimizers and data with which a method trains at a site in one round."""
 
     site: str
     sites: Sequence[str]
@@ -65,9 +66,9 @@ class TrainContext:
     compute: Compute
     cases: TrainingCases
     random: Generator  # generator of this site's random numbers in this round
-    # A function that creates the plan's kind of training step, or None for the plain step.
+    # A function that creates the kind of training step that the plan names; None for the plain training step.
     rule: Callable[[nn.Module, Optimizer], Step] | None = None
-    # An object that creates noisy training steps, or None without differential privacy.
+    # An object that creates noisy training steps; None if the study has no differential privacy.
     private: "PrivateSteps | None" = None
 
     def lesson(
@@ -94,7 +95,7 @@ class TrainContext:
         return self.private.lesson(model, objective.loss, optimizer, step)
 
     def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
-        """Train for one round, and return the mean loss of the first training step in the last epoch.
+        """Train for one round, and return the mean loss in the last epoch of the first training step function.
 
         Args:
             lessons: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.

@@ -19,28 +19,29 @@ from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
 REMEMBERED = "accepted-settings.json"  # name of the kit's file with the accepted settings
-# suffixes of those files in local/ that medsilo or NVFlare reads or imports
+# suffixes of the files in local/ that medsilo or NVFlare reads or imports
 READ = (".yaml", ".json", ".default", *all_suffixes())
-BESIDE = "startup/*__*resources.json"  # NVFlare also reads components from files of this pattern in the kit
+# NVFlare also reads components from those files in the kit that match this pattern
+BESIDE = "startup/*__*resources.json"
 LARGEST_FILE = 1 << 20  # bytes
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
 
 
 class _SettingsRecord(Section):
-    files: dict[str, str]  # SHA-256 of each file, by path relative to local/
+    files: dict[str, str]  # SHA-256 of each settings file, by path relative to local/
     at: int = Field(ge=0)
-    # Whether the settings promise protection of patients, because other settings may change freely.
+    # Whether the settings promise protection of patients; settings without this promise may change freely.
     promises: bool = Field(True, exclude_if=bool)
 
 
 class AcceptedSettings:
-    """The accepted settings of a kit. If the settings promise protection of patients, no study runs after a change to
-    the settings.
+    """The record of the settings that the engineer of a kit's hospital accepted. If the settings promise protection of
+    patients, no study runs after the settings have changed, until the engineer accepts them.
 
-    The record of accepted settings is in the kit and signed with the kit's key. The record of accepted settings is not
-    in the hospital's state folder, because a changed setting could name another folder. The first check or study
+    The record of accepted settings is a file in the kit, signed with the kit's key. The record of accepted settings is
+    not in the hospital's state folder, because a changed setting could name another folder. The first check or study
     records the accepted settings, and a later change needs the engineer's acceptance. If a hospital has a privacy
-    ledger but no record, somebody removed the record, because the record is created before the ledger.
+    ledger but no record of accepted settings, somebody removed the record, which is created before the ledger.
     """
 
     def __init__(self, kit: KitFiles, book: Path | None = None) -> None:
@@ -52,8 +53,8 @@ class AcceptedSettings:
         self.file, self.local, self._kit, self._book = kit.kit / REMEMBERED, kit.kit / "local", kit, book
 
     def check(self) -> str:
-        """Return the time of the last acceptance as text, which is empty without an acceptance. Raises Refused if the
-        settings have changed since the last acceptance.
+        """Return the time of the last acceptance as text; the text is empty if nobody has accepted settings. Raises
+        Refused if the settings have changed since the last acceptance.
         """
         if not self.file.exists():
             from medsilo.site.ledger import ledgers
@@ -84,11 +85,11 @@ class AcceptedSettings:
         return moment(remembered.at)
 
     def begin(self, settings: SiteSettings) -> str:
-        """Check the settings, or accept them if nobody has accepted any settings yet."""
+        """Check the settings; if nobody has accepted any settings yet, accept the present settings."""
         return self.check() or ("" if self.file.exists() and not settings.promise() else self.accept(settings))
 
     def accept(self, settings: SiteSettings) -> str:
-        """Record the present settings as accepted, and return the time as text.
+        """Record the present settings as accepted, and return the time of this acceptance as text.
 
         The returned text is empty if the settings promise no protection of patients.
         """
@@ -122,8 +123,8 @@ def _content(path: Path) -> bytes | None:
 
 
 def check_there(local: Path) -> None:
-    """Raise MedsiloError if a hospital's kit lacks medsilo.yaml, because without this file nothing would protect the
-    hospital's patients.
+    """Raise MedsiloError if a hospital's kit lacks medsilo.yaml, because nothing would protect the hospital's patients
+    without medsilo.yaml.
     """
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")

@@ -15,7 +15,7 @@ LOADERS = ("LD_", "PYTHON", "MEDSILO_", "PATH", "HOME", "TMPDIR")
 
 
 class RoomSettings(Section):
-    """A hospital's settings for an isolated training script: environment and limits."""
+    """A hospital's settings for an isolated training script: environment variables and limits."""
 
     studies: bool = Field(
         False,

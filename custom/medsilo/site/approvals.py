@@ -1,10 +1,10 @@
 """A hospital's approvals of plans, signed with a key of its startup kit.
 
-One signed file contains all decisions, so any change to the file invalidates all decisions. The file's name depends on
-the key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the approvals that the
-earlier key signed. The folder of approvals also contains the plans that wait for approval, and the code of jobs, in
-files that are named by hash. The signature does not protect against somebody who can read the key. A reset of the file
-of approvals to an earlier state is not detected.
+One signed file contains all decisions, so any change to the file invalidates all decisions. The name of the file
+depends on the kit's key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the
+approvals that the old key had signed. The folder of approvals also contains waiting plans and the code of jobs, each in
+a file whose name is a hash. The signature of approvals does not protect against somebody who can read the key. If
+somebody resets the file of approvals to an earlier state, medsilo does not detect this.
 """
 
 import hashlib
@@ -35,8 +35,9 @@ ASKED, ANSWERED, CODE = "asked", "answered", "code"
 WAIT = 60.0  # seconds to wait for another process's lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
 LARGEST = 8 << 20  # limit on the bytes of a plan that waits for approval
-MOST_ASKED = 50  # largest number of stored plans that wait for approval; older plans are deleted
-MOST_KEPT = 50  # largest number of approvals whose code is stored; older code is deleted
+# limit on the number of stored plans that wait for approval; beyond this number, the oldest plans are deleted
+MOST_ASKED = 50
+MOST_KEPT = 50  # limit on the number of approvals whose code is stored; beyond this number, the oldest code is deleted
 LATEST = 253_402_300_799  # the end of the year 9999, in seconds since 1970
 MADE_ANEW = "decide again once somebody has found out why, and moved that file away"
 
@@ -51,15 +52,16 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval on time, rounds and sites, where a missing limit means no limit."""
+    """The limits of an approval on time, rounds and sites; if a limit is missing, the approval has no such limit."""
 
     expires: When | None = None
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # limit on answered rounds, over all studies of the plan
-    sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # the only sites that may take part
+    # the sites that may take part; no other site may take part
+    sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
 
     @classmethod
     def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
-        """Return the limits of an approval that is given now, or raise MedsiloError for invalid limits.
+        """Return the limits of an approval that begins now; raise MedsiloError if a limit is invalid.
 
         Args:
             hours: hours from now until the approval expires
@@ -104,8 +106,8 @@ class Decision(Section):
         now: float,
         job_code: CodeFacts | None = None,
     ) -> str:
-        """Return the reason why the plan must not run, as the end of a sentence "this hospital ...". The reason is
-        empty if the plan may run.
+        """Return the reason why the plan must not run, as the end of a sentence "this hospital ...". If the plan may
+        run, the returned reason is empty.
 
         Args:
             plan: the plan's name in the reason
@@ -135,7 +137,7 @@ class Decision(Section):
 
 
 def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None) -> str:
-    """Return an objection if the job's code differs from the approved code, and an empty string otherwise."""
+    """If the job's code differs from the approved code, return an objection; otherwise, return an empty string."""
     if approved is None or now is None:
         told = "without code, and this job brings code" if now else "with code, and this job brings none"
         return "" if approved is now else f"approved {plan} {told}"
@@ -148,9 +150,9 @@ def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None
 
 
 class AskingPlan(Section):
-    """A plan that waits for this hospital's approval, or that has waited for it."""
+    """A plan that waits for this hospital's approval, or about which the hospital has decided."""
 
-    plan: dict[str, Any]  # the plan's values, whose hash the code that reads them must check
+    plan: dict[str, Any]  # the plan's values; the code that reads the values must check the plan's hash
     hash: PlanHash
     study: Text = ""
     lead: Text = ""
@@ -197,7 +199,9 @@ class Approvals:
 
     # ------------------------------------------------------------------ decisions
     def decisions(self) -> tuple[Decision, ...]:
-        """Return all decisions, the earliest first, or raise Refused if this key did not sign the file of decisions."""
+        """Return all decisions, the earliest first; raise Refused if the file of decisions was not signed with this
+        key.
+        """
         if not self.file.exists():
             return ()
         try:
@@ -220,7 +224,8 @@ class Approvals:
         code: PlanCode = NOTHING,
         job_code: JobCode | None = None,
     ) -> Decision:
-        """Sign a decision and write it to disk, or raise MedsiloError if there is no approval to withdraw.
+        """Sign a decision and write it to disk; raise MedsiloError if the decision withdraws an approval that does not
+        exist.
 
         Args:
             code: for an approval, the packages that the plan may use
@@ -248,8 +253,8 @@ class Approvals:
         return decision
 
     def take_over(self, before: "Approvals") -> None:
-        """After a kit's renewal, sign with the new key the decisions and plans that the earlier key signed, and keep
-        the earlier files.
+        """After a kit's renewal, sign the decisions and plans that the old key signed with the new key, and keep the
+        old files.
         """
         with self._folder.alone():
             if self.file.exists() or not (decisions := before.decisions()):
@@ -294,8 +299,8 @@ class Approvals:
 
     # ----------------------------------------------------------------- plans that wait for approval
     def keep(self, asked: AskingPlan, job_code: JobCode | None = None) -> None:
-        """Store a plan that waits for approval, so that somebody can review it. Only the latest undecided plans are
-        stored.
+        """Store a plan that waits for approval, so that a person can review the plan. Only the latest undecided plans
+        are stored.
         """
         folder = self.folder / ASKED
         with self._folder.alone():
@@ -312,8 +317,8 @@ class Approvals:
                 drop_code(self.folder / CODE, {*approved[-MOST_KEPT:], *(one.job_code for one in self.asked())})
 
     def asked(self, beginning: str = "") -> list[AskingPlan]:
-        """Return the stored plans whose hash has this beginning, the latest plan first. Plans with an invalid signature
-        are left out.
+        """Return the stored plans whose hash begins with the given text, the latest plan first. Plans with an invalid
+        signature are left out.
         """
         found = []
         for path in (self.folder / ASKED).glob("*.json"):
@@ -331,8 +336,8 @@ class Approvals:
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
         """Return the last approved code, for a comparison with a plan's code, and the decision that approved it.
 
-        Approved code of the same plan is preferred, then code of the same lead or study title, then any code. The
-        method returns None if no approved code is stored.
+        Approved code of the same plan is preferred; the next choices are code of the same lead or study title, and then
+        any code. The method returns None if no approved code is stored.
         """
         plans = {one.hash: one for one in self.asked()}
 
@@ -356,7 +361,7 @@ def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a hospital's approvals, which a key of the hospital's kit signs."""
+    """Return a hospital's approvals, which are signed with a key of the hospital's kit."""
     found = Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
     if not found.file.exists() and (before := kit.earlier_key_for("approvals")):
         found.take_over(Approvals(book.folder, before))

@@ -31,16 +31,16 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.sources import DataSource
 
 INVENTORY, ACCEPTED, PRIVATE = "inventory.csv", "accepted.json", "private"
-# accepted data.yaml and accepted inventory, in the folder PRIVATE
+# data.yaml and inventory as they were accepted, in the folder PRIVATE
 AS_ACCEPTED, FILES_AS_ACCEPTED = "accepted.yaml", "accepted.csv"
 CASES = "cases.csv"  # list of cases in the folder PRIVATE, if patterns of file names cannot describe the cases
 COLUMNS = ("file", "bytes", "changed", "sha256")
 LARGEST_INVENTORY = 1 << 30  # bytes
 LARGEST = 8 << 20  # bytes of accepted.json
-WORKERS = 2  # threads that hash files
+WORKERS = 2  # number of threads that hash files
 PIECE = 1 << 20  # bytes per read
-AT_ONCE = 8  # files in each batch of a worker
-# fixed seconds, and seconds per file, below which one thread hashes the files, because two threads would be slower
+AT_ONCE = 8  # number of files in each batch that a worker process hashes
+# fixed seconds, and seconds per file; if hashing takes less time than this, one thread is faster than two threads
 START, QUICK = 0.02, 50e-6
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
@@ -58,8 +58,8 @@ class Patients(Section):
 
 
 class DisclosedCounts(Section):
-    """Rounded counts of the training, validation or test cases, which are disclosed once and then stay the same for
-    every plan and lead.
+    """Rounded counts of the training, validation or test cases; they are disclosed once, and every plan and lead then
+    gets equal counts.
     """
 
     patients: Count = Field(description="number of patients, as a multiple of min_patients_per_metric")
@@ -145,7 +145,7 @@ class DataSet(Section):
         return "; ".join(f"{name}: {', '.join(one.words)}" for name, one in own.items())
 
     def unknown(self, words: Iterable[str]) -> list[str]:
-        """Return the plan's words that this data set does not contain, where 1 and 1.0 are the same word."""
+        """Return the plan's words that this data set does not contain; 1 and 1.0 count as one word."""
         known = {*map(level, self.words)}
         return sorted({word for word in words if level(word) not in known})
 
@@ -214,7 +214,7 @@ class DataSet(Section):
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten a nested mapping, where each new key joins the nested keys with dots."""
+    """Flatten a nested mapping: each new key joins the keys of the nested mappings with dots."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{before}{key}"
@@ -237,7 +237,7 @@ def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the inventory
 @dataclass(frozen=True)
 class KnownFile:
-    """The name of a file, and its size, modification time and hash at the time of reading."""
+    """The name of a file, with the file's size, modification time and hash when the file was read."""
 
     name: str  # path relative to the data folder
     bytes: int
@@ -254,7 +254,7 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
 
 
 def inventory_of(files: Iterable[KnownFile]) -> Inventory:
-    """Summarise an inventory for data.yaml, with a digest that depends on the names and contents of files, but not on
+    """Summarise an inventory for data.yaml; the digest depends on the names and contents of files, but not on
     modification times.
     """
     known = sorted(files, key=lambda own: own.name)
@@ -264,8 +264,8 @@ def inventory_of(files: Iterable[KnownFile]) -> Inventory:
 
 
 def read_inventory(folder: Path) -> dict[str, KnownFile]:
-    """Return a data set's inventory by file name. Raises DataError if the inventory is damaged, or if its digest
-    differs from the digest in data.yaml.
+    """Return a data set's inventory by file name. Raises DataError if the inventory is damaged, or if the inventory's
+    digest differs from the digest in data.yaml.
     """
     return _inventory_in(folder / INVENTORY, DataSet.read(folder))
 
@@ -294,7 +294,7 @@ def scan(
 ) -> list[KnownFile]:
     """Hash files, and return the hashes in the order of the file names.
 
-    A file with a known modification time and size is not read again.
+    If a file's modification time and size are already in the inventory, the file is not read again.
 
     Args:
         progress: a function that is called with the size of each file
@@ -331,11 +331,13 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 def _read(name: str, path: Path) -> KnownFile:
-    """Hash a file with os.read, because Python's reader takes longer to open a small file than to read it."""
+    """Hash a file with os.read, because opening a small file with Python's reader takes more time than reading the
+    file.
+    """
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
-        left = size + 1  # the limit ends the reading even if the file grows meanwhile
+        left = size + 1  # because of this limit, reading ends even if the file grows meanwhile
         while left > 1 and (piece := os.read(place, min(left, PIECE))):
             own.update(piece)
             left -= len(piece)
@@ -347,13 +349,15 @@ def _read(name: str, path: Path) -> KnownFile:
 
 
 def batched(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Split names into batches, because passing single small files to a worker takes longer than hashing them."""
+    """Split names into batches, because passing a single small file to a worker process takes more time than hashing
+    the file.
+    """
     return [names[first : first + AT_ONCE] for first in range(0, len(names), AT_ONCE)]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The names of files that are new, changed or missing in the later of two inventories."""
+    """The names of files that are new, changed or missing in the second of two inventories."""
 
     new: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -378,18 +382,20 @@ def compared(before: Mapping[str, KnownFile], now: Iterable[KnownFile]) -> Diffe
 
 def files_of(source: DataSource) -> dict[str, Path]:
     """Return the path of each file of a data set, by file name relative to the data folder."""
-    # imported within the function, because the module imports torch, which is not needed to read settings
+    # the import is within the function, because the module imports torch, and reading settings does not need torch
     from medsilo.tasks.case_index import CaseIndex
 
     source.check_folder()
-    if source.table and source.outcome:  # the rows of the table are the cases
+    if source.table and source.outcome:  # the cases are the rows of this table
         tables = [source.table, *(own.table for own in source.subgroups.values() if own.table)]
         return {name: source.model_copy(update={"table": name}).table_file() for name in tables}
     return CaseIndex.files_below(source.folder, missing=False)[0]
 
 
 def check_unchanged(folder: Path) -> None:
-    """Raise MedsiloError if a file's size or time differs from the data set's inventory, without hashing the file."""
+    """Raise MedsiloError if a file's size or time differs from the data set's inventory; the function does not hash the
+    file.
+    """
     known, there = read_inventory(folder), files_of(DataSet.read(folder).source(folder))
     states = {name: path.stat() for name, path in there.items()}
     now = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
@@ -409,7 +415,7 @@ class Acceptance(Section):
 
 
 def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
-    """Write a person's acceptance of a data set, and sign it if a kit's key is given."""
+    """Write a person's acceptance of a data set; if a kit's key is given, sign the acceptance."""
     given = Acceptance(identity=DataSet.read(folder).identity, by=by, at=int(time.time()))
     make_folder(folder / PRIVATE)
     write_text(folder / PRIVATE / AS_ACCEPTED, (folder / DataSet.FILE).read_text("utf-8"))
@@ -438,8 +444,8 @@ def check_accepted(folder: Path, key: Any | None = None) -> Acceptance:
 
 
 def as_accepted(folder: Path, key: Any | None = None) -> tuple[Acceptance, DataSet, dict[str, KnownFile]]:
-    """Return a data set's acceptance, and the accepted description and inventory. Raises MedsiloError without an
-    acceptance.
+    """Return a data set's acceptance, together with the description and the inventory that were accepted. Raises
+    MedsiloError if nobody has accepted the data set.
     """
     given = _acceptance_in(folder, key)
     told = "what was accepted is not kept beside the data set; accept it again"

@@ -1,8 +1,8 @@
-"""Read the code in a job without running it, hash it, and store it for people to review.
+"""Read the code in a job without running the code, hash the code, and store it for people to review.
 
 A job's code is the job's app as NVFlare unpacks it: scripts, and the configuration of classes, commands and arguments.
-The plan, and the files that the plan names by hash, are left out, because the plan's hash covers both. NVFlare's
-signatures are left out, because they change with each submission.
+The plan and the files that the plan names by hash do not belong to the code, because the plan's hash covers plan and
+files. NVFlare's signatures do not belong to a job's code, because they change with each submission.
 """
 
 import base64
@@ -40,7 +40,7 @@ SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # NVFlare's signatur
 CACHE = "__pycache__"
 LINKED = "a link leads to another place; put the file itself there"
 # The component that NVFlare adds to each job before the job starts, if a hospital's resources.json configures
-# SiteLogStreamer. NVFlare's component has no effect unless the hospital sets allow_log_streaming.
+# SiteLogStreamer. The component that NVFlare adds has no effect unless the hospital sets allow_log_streaming.
 ADDED = {
     "id": "auto_log_streamer",
     "path": "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
@@ -108,7 +108,7 @@ class JobCode:
 
     @cached_property
     def imports(self) -> set[str]:
-        """Names of top-level modules that the code imports and does not contain, without dynamic imports."""
+        """Names of top-level modules that the code imports and does not contain; dynamic imports are not included."""
         inside = [PurePosixPath(name).parts[1] for name in self.files if name.startswith(f"{CUSTOM}/")]
         own = {name.partition(".")[0] for name in inside}
         found: set[str] = set()
@@ -123,7 +123,7 @@ class JobCode:
         packages.
         """
         wanted = {name for name in self.imports - sys.stdlib_module_names - {*DECISIVE} if not is_ours(name)}
-        # slow, because the function reads a file of every installed package
+        # slow, because this reads a file of every installed package
         known = packages_distributions() if wanted else {}
         packages = {canonical(own) for name in wanted for own in known.get(name, ())} | {*DECISIVE}
         versions = {"python": platform.python_version(), **dict.fromkeys(wanted - known.keys(), ABSENT)}
@@ -133,11 +133,13 @@ class JobCode:
         return CodeFacts(hash=self.hash, versions=dict(sorted(versions.items())))
 
     def differing(self, other: "JobCode") -> list[str]:
-        """Return the paths of files that differ between the two codes, or that only one of the codes contains."""
+        """Return the paths of files that differ between two versions of the code, or that only one of the versions
+        contains.
+        """
         return sorted(name for name in {*self.files, *other.files} if self.files.get(name) != other.files.get(name))
 
     def keep(self, folder: Path) -> None:
-        """Store the code in a file that is named by the code's hash."""
+        """Store the code in a file whose name is the code's hash."""
         path = folder / f"{self.hash}.json"
         if not path.exists():
             told = {name: base64.b64encode(content).decode() for name, content in sorted(self.files.items())}
@@ -159,7 +161,7 @@ class JobCode:
 
 
 def drop_code(folder: Path, but: Collection[str]) -> None:
-    """Delete all stored code in a folder, except the code with these hashes."""
+    """Delete all stored code in a folder, except code whose hash is in the given list."""
     for path in folder.glob("*.json"):
         if path.stem not in but:
             path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from medsilo.core.errors import Passing
 
-if TYPE_CHECKING:  # imported only for type checking, because many studies sign nothing
+if TYPE_CHECKING:  # imported only for type checking, because many studies need no signatures
     from medsilo.site.signing import KeyPurpose, UseKey
 
 HOSPITALS = "hospitals.json"  # file of the hospitals' names, in the folder local/ of a server's kit
@@ -29,7 +29,7 @@ class KitFiles:
         try:
             certificate, key, root = (Path(path).read_bytes() for path in (self.certificate, self.key, self.root))
         except OSError as error:
-            raise Passing(  # a temporary error, because files are missing while startup/ is replaced
+            raise Passing(  # the error is temporary, because files are missing while startup/ is replaced
                 f"the kit's certificate, key or root cannot be read ({type(error).__name__}); put them back, or ask "
                 "the lead for the kit again",
                 private=str(error),
@@ -37,15 +37,18 @@ class KitFiles:
         return certificate, key, root
 
     def key_for(self, use: "KeyPurpose") -> "UseKey":
-        """Return the signing key for one purpose, which is derived from the kit's key and certified by it."""
+        """Return the signing key for one purpose, which is derived from the kit's key and which the kit's key
+        certifies.
+        """
         certificate, key, _ = self.read()
         return _use_key(certificate, key, use)
 
     def earlier_key_for(self, use: "KeyPurpose") -> "UseKey | None":
-        """Return the signing key for one purpose, derived from the kit's earlier key, or None without an earlier key.
+        """Return the signing key for one purpose that is derived from the kit's earlier key; None if the kit has no
+        earlier key.
 
-        Raises MedsiloError unless the root issued the earlier certificate to this hospital. Without this check, anybody
-        who may write to the kit could make medsilo trust a new key.
+        Raises MedsiloError unless the root authority issued the earlier certificate to this hospital. If the earlier
+        certificate were not checked, anybody who may write to the kit could make medsilo trust a new key.
         """
         from medsilo.site.signing import check_succession
 
@@ -60,7 +63,7 @@ class KitFiles:
 
 @lru_cache(maxsize=16)
 def _use_key(certificate: bytes, key: bytes, use: "KeyPurpose") -> "UseKey":
-    """Derive a signing key, which is cached because each round needs the key and parsing an RSA key is slow."""
+    """Derive a signing key; the key is cached, because each round needs the key and parsing an RSA key is slow."""
     from medsilo.site.signing import UseKey, read_pair
 
     return UseKey.of(read_pair(certificate, key)[1], use)

@@ -2,13 +2,14 @@
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
 line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
-its entry is on disk, so a process that dies in between has charged too much, never too little.
+its entry is on disk; if the process dies in between, the ledger charges too much, and never too little.
 
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
-the new key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder,
-and does not protect against anybody who may write to this folder. The ledger detects changed, removed, added or swapped
-lines, a truncated file, and entries written without the key. Changes by the owner of the key are not detected. If
-ledger and head are reset to an earlier state, the copies of the head in the kit and at servers reveal the reset.
+the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's
+folder, and does not protect against anybody who may write there. The ledger detects changed, removed, added or swapped
+lines, a truncated file, and entries that were written without the key. The ledger does not detect changes that the
+owner of the key makes. If ledger and head are reset to an earlier state, the copies of the head in the kit and at
+servers reveal the reset.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds to wait for another process's lock
-START = "0" * 64  # stands for the previous line's hash in the first line
+START = "0" * 64  # in the first line, replaces the hash of the previous line
 KEPT = "ledger-{}.head.json"  # a copy of the head in the kit, one for each data set
 TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
@@ -61,7 +62,7 @@ class Spending(Section):
     study: Text
     plan: Text
     method: Text
-    lead: Text = ""  # the submitter, if known
+    lead: Text = ""  # the submitter of the study, if known
 
 
 class LedgerEntry(Section):
@@ -72,10 +73,11 @@ class LedgerEntry(Section):
     data: Text
     spending: Spending | None = None  # None if the entry opens the ledger, or continues the ledger with a new key
     what: Text = ""
-    attempt: Text = ""  # identifies the answer, so that repeating the answer is not charged again
+    # identifies the answer, so that an answer that is sent a second time is not charged a second time
+    attempt: Text = ""
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
     delta: float | None = None  # the hospital's δ
-    epsilon: float | None = None  # ε of all charges up to this entry, or None without a bound
+    epsilon: float | None = None  # ε of all charges up to this entry; None if ε has no bound
     # Capacity in bits of a training script's answer by type of content, and ρ of the noise on the script's update.
     bits: dict[Text, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=not_)
     update_rho: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=not_)
@@ -93,7 +95,9 @@ class _Head(Section):
 class LedgerStanding:
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the ledger's last line
-    torn: bool  # True if the last line is incomplete; this line does not count, because its answer did not leave
+    # True if the last line is incomplete; an incomplete line does not count, because the answer that it charges did not
+    # leave
+    torn: bool
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
 
@@ -105,11 +109,13 @@ class LedgerStanding:
         return counted(charge for entry in self._of(study, "charged") for charge in entry.charges)
 
     def studies(self) -> list[str]:
-        """Return the names of all planned or charged studies, in the order of their first entry."""
+        """Return the names of all studies with planned or actual charges, in the order of their first entry."""
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """For each mechanism, return the larger of the study's charges so far and the study's planned charges."""
+        """For each mechanism, return the larger of two charges: the study's charges so far and the study's planned
+        charges.
+        """
         planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
@@ -132,7 +138,7 @@ class Ledger:
         kit: Path | None = None,
         files: KitFiles | None = None,
     ) -> None:
-        """Prepare the ledger of a data set, whose files are created together with the first entry.
+        """Prepare the ledger of a data set; the ledger's files are created together with the first entry.
 
         Args:
             book: folder of the hospital's query budget
@@ -153,7 +159,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Admit a study and reserve its planned charges while the study runs, or raise Refused if the privacy budget is
+        """Admit a study, and reserve its planned charges while the study runs; raise Refused if the privacy budget is
         too small.
         """
         with self._opened() as standing:
@@ -162,18 +168,18 @@ class Ledger:
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
         """Raise Refused if a study's estimated charges would exceed the privacy budget. If the study was admitted
-        earlier, its recorded charges are checked instead.
+        earlier, the study's recorded charges are checked instead of estimated charges.
         """
         with self._opened() as standing:
             study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
 
     def afford(self, study: "CountedStudy", charges: Sequence[Charge]) -> None:
-        """Raise Refused if these charges would exceed the privacy budget, without writing an entry."""
+        """Raise Refused if the given charges would exceed the privacy budget; the method writes no entry."""
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) + counted(charges))
 
     def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
-        """Record the charges of an answer on disk before the answer is sent, or raise Refused if they exceed the
+        """Record the charges of an answer on disk before the answer is sent; raise Refused if the charges exceed the
         privacy budget.
 
         Args:
@@ -191,10 +197,10 @@ class Ledger:
             self._append(standing, "sent", study, what, bits=dict(bits), update_rho=update_rho)
 
     def accept(self, old: UseKey | None = None) -> bool:
-        """Let the present key sign all further entries, because the hospital's engineer has inspected and accepted the
-        ledger.
+        """After the hospital's engineer has inspected and accepted the ledger, let the present key sign all further
+        entries.
 
-        The method returns True if the earlier key also signed the new key.
+        If the old key also signed the new key, the method returns True.
         """
         with self._folder.alone():
             standing = self._lines_read()
@@ -208,9 +214,7 @@ class Ledger:
             return bool(handing) or not before
 
     def _take_over(self) -> None:
-        """After the kit was renewed, sign the new key with the kit's earlier key, if the earlier key signed the last
-        line.
-        """
+        """If the kit was renewed and the kit's old key signed the last line, sign the new key with the old key."""
         lines, _ = _lines(self.file)
         if not lines or self._files is None:
             return
@@ -225,7 +229,7 @@ class Ledger:
 
     @contextmanager
     def _opened(self) -> Iterator[LedgerStanding]:
-        """Lock the ledger within the context, and yield the ledger's verified content."""
+        """Within the context, lock the ledger; yield the ledger's verified content."""
         with self._folder.alone():
             self._take_over()
             if not self.exists:
@@ -298,7 +302,8 @@ class Ledger:
     def read(self) -> LedgerStanding:
         """Read the ledger and verify each line.
 
-        Raises MedsiloError if lines are changed or missing, or if the last signer is not this hospital's key.
+        Raises MedsiloError if lines are changed or missing, or if the last line was not signed with this hospital's
+        key.
         """
         standing = self._lines_read()
         if standing.entries and self._trusted not in ("", standing.keys[-1]):
@@ -349,10 +354,10 @@ class Ledger:
         return {**said["content"], "signature": said["signature"]}
 
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
-        """Raise Refused if the ledger does not continue from a head that was sent to a server earlier.
+        """Raise Refused if the ledger is not a continuation of the ledger whose head was sent to a server earlier.
 
-        The method ignores heads of other ledgers, heads that an unknown key signed, and heads before the engineer's
-        last acceptance of the ledger.
+        The method ignores heads of other ledgers, heads with an unknown signer, and heads before the engineer's last
+        acceptance of the ledger.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -386,7 +391,7 @@ class Ledger:
 
     @property
     def _trusted(self) -> str:
-        """The public key that must have signed the last line, or an empty string if this key is unknown."""
+        """The public key that must have signed the last line; an empty string if the key is unknown."""
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 
@@ -409,8 +414,8 @@ class CountedStudy:
     """A study in a privacy ledger, together with the hospital's privacy demands."""
 
     spending: Spending
-    demands: PrivacyRequirements | None = None  # None means no limit
-    # Returns True for a running study, whose planned charges stay reserved.
+    demands: PrivacyRequirements | None = None  # None means that the charge has no limit
+    # For a study that is running, returns True; the planned charges of a running study stay reserved.
     runs: Callable[[str], bool] = lambda study: False
 
     @property
@@ -449,7 +454,7 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def _lines(file: Path) -> tuple[list[bytes], bool]:
-    """Return the complete lines, and True if an incomplete line follows them.
+    """Return the complete lines, and return True if an incomplete line follows the complete lines.
 
     After a power failure, the beginning of the last line may read as zeros although its end is on disk.
     """
@@ -470,7 +475,7 @@ def _changed(how: str) -> str:
     )
 
 
-# The error about another key is also raised if a hospital had a ledger before the hospital got a kit.
+# The error about a wrong key is also raised if the hospital had a ledger before the hospital got a kit.
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
@@ -479,8 +484,8 @@ def _hash(line: bytes) -> str:
 
 
 def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
-    """Return the identifiers of all data sets that have a ledger, or whose missing ledger has a copy of its head in the
-    kit.
+    """Return the identifiers of all data sets that have a ledger, or for which the kit has a copy of a missing ledger's
+    head.
     """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()
@@ -490,5 +495,5 @@ def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
 
 
 def ledger_of(book: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
-    """Return a hospital's ledger for one data set, which the key of the hospital's kit signs, if there is a kit."""
+    """Return a hospital's ledger for one data set; if the hospital has a kit, the kit's key signs the ledger."""
     return Ledger(book.folder, data, kit=kit.kit, files=kit) if kit else Ledger(book.folder, data)

@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, checked
 from medsilo.core.yaml_text import read_yaml
 
-# Imported only for type checking, because these modules import torch, which is not needed to read settings.
+# These imports are only for type checking, because the modules import torch, and reading settings does not need torch.
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.tasks.sources import DataSource
@@ -29,10 +29,11 @@ class PartySettings(Section):
     FILE: ClassVar[str] = FILE_NAME
 
     data: Any = None  # this party's data: a folder, or a section that describes the data
-    output: Path | None = None  # folder for results, by default medsilo/ in the kit
+    output: Path | None = None  # folder for results; by default, the folder medsilo/ in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, ge=1, le=1024)  # CPU threads; with a GPU, 2 or more also start processes that read cases
+    # CPU threads; if a GPU trains, a number of 2 or more also starts processes that read cases
+    threads: int = Field(1, ge=1, le=1024)
     # Installed packages whose methods, tasks and networks a plan may use, in addition to medsilo. "*" allows all
     # installed packages.
     packages: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ class PartySettings(Section):
 
     @classmethod
     def read(cls, folder: Path, with_others: bool = False) -> Self:
-        """Read medsilo.yaml in this folder, or return the defaults if the file does not exist.
+        """Read medsilo.yaml in the given folder; if the file does not exist, return the default settings.
 
         Args:
             with_others: whether the file may also have keys of other parties, because one person owns all parties
@@ -78,7 +79,7 @@ class PartySettings(Section):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Validate settings, where an error names the settings' origin, the faulty key and the fix, but no value."""
+        """Validate settings; an error names the settings' origin, the faulty key and the remedy, but no value."""
         try:
             return checked(cls, {} if values is None else values, origin)
         except ValidationError as error:

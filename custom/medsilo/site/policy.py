@@ -10,12 +10,13 @@ from medsilo.core.text import plain
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 ONLY_THESE = "medsilo.flare.filters.OnlyTheseGroups"
-GUARD = "site_guard.Guard"  # a kit's component that rejects unapproved code
+GUARD = "site_guard.Guard"  # name of a kit's component that rejects code which the hospital has not approved
 REMEDY = "name single classes there, as site_configs/strict-hospital does"
-# NVFlare's classes that access no files except the job's logs. All other classes of NVFlare count as able to access
-# files that a job names.
+# NVFlare's classes that access no files except the job's logs. All classes of NVFlare that are not in this list count
+# as able to access files that a job names.
 HARMLESS = (
-    "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",  # added by NVFlare if allow_log_streaming is true
+    # NVFlare adds this class if allow_log_streaming is true
+    "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
     "nvflare.app_common.filters.exclude_vars.ExcludeVars",
     "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy",
     "nvflare.app_common.filters.svt_privacy.SVTPrivacy",
@@ -24,18 +25,18 @@ HARMLESS = (
 
 @dataclass(frozen=True)
 class Policy:
-    scope: str | None = None  # NVFlare's privacy scope of the job
+    scope: str | None = None  # the privacy scope of NVFlare that the job names
     filters: tuple[tuple[str, dict[str, Any]], ...] = ()  # class and arguments of each filter on answers
     starts: bool = True  # whether NVFlare's allow list contains medsilo's executor
     streams_logs: bool = True  # whether a job's error logs may be streamed to the server
-    gpus: int = 0  # number of GPUs that NVFlare needs to start
+    gpus: int = 0  # number of GPUs without which NVFlare does not start
 
     def lets_out(self, group: str) -> bool:
         return all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
 
     @classmethod
     def read(cls, local: Path, scope: str | None = None) -> Self:
-        """Read the policy for a job's privacy scope, where missing files mean NVFlare's defaults."""
+        """Read the policy for a job's privacy scope; if a file is missing, NVFlare's defaults apply."""
         privacy, resources = _json(local / "privacy.json"), _json(local / "resources.json")
         resources = resources or _json(local / "resources.json.default")
         scope = scope or privacy.get("default_scope")
@@ -78,8 +79,8 @@ def code_senders(local: Path) -> list[str]:
 
 
 def _may_send(own: Any) -> bool:
-    """Return True if a role's rights allow jobs with code. In NVFlare, a role may have a single condition instead of a
-    mapping of rights, and the condition then applies to all rights.
+    """Return True if a role's rights allow jobs with code. In NVFlare, a role may have one condition instead of a
+    mapping of rights; the one condition then applies to all rights.
     """
     if isinstance(own, dict):
         own = {" ".join(name.lower().split()): rule for name, rule in own.items()}.get("byoc", "none")
@@ -87,7 +88,7 @@ def _may_send(own: Any) -> bool:
 
 
 def _is_wide(entry: str) -> bool:
-    """Return True if an entry of class_allow_list allows several classes, or a class that can access files."""
+    """Return True if an entry of class_allow_list allows more than one class, or a class that can access files."""
     name = entry.rpartition(".")[2].lstrip("_")
     return not name[:1].isupper() or (entry.startswith("nvflare.") and entry not in HARMLESS)
 

@@ -1,8 +1,8 @@
 """A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
 
 Each site has a folder that only the site's user account can read. Lines are only appended to the files, under a lock
-that all processes of the hospital share. An answer leaves only after it was counted on disk. If a process dies before
-the answer leaves, the count is too high by one, but never too low.
+that all processes of the hospital share. An answer leaves the hospital only after the answer was counted on disk. If a
+process dies before the counted answer leaves, the count is too high by one, but the count is never too low.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ class LockedFolder:
     folder: Path
     lock: str
     wait: float  # seconds to wait for another process's lock
-    holds: str  # the name of the folder's content in error messages, such as "this hospital's records"
+    holds: str  # the description of the folder's content in error messages, such as "this hospital's records"
     unless: str  # text of an error message: the consequence of a folder that cannot be used
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock within the context, or raise MedsiloError if the lock cannot be acquired."""
+        """Within the context, hold the lock; raise MedsiloError if the lock cannot be acquired."""
         try:
             make_folder(self.folder)
             with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
@@ -63,7 +63,7 @@ class LockedFolder:
 
 @dataclass(frozen=True)
 class Requester:
-    """A lead's study of a data set, where all leads without a name count as one lead."""
+    """A lead's study of a data set; all leads without a name count as one lead."""
 
     lead: str
     data: str
@@ -87,7 +87,7 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ the key
     def key(self) -> bytes:
-        """Return this hospital's secret key, which also seeds the split of the data. The first call creates the
+        """Return this hospital's secret key, which is also the seed for splitting the data. The first call creates the
         hospital's secret key.
         """
         with self._locked.alone():
@@ -120,8 +120,8 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return the function that assigns a data set's patients to training, validation and test, and that remembers
-        earlier assignments.
+        """Return the function that assigns a data set's patients to training, validation and test, and that repeats
+        recorded assignments.
 
         Args:
             writes: whether new assignments are saved
@@ -131,7 +131,7 @@ class QueryBudget:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
             with self._locked.alone():
-                # An incomplete line is skipped, because no study used the assignment of patients in an incomplete line.
+                # An incomplete line is skipped, because no study has used the assignment that the line records.
                 parts = [own for line in self._lines(PLACES) if isinstance(own := line.get("parts"), dict)]
                 known = {mark: part for own in parts for mark, part in own.items()}
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
@@ -145,8 +145,9 @@ class QueryBudget:
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Record the patients of each part of the data, and return the parts whose scores must not leave the hospital.
 
-        Two groups of patients with disclosed scores must be equal or differ in a minimum number of patients. Otherwise,
-        the difference between two disclosed scores would disclose scores of few patients.
+        Two groups of patients with disclosed scores must be equal, or differ in at least a minimum number of patients.
+        If two groups differed in few patients, the difference between two disclosed scores would disclose scores of
+        these few patients.
 
         Args:
             parts: the patient of each case, by part of the data (training, validation or test)
@@ -170,10 +171,11 @@ class QueryBudget:
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the numbers to disclose about a group of patients.
 
-        If the group of patients differs from an earlier group in too few patients, the earlier numbers are returned. So
-        differences between disclosed numbers cannot isolate few patients.
+        If the group differs in too few patients from a group of an earlier disclosure, the numbers of that disclosure
+        are returned. Because earlier numbers are repeated, differences between disclosed numbers cannot isolate few
+        patients.
 
-        The caller must disclose no other number about this group of patients.
+        Besides the returned numbers, the caller must disclose no number about this group of patients.
 
         Args:
             names: the patient of each case
@@ -196,9 +198,10 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ answers
     def admit(self, asker: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
-        """Admit a study if the budget suffices for its planned answers with scores, or raise Refused.
+        """Admit a study if the query budget suffices for the study's planned answers with scores; otherwise, raise
+        Refused.
 
-        A running study counts with all its planned answers, including answers that have not left yet.
+        For a running study, all planned answers count, including answers that have not left yet.
         """
         with self._locked.alone():
             counts = self.counts()
@@ -246,8 +249,8 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """Return the number of another study's answers that count: planned answers while the study runs, and sent
-        answers otherwise.
+        """Return the number of counted answers of another study: planned answers while the study runs, and otherwise
+        sent answers.
         """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
@@ -282,9 +285,9 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ studies at once
     def begin(self, study: str, most: int | None) -> FileLock:
-        """Return a lock that counts the study as running while this process lives.
+        """Return a lock; while this process lives, the lock makes the study count as running.
 
-        Raises Refused if too many other studies are running.
+        Raises Refused if too many studies are already running.
         """
         place = FileLock(self.folder / RUNNING / study, mode=FILE)
         with self._locked.alone():
@@ -295,7 +298,7 @@ class QueryBudget:
                     f"this hospital works for {len(others)} already and takes {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
-            with suppress(Timeout):  # an earlier process of the same study may still hold the lock while it ends
+            with suppress(Timeout):  # a process of the same study that is about to end may still hold the lock
                 place.acquire(timeout=0)
         return place
 
@@ -356,7 +359,7 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return the identifier of a data set: a hash of the lineage that its versions share, or of its folder, or of the
+    """Return the identifier of a data set: a hash of the lineage that its versions share, of its folder, or of the
     task.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())

@@ -19,18 +19,18 @@ from medsilo.tasks.sources import DataSource
 # name of the layer for a canary study, one round on synthetic data, in which hospitals report whether they are ready
 CANARY: Final = "canary"
 LEAST_AVERAGED = 8  # smallest number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
-MIN_PATIENTS_PER_METRIC = 5  # default for real data
+MIN_PATIENTS_PER_METRIC = 5  # default value for real data
 LEAST_MEMORY = 256  # minimum MiB of memory for a training process
-SHARE = 0.8  # default fraction of the machine's memory for all concurrent studies together
+SHARE = 0.8  # default fraction of the machine's memory that all concurrent studies may use in total
 TRAIN_ANSWERS = 2000  # smallest limit on disclosed training losses, per lead and data set
-TESTS = 20  # number of validation scores for each test score that a lead may get
+TESTS = 20  # for each test score that a lead may get, the number of validation scores that the lead may get
 SCORE_ROUNDING = 2  # The rounding step of a score is the influence of this number of patients on the score.
 Approval = Literal["none", "required", "except-canary"]
 TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
 # Types of disclosed numbers other than tensors: counts, and losses or scores over training, validation or test cases.
 Told = Literal["counts", "train", "validation", "test"]
-# Settings for the simulator, where one person owns all sites, so that numbers need no protection.
+# Settings for the simulator, in which one person owns all sites, so that numbers need no protection.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
@@ -96,8 +96,8 @@ class SiteSettings(PartySettings):
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
     border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
-    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default,
-    # personal models are exchanged only if the data are synthetic.
+    # Whether this hospital exchanges personal models with all hospitals that agree to the exchange (FedSM's super
+    # model). By default, personal models are exchanged only if the data are synthetic.
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
@@ -137,7 +137,7 @@ class SiteSettings(PartySettings):
 
     @property
     def isolated(self) -> bool:
-        """True if training runs in a separate process, whose death loses only a round."""
+        """True if training runs in a separate process; if such a process dies, only one round is lost."""
         return self.memory_limit != 0
 
     @property
@@ -186,7 +186,7 @@ class SiteSettings(PartySettings):
         """True if the settings themselves describe how to read the data, instead of naming an accepted data set."""
         if self.data is None or self.data.data_set is not None:
             return False
-        # The folder of the cache alone does not describe how to read the data.
+        # The folder of the cache, without other settings, does not describe how to read the data.
         return self.data.model_copy(update={"cache_folder": None}).is_described
 
     def protects(self, synthetic: bool) -> bool:
@@ -194,11 +194,13 @@ class SiteSettings(PartySettings):
         return not synthetic and not self.public_data
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return the unit of disclosed counts, which is also the smallest number of cases and patients for training."""
+        """Return the unit of disclosed counts, which is also the smallest number of cases and patients that training
+        requires.
+        """
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
-        """Return the rounding of scores and counts over the cases of these patients.
+        """Return the rounding of scores and counts over the cases of the given patients.
 
         Args:
             names: the patient of each case
@@ -207,27 +209,29 @@ class SiteSettings(PartySettings):
 
     def least(self, synthetic: bool) -> int:
         """Return the minimum number of patients for a disclosed metric, which is also the minimum number of cases for a
-        disclosed class count.
+        disclosed count of a class.
         """
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_averaged(self, synthetic: bool) -> int:
-        """Return the minimum number of images for a disclosed average, which is also the minimum number of patients."""
+        """Return the minimum number of images for a disclosed average, which is also the minimum number of patients for
+        it.
+        """
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
-        """Return True if this hospital exchanges personal models with other hospitals that agree."""
+        """Return True if this hospital exchanges personal models with all hospitals that agree to the exchange."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":
-        """Return the settings of a site on this machine, which are equal for all sites in this class."""
+        """Return the settings of a site on this machine; in this class, all sites have equal settings."""
         return self
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
         return make_settings({**self.model_dump(exclude={"sites"}), **values}, origin)
 
     def check_sites(self, sites: Collection[str], dealt: bool = False) -> None:
-        """Raise MedsiloError if an unknown site has settings, or if two sites have the same data set.
+        """Raise MedsiloError if a site that is not in the study has settings, or if two sites have the same data set.
 
         Args:
             dealt: True if the plan divides one folder among the sites, so that no patient is at two sites
@@ -246,7 +250,7 @@ class SiteSettings(PartySettings):
 
 
 class EachSites(SiteSettings):
-    """The settings of several sites on one machine, where sites without a medsilo.yaml have the common settings."""
+    """The settings of several sites on one machine; a site without a medsilo.yaml has the common settings."""
 
     sites: dict[str, SiteSettings] = {}
 
@@ -267,12 +271,14 @@ class EachSites(SiteSettings):
 
 
 def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
-    """Return the settings of several sites on one machine, and the common settings of all other sites."""
+    """Return the settings of several sites on one machine, and the common settings of all sites that have no
+    settings.
+    """
     return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 
 
 def make_settings(values: Any, origin: str) -> SiteSettings:
-    """Validate a hospital's settings, where an error names the settings' origin, the faulty key and the fix."""
+    """Validate a hospital's settings; an error names the settings' origin, the faulty key and the remedy."""
     return SiteSettings.from_values(values, origin)
 
 

@@ -1,6 +1,7 @@
-"""Write and verify signed JSON values, of which each contains the signer's public key.
+"""Write and verify signed JSON values; each value contains the signer's public key.
 
-Signatures are deterministic. A signature proves its origin only to a verifier who already knows the key's fingerprint.
+Signatures are deterministic: equal content and keys give equal signatures. A signature proves its origin only to a
+verifier who already knows the fingerprint of the signer's key.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ class Signature(Section):
     signature: Hexadecimal
     certified: Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})*$")] = Field(
         "", exclude_if=not_
-    )  # the kit key's certification of the signing key
+    )  # the certification of the signing key by the kit's key
 
 
 def fingerprint(public: str) -> str:
@@ -116,17 +117,17 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
 
 
 def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
-    """Read a file that this key signed, or raise MedsiloError if another key signed the file."""
+    """Read a file that the given key signed; raise MedsiloError if another key signed the file."""
     content, _ = read_signed(path, kind)
-    # The whole file is compared, because the signature does not cover the certification of the key.
+    # The whole file is compared, because the file's signature does not cover the certification of the key.
     if read_bounded(path, LARGEST) != _written(signed(content, key)):
         raise MedsiloError(f"{path.name} was changed after it was signed, or by another key", str(path))
     return content
 
 
 def read_of_kit(path: Path, kind: type[S], kit: KitFiles, use: KeyPurpose) -> S:
-    """Read a file that a kit's key signed. A file that the earlier key of a renewed kit signed is signed again with the
-    new key.
+    """Read a file that a kit's key signed. If the earlier key of a renewed kit signed the file, the new key signs the
+    file again.
     """
     key = kit.key_for(use)
     try:

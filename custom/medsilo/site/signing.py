@@ -1,4 +1,6 @@
-"""Sign and verify content with keys that are derived from a kit's key and certified by it, one key for each purpose."""
+"""Sign and verify content with keys that are derived from a kit's key; the kit's key certifies one derived key for each
+purpose.
+"""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,10 +32,10 @@ KeyPurpose = Literal["approvals", "ledger", "settings", "data set", "events", "r
 
 @dataclass(frozen=True)
 class UseKey:
-    """A signing key for one purpose, which is derived from a kit's key and certified by it.
+    """A signing key for one purpose, which is derived from a kit's key and which the kit's key certifies.
 
     The kit's key itself signs only TLS connections and certifications of derived keys. A signature for one purpose is
-    invalid for every other purpose, and a leaked derived key does not reveal other keys.
+    invalid for every other purpose, and a leaked derived key does not reveal the kit's key.
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
@@ -41,7 +43,7 @@ class UseKey:
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
-        """Derive the key for one purpose from a kit's key by HKDF with SHA-256, which always gives the same key."""
+        """Derive the key for one purpose from a kit's key by HKDF with SHA-256; equal inputs always give equal keys."""
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
         key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
@@ -60,7 +62,8 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
     try:
         chain, private = x509.load_pem_x509_certificates(certificate), private_key(key)
         same = chain[0].public_key() == private.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # also raised for an unknown elliptic curve
+    # this error is also raised for an unknown elliptic curve
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise MedsiloError(
             f"the kit's certificate or key cannot be read ({type(error).__name__}); ask the lead for the kit again",
             private=str(error),
@@ -73,8 +76,8 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
 
 
 def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
-    """Raise MedsiloError unless a kit's root issued the earlier certificate to the same name as the present
-    certificate.
+    """Raise MedsiloError unless a kit's root issued the earlier certificate and the present certificate for the same
+    name.
     """
     try:
         own, before, above = (x509.load_pem_x509_certificates(text)[0] for text in (certificate, earlier, root))
@@ -93,12 +96,12 @@ def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
 
 @lru_cache(maxsize=8)
 def private_key(text: bytes) -> Any:
-    """Parse a PEM private key, which is cached because checking the primes of an RSA key takes 0.1 s."""
+    """Parse a PEM private key; the result is cached, because checking the primes of an RSA key takes 0.1 s."""
     return load_pem_private_key(text, None)
 
 
 def own_key(path: Path, of: str) -> PrivateKey:
-    """Read the signing key of a hospital without a kit, or create the key."""
+    """Read the signing key of a hospital without a kit; if there is no such key, create one."""
     if not path.exists():
         made = ed25519.Ed25519PrivateKey.generate()
         write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

@@ -1,9 +1,10 @@
 """Cache prepared cases in memory or in files.
 
-Cases for which the cache has no space are prepared again at each use. MONAI's cached data sets limit the number of
-cases, and write pickle files. This cache limits the number of bytes, and writes safetensors files.
+If the cache has no space for a case, the case is prepared again at each use. MONAI's cached data sets limit the number
+of cases, and write pickle files. Unlike MONAI's caches, this cache limits the number of bytes, and writes safetensors
+files.
 
-Each image file is read only once, for the survey and the cache together.
+Each image file is read only once, and the result serves both the survey and the cache.
 """
 
 import hashlib
@@ -29,17 +30,17 @@ from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # names of the tensors in a cache file
-# Largest number of bytes in the cache folder, which also uses at most a quarter of the free disk space.
+# Limit on the bytes in the cache folder; in addition, the folder uses at most a quarter of the free disk space.
 MOST = 100 << 30
 PLACES = "places"  # name of the tensor of voxel positions, which some tasks store in a cache file
 
 
 class Memory:
     def __init__(self, source: DataSource) -> None:
-        self.left = source.cache_memory << 20  # number of bytes that may still be used
+        self.left = source.cache_memory << 20  # number of bytes that the cache may still use
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Reserve memory for tensors, or return False if too little memory is left."""
+        """Reserve memory for tensors; return False if too little memory is left for the tensors."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0
@@ -48,7 +49,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about an image or recording that the survey needs."""
+    """The facts about an image or recording that a survey of the data needs."""
 
     digest: str
     shown: tuple[tuple[int, ...], ...]  # for each case, those labels of the plan that occur in the case
@@ -57,8 +58,9 @@ class Facts:
     spacing: tuple[float, ...] = ()
     values: tuple[int, ...] = ()  # the values that occur in the file of the mask
     seconds: float = 0.0  # length of a recording
-    gaps: int = 0  # number of gaps between times of a recording, plus number of rows without a value
-    short: int = 0  # number of runs of rows with one label in a recording that are shorter than a window
+    # number of gaps between the times of a recording, plus the number of the recording's rows without a value
+    gaps: int = 0
+    short: int = 0  # number of sequences of rows with one label that are shorter than a window, in one recording
 
 
 FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
@@ -73,13 +75,13 @@ class PreparedEntry:
     inputs: Tensor
     targets: Tensor
     facts: Facts
-    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x). Only an image or recording that is a
-    # single case has voxel positions.
+    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x). Voxel positions are stored only for
+    # an image or recording that is a single case.
     places: Tensor | None = None
 
 
 class StoredCase:
-    """One case of a tensor [cases, ...] in a file, from which only indexed slices are read."""
+    """One case of a tensor [cases, ...] in a file; only indexed slices of the case are read."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -99,8 +101,9 @@ Sliced = Tensor | StoredCase
 class Cache:
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # identifies the task's settings and code, because a change of these makes cached cases invalid
-    mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
+    settings: str  # identifies the task's settings and code; if settings or code change, cached cases become invalid
+    # number that is added to labels, and that encodes the structures which this hospital did not annotate
+    mark: int = 0
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
@@ -110,7 +113,7 @@ class Cache:
             self.room = min(MOST - taken, free_disk(folder) / 4)
 
     def hold(self, entry: Entry) -> "HeldEntry":
-        """Prepare an image or recording, and store it in memory or in a file if there is space."""
+        """Prepare an image or recording; if there is space, store the result in memory or in a file."""
         if (known := self.source.facts) is not None:
             key = self._key(entry)
             if key not in known:
@@ -138,12 +141,12 @@ class Cache:
         try:
             facts = FACTS.validate_python(load_facts(path)) if path.exists() else None
         except MedsiloError:
-            facts = None  # the cache file is incomplete, so the entry is prepared again
+            facts = None  # the cache file is incomplete, so the image or recording is prepared again
         if facts is None:
             made = self.make(entry)
             facts = made.facts
             self.room -= made.inputs.nbytes + made.targets.nbytes
-            if self.room < 0:  # the cache folder is full, so the entry is prepared again at each use
+            if self.room < 0:  # the cache folder is full, so the image or recording is prepared again at each use
                 return HeldEntry(entry, facts, None, None, self.make, self.mark)
             kept = dict(zip(NAMES, (made.inputs, made.targets), strict=True))
             if made.places is not None:
@@ -167,14 +170,16 @@ class Cache:
 
 @dataclass(frozen=True)
 class HeldEntry:
-    """The cases of one image or recording, which are in memory, in a cache file, or prepared at each use."""
+    """The cases of one image or recording; the cases are in memory, in a cache file, or prepared at each use."""
 
     entry: Entry
     facts: Facts
     made: PreparedEntry | None
     file: Path | None
     make: Callable[[Entry], PreparedEntry] = field(repr=False)
-    mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
+    mark: int = (
+        0  # number that is added to labels, and that encodes the structures which this hospital did not annotate
+    )
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets, _ = self.kept(number)
@@ -182,9 +187,7 @@ class HeldEntry:
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
-        """Yield the tensors of one case, where a tensor in a cache file is read only at the indices that the caller
-        uses.
-        """
+        """Yield the tensors of one case; a tensor in a cache file is read only at the indices that the caller uses."""
         if self.file is None:
             made = self.made or self.make(self.entry)
             yield made.inputs[number], made.targets[number], made.places
@@ -202,9 +205,7 @@ class HeldEntry:
 
 
 class ReadyCases(Dataset):
-    """The cases of a site's training, validation or test part, where cases of one image or recording are
-    consecutive.
-    """
+    """The cases of a site's training, validation or test part; the cases of one image or recording are consecutive."""
 
     def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
         self.held, self.chosen = held, chosen
@@ -218,7 +219,7 @@ class ReadyCases(Dataset):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the cases, which do not depend on other images or recordings."""
+        """The names of the cases; a name does not depend on other images or recordings."""
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 
@@ -237,13 +238,15 @@ class ReadyCases(Dataset):
         return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
-        """Return the image or recording that contains a case, and the index of the case within it."""
+        """Return the image or recording that contains a case, and the index of the case within this image or
+        recording.
+        """
         place = bisect_right(self.ends, index)
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return the image or recording that contains a case, and the index of the case within it."""
+    """Return the image or recording that contains a case, and the index of the case within this image or recording."""
     if isinstance(cases, ReadyCases):
         return cases.at(index)
     if isinstance(cases, ConcatDataset):

@@ -1,4 +1,4 @@
-"""List the cases in a hospital's folder without opening images, by patterns of file names or by a table."""
+"""List the cases in a hospital's folder by patterns of file names or by a table; the module does not open images."""
 
 import re
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # default patterns of the file names of images and masks
 ANYWHERE = "**/*"  # default pattern of the file names of recordings
-OF_CLASSES = "*/*"  # default pattern for a classification, whose images are in one folder for each class
+OF_CLASSES = "*/*"  # default pattern of file names for a classification, in which each class has a folder of images
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
@@ -33,20 +33,20 @@ OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", 
 class Entry:
     """One image or recording, with its files, its label and its patient.
 
-    The label is the path of a mask, or the name that the site gives the class.
+    The label is the path of a mask, or the site's name for the class.
     """
 
     name: str
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # the part that a table assigns: train, validation, test, or empty without an assignment
-    site: str = ""  # the site to which a simulation's table assigns the entry
+    part: str = ""  # the part of the data that a table assigns: train, validation, test, or empty without an assignment
+    site: str = ""  # the site to which a simulation's table assigns the image or recording
 
 
 @dataclass
 class CaseIndex:
-    """The usable cases in a folder, sorted by name, and the problems of all other files.
+    """The usable cases in a folder, sorted by name, and the problems of files that are not usable.
 
     >>> from pathlib import Path
     >>> listing = CaseIndex()
@@ -61,12 +61,14 @@ class CaseIndex:
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
-    # For each DICOM element that identifies patients, the number of series with this element.
+    # For each DICOM element that identifies patients, the number of DICOM series that contain the element.
     identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[Entry]:
-        """All usable cases. Raises DataError if training must reject the data."""
+        """All usable cases. Raises DataError if the data have problems because of which training must reject the
+        data.
+        """
         refuse_what_stops(self.problems)
         return self.entries
 
@@ -77,7 +79,7 @@ class CaseIndex:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The number of cases that are left out for each reason."""
+        """For each reason to leave out cases, the number of cases that are left out."""
         return {problem.what: problem.count for problem in self.problems if problem.severity == "left out"}
 
     def refuse_unusable(self) -> None:
@@ -122,11 +124,11 @@ class CaseIndex:
     @staticmethod
     @uncollected()
     def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
-        """Return the regular files in a folder and all subfolders by relative path, and the problems of other entries
-        and of unreadable folders.
+        """Return the regular files in a folder and all subfolders by relative path; also return the problems of other
+        entries and of unreadable folders.
 
-        Hidden files are ignored. Symbolic links to missing files are returned on request, so that the caller can report
-        these links.
+        Hidden files are ignored. On request, symbolic links to missing files are returned, too, so that the caller can
+        report these links.
         """
         found: dict[str, Path] = {}
         links, special, closed = list[str](), list[str](), list[str]()
@@ -155,8 +157,8 @@ class CaseIndex:
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
-        """List the cases in a folder as the site's settings describe them. The labels of cases are either paths of
-        masks, or names of classes.
+        """List the cases in a folder according to the site's settings. The labels of cases are either paths of masks,
+        or names of classes.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -170,7 +172,7 @@ class CaseIndex:
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
         """List the recordings in a folder, by a table or by file suffixes.
 
-        Without a table, the label of a recording is the name of its folder.
+        If there is no table, the label of a recording is the name of the recording's folder.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -190,8 +192,8 @@ class CaseIndex:
         return listing.ordered(source, problems)
 
     def ordered(self, source: DataSource, further: Sequence[Problem] = ()) -> Self:
-        """Sort the cases by name, and leave out cases of excluded patients and cases whose files are outside of the
-        data folder.
+        """Sort the cases by name; leave out cases of excluded patients and cases whose files are outside the data
+        folder.
 
         Args:
             further: Problems of folders, which are added to the problems of cases.
@@ -203,10 +205,10 @@ class CaseIndex:
         return self
 
     def tell_patients(self, source: DataSource) -> None:
-        """Set the patient of each case.
+        """Find out the patient of each case.
 
-        A regular expression in the site's settings finds the patient in a case's name. Without this regular expression,
-        each case counts as a separate patient.
+        A regular expression in the site's settings finds the patient in a case's name. If the site's settings have no
+        such regular expression, each case counts as a separate patient.
         """
         if source.patient is None:
             self.patients_named = False
@@ -231,7 +233,7 @@ class CaseIndex:
         ]
 
     def check_patients(self, source: DataSource) -> None:
-        """Leave out excluded patients, and record a problem if the table assigns a patient to two parts."""
+        """Leave out excluded patients, and record a problem if the table assigns a patient to two parts of the data."""
         without_who_left(self, source)
         fixed = {part: [entry.patient for entry in self.entries if entry.part == part] for part in PARTS}
         what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
@@ -239,24 +241,24 @@ class CaseIndex:
 
 
 def _kind_of(entry: DirEntry[str]) -> Literal["file", "missing", "folder", "link", "other"]:
-    """Return the kind of a directory entry, where a symbolic link to a file has the kind of the file."""
+    """Return the kind of a directory entry; a symbolic link to a file counts as a file."""
     try:
         if entry.is_dir():
             return "link" if entry.is_symlink() else "folder"
         return "file" if entry.is_file() else "other" if Path(entry).exists() else "missing"
-    except OSError:  # a circular symbolic link
+    except OSError:  # the error is raised for a circular symbolic link
         return "missing"
 
 
 def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
-    """Return the name of the table that lists the cases, or None if patterns of file names determine the cases."""
+    """Return the name of the table that lists the cases; None if patterns of file names determine the cases."""
     if source.table and patterns:
         raise DataError("data: gives a table and patterns of files; give only one of the two")
     return source.table or (None if patterns or TABLE not in names else TABLE)
 
 
 def files_of(image: Path) -> list[Path]:
-    """Return the files of an image, which are several files for a folder of one DICOM series."""
+    """Return the files of an image; a folder with one DICOM series is an image with several files."""
     return sorted(image.iterdir()) if image.is_dir() else [image]
 
 
@@ -264,7 +266,7 @@ def files_of(image: Path) -> list[Path]:
 def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> CaseIndex:
     listing = CaseIndex()
     usual = IMAGES if masks else OF_CLASSES
-    if isinstance(source.images, dict):  # tasks with named channels have already put the patterns in order
+    if isinstance(source.images, dict):  # tasks with named channels have already sorted the patterns by channel
         raise DataError("data.images: gives patterns by channel, but this task has no named channels; give one pattern")
     patterns = (source.images,) if isinstance(source.images, str) else source.images or (usual,)
     channels = [_matching(pattern, names, listing) for pattern in patterns]
@@ -297,7 +299,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[
 
     The stars of a pattern match the name of a case, so an image and its label have the same name.
 
-    A pattern that ends with a slash matches folders, of which each contains one DICOM series.
+    A pattern that ends with a slash matches folders, and each folder must contain one DICOM series.
     """
     expression = DataSource.expression(pattern)
     if pattern.endswith("/"):
@@ -335,7 +337,7 @@ def _by_table(
     masks: bool,
     within: Collection[str] = (),
 ) -> CaseIndex:
-    """List the cases in a table, one in each row.
+    """List the cases in a table; each row is a case.
 
     Args:
         images: The columns that name a case's image files.
@@ -382,7 +384,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record the table's unreadable rows, and a problem if letters may have been decoded wrongly."""
+    """Record the table's unreadable rows; if letters may have been decoded wrongly, also record this problem."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -399,7 +401,7 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """Map every name that a table may use for an image or recording to its file.
+    """For each name that a table may use for an image or recording, return the file.
 
     A table may use the path of a file. If a file name is unique, a table may also use this file name, with or without
     suffix.
@@ -414,7 +416,9 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
+    """If a table assigns any case to training, validation or test, record the cases that the table does not validly
+    assign.
+    """
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
@@ -437,6 +441,6 @@ def refuse_links(listing: CaseIndex, root: Path) -> None:
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the cases of excluded patients, without recording a problem."""
+    """Leave out the cases of excluded patients; this is not recorded as a problem."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

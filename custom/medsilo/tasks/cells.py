@@ -10,7 +10,7 @@ from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'\u2019])\d{3})(?:\1\d{3})*([.,]\d*)?")
-# Matches a comparison sign before a number, as in <0.5, which marks a value outside of the measurable range.
+# Matches a comparison sign before a number, as in <0.5, where the value is outside the measurable range.
 LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*(?=[\d.,])")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
@@ -32,7 +32,7 @@ DATE = re.compile(r"(\d{1,4})([-./])(\d{1,2})\2(\d{1,4})(?:[T ].*)?")
 
 
 def days(texts: Sequence[str]) -> list[float]:
-    """Convert the dates in a column to day numbers, and all other cells to NaN.
+    """Convert the dates in a column to day numbers, and each cell without a date to NaN.
 
     Raises DataError if the column does not show whether the day or the month is first.
 
@@ -58,9 +58,9 @@ def days(texts: Sequence[str]) -> list[float]:
 
 
 def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """Remove points between thousands from a column's cells, if the decimal sign is a comma.
+    """If the decimal sign is a comma, remove points that separate thousands from the cells of a column.
 
-    Raises DataError if a point may be a decimal point or may separate thousands.
+    Raises DataError if a point may either be a decimal point or separate thousands.
 
     >>> without_thousands("leukocytes", ["1.365,5", "980,5", "12.400"], ",")
     ['1365,5', '980,5', '12400']
@@ -78,7 +78,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Rewrite a number with a decimal point, and without blanks or apostrophes between thousands."""
+    """Rewrite a number so that it has a decimal point, and no blanks or apostrophes between thousands."""
     text = cell.strip()
     if found := GROUPED.fullmatch(text):
         text = text.replace(found[1], "")

@@ -22,8 +22,8 @@ from medsilo.tasks.objective import Objective
 class Classification(Objective):
     """Classification with cross entropy as loss and accuracy as metric.
 
-    The test also reports balanced accuracy, the area under the ROC curve and calibration. If there are two classes, the
-    test also reports sensitivity and specificity at a threshold.
+    The test of a classification also reports balanced accuracy, the area under the ROC curve and calibration. If there
+    are two classes, the test also reports sensitivity and specificity at a threshold on the probability.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -47,8 +47,8 @@ class Classification(Objective):
         return ClassCounts(self.classes)
 
     def scores(self, output: Tensor) -> Tensor:
-        """Return a logit for each class. A single output is the logit of the second class, and the first class then has
-        the logit 0.
+        """Return a logit for each class. If a network has a single output, the output is the logit of the second class,
+        and the first class has the logit 0.
         """
         return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
 
@@ -66,7 +66,8 @@ class Classification(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
 
-        The confusion matrix and the histograms are left out if any class has too few cases, but not if it has none.
+        The confusion matrix and the histograms are left out if any class has too few cases; a class without cases does
+        not count.
         """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()

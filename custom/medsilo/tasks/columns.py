@@ -1,5 +1,5 @@
-"""Read a hospital's table into columns, of which each stores each distinct string once. A file is read again only if it
-has changed.
+"""Read a hospital's table into columns; each column stores each distinct string once. A table's file is read a second
+time only if the file has changed.
 """
 
 import csv
@@ -35,20 +35,18 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20_000_000
 TOO_MANY = f"the table has more than {MOST_LINES} lines or {TableReader.MOST_CELLS} values; divide it"
-# Largest number of title lines above the header, and largest number of characters in a title line.
+# Limit on the number of title lines above the header, and limit on the number of characters in a title line.
 MOST_TITLES, LONGEST_TITLE = 20, 100_000
 SEPARATORS = ",;\t"
 KEPT = 2  # number of tables that stay in memory
-SHOWN = 1_000_000  # largest number of rows that one problem lists
+SHOWN = 1_000_000  # limit on the number of rows that one problem lists
 BEGINS = r"^\s*[+-]?[.\d]"  # regular expression for the beginning of a cell that may contain a number
 LANES = 2  # number of 64-bit words in the hash of a row
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A table's column of strings, which stores its distinct strings and, for each row, the index of the row's
-    string.
-    """
+    """A table's column of strings, which stores distinct strings and, for each row, the index of the row's string."""
 
     values: tuple[str, ...]
     codes: np.ndarray  # for each row, the index of the row's string, [rows]
@@ -60,7 +58,7 @@ class TextColumn:
         return np.array([value in texts for value in self.values], dtype=bool)[self.codes]
 
     def numbers(self, decimal: str = ".") -> np.ndarray:
-        """Return the number in each row, [rows], or NaN for a string that is not a number."""
+        """Return the number in each row, [rows]; a string that is not a number gives NaN."""
         return numbers_in(self.values, decimal)[self.codes]
 
     def levels(self) -> tuple[str, ...]:
@@ -92,14 +90,14 @@ def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") 
 
 
 def at_limits(column: TextColumn) -> TextColumn:
-    """Remove comparison signs: <0,5 becomes 0,5, which is the limit of the measurable range."""
+    """Remove comparison signs: <0,5 becomes 0,5, because 0,5 is the limit of the measurable range."""
     return TextColumn(
         tuple(LIMIT.sub("", value, 1) if LIMIT.match(value) else value for value in column.values), column.codes
     )
 
 
 def span(first: TextColumn, last: TextColumn) -> TextColumn:
-    """Return a column of the numbers of days between the dates in two columns, empty in rows without both dates."""
+    """Return a column with the number of days between the dates in two columns; rows without both dates are empty."""
     own = np.array(days(last.values), float)[last.codes] - np.array(days(first.values), float)[first.codes]
     values, codes = np.unique(own, return_inverse=True)
     return TextColumn(tuple("" if np.isnan(value) else f"{value:.0f}" for value in values.tolist()), codes.reshape(-1))
@@ -143,24 +141,24 @@ def _as_numpy(array: Any, kind: type) -> np.ndarray:
 class Columns:
     """A table whose columns contain strings.
 
-    A row is left out if its number of cells differs from the number of cells in the first row. A string that is too
-    long counts as a missing value.
+    A row is left out if the row has more or fewer cells than the first row. A string that is too long counts as a
+    missing value.
     """
 
     path: Path
     names: tuple[str, ...]
     count: int
-    # columns that were not used yet, where all chunks of a column have the same dictionary
+    # columns that were not used yet; in each column, all chunks have the same dictionary
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
-    uneven: int = 0  # number of rows whose number of cells differs from that of the first row
+    uneven: int = 0  # number of rows that have more or fewer cells than the first row
     word: str = "row"  # word for a row in messages: "line" for a CSV file, and otherwise "row"
     _known: dict[str, TextColumn] = field(default_factory=dict, repr=False)
 
     def find(self, name: str) -> str | None:
         """Return a column's name as the table spells it, or None if the table lacks the column.
 
-        Upper and lower case are not distinguished, unless the names of two columns differ only by case.
+        Upper and lower case are not distinguished, unless two columns have names that differ only by case.
         """
         return spelling(self.names)(name)
 
@@ -171,12 +169,14 @@ class Columns:
         return self._known[name]
 
     def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
-        """Return the names of some rows for messages, such as line 12, at most SHOWN names in the order of the file."""
+        """Return the names of some rows for messages, such as line 12: at most SHOWN names, in the order of the
+        file.
+        """
         numbers = self._numbers
         return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
 
     def uneven_lines(self) -> tuple[str, ...]:
-        """Return at most SHOWN names of rows whose number of cells differs from that of the first row."""
+        """Return the names of at most SHOWN rows that have more or fewer cells than the first row."""
         return tuple(f"line {number}" for number, even in self._lines() if not even)[:SHOWN]
 
     @cached_property
@@ -200,7 +200,7 @@ class Columns:
 
     @cached_property
     def digests(self) -> np.ndarray:
-        """The hash of each row, [rows, 2], which depends on the strings in all columns."""
+        """The hash of each row, [rows, 2]; the hash depends on the strings in all columns."""
         found = np.zeros((self.count, LANES), np.uint64)
         for name in self.names:
             own = self.column(name)
@@ -209,7 +209,7 @@ class Columns:
         return found
 
     def line_names(self) -> TextColumn:
-        """Return a column of row names, where rows with equal strings in all columns have equal names."""
+        """Return a column of row names; rows with equal strings in all columns have equal names."""
         pairs = np.ascontiguousarray(self.digests).view([("a", np.uint64), ("b", np.uint64)]).reshape(-1)
         each, codes = np.unique(pairs, return_inverse=True)
         return TextColumn(tuple(f"{a:016x}{b:016x}" for a, b in each.tolist()), codes.reshape(-1))
@@ -257,7 +257,9 @@ def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
 
 
 def read_columns(path: Path) -> Columns:
-    """Read a table from CSV, Parquet, Stata, SAS or Excel into columns, which stay in memory until the file changes."""
+    """Read a table from CSV, Parquet, Stata, SAS or Excel into columns; the columns stay in memory until the file
+    changes.
+    """
     try:
         state = path.stat()
     except OSError as error:

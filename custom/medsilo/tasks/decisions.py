@@ -1,6 +1,6 @@
 """Validate the counts of a classification's test cases, and derive test results from the counts.
 
-The derived test results are calibration errors, areas under ROC curves, and decisions at a threshold.
+The test results derived from counts are calibration errors, areas under ROC curves, and decisions at a threshold.
 """
 
 import math
@@ -15,7 +15,7 @@ from medsilo.tasks.measuring import decided, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
 
 # Names of counts that the server derives from the histograms of probabilities.
-PLACED = "placed"  # number of cases in each bin, if the site also disclosed the sums of probabilities
+PLACED = "placed"  # number of cases in each histogram bin, if the site also disclosed the sums of probabilities
 DECIDED = "decided"  # numbers of true negatives, false positives, false negatives and true positives
 
 
@@ -27,7 +27,7 @@ class ClassCounts:
         """Raise Refused unless the counts of a classification fit the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
-            # the histograms of each class contain every case
+            # for each class, the histograms contain every case
             each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
@@ -36,7 +36,7 @@ class ClassCounts:
             _check_reliability(counts, self.classes)
 
     def check_threshold(self, threshold: float, counts: Mapping[str, list[float]]) -> None:
-        """Raise Refused if the counts lack histograms, or if the threshold is not an edge between two histogram
+        """Raise Refused if the counts contain no histograms, or if the threshold is not an edge between two histogram
         bins.
         """
         if CHANCES not in counts:
@@ -45,7 +45,9 @@ class ClassCounts:
             raise Refused(f"the site's threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Return one site's disclosed counts, and the counts that the server derives from them."""
+        """Return the counts that one site disclosed, and the counts that the server derives from the disclosed
+        counts.
+        """
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()
@@ -68,7 +70,7 @@ class ClassCounts:
 
 
 def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
-    """Raise Refused if a bin's sum of probabilities is impossible for the number of cases in the bin."""
+    """Raise Refused if a histogram bin's sum of probabilities is impossible for the number of cases in the bin."""
     if CHANCES not in counts:
         raise Refused(f"the site's counts have {RELIABILITY} and not {CHANCES}")
     cases = places_of(counts[CHANCES], classes).sum(1).flatten().tolist()
@@ -81,7 +83,7 @@ def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
 
 
 def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """For each class and each bin, return the number of cases, the number of positive cases, and the sum of
+    """For each class and each histogram bin, return the number of cases, the number of positive cases, and the sum of
     probabilities.
     """
     sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
@@ -106,10 +108,10 @@ def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
 
 
 def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
-    """Return the area under the ROC curve of each class against all other classes.
+    """For each class, return the area under the ROC curve that separates the class from all other classes.
 
-    Two cases in the same bin count as half of a correctly ordered pair. The area under the ROC curve is undefined
-    (None) for a class that has no case or all cases.
+    Two cases in the same histogram bin count as half of a correctly ordered pair. If no case or all cases belong to a
+    class, the class's area under the ROC curve is undefined (None).
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
@@ -129,11 +131,11 @@ def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
 
 
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
-    """Return the expected calibration error with BROAD bins of equal width, or None without cases.
+    """Return the expected calibration error, computed with BROAD bins of equal width; None if there are no cases.
 
-    For more than two classes, the calibration error is the mean over all classes, each against all other classes. The
-    calibration error of a class is the mean of |fraction of the class - mean probability| over bins, weighted by the
-    number of cases.
+    For more than two classes, the calibration error is the mean over the classes, each compared with all other classes.
+    The calibration error of a class is the mean of |fraction of the class - mean probability| over bins, weighted by
+    the number of cases.
     """
     counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
     cases = float(counts[0].sum())

@@ -1,4 +1,4 @@
-"""Check the headers of image files before a library reads the files, and reject headers that name other files or claim
+"""Check the headers of image files before a library reads the files, and reject headers that name other files or
 impossible sizes.
 
 In DICOM files, every element is checked, because the library GDCM allocates as much memory as an element claims.
@@ -19,9 +19,10 @@ LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 SEQUENCE_ENDS = (ITEM, 0xE0DD)
-DEFLATED = b"1.2.840.10008.1.2.1.99"  # deflated transfer syntax, by which a small file may decompress to any size
+# the DICOM transfer syntax for deflated files, by which a small file may decompress to any size
+DEFLATED = b"1.2.840.10008.1.2.1.99"
 UNKNOWN = 0xFFFFFFFF  # undefined length, which means that a delimiter ends the element
-MOST = 1_000_000  # largest number of elements in a file
+MOST = 1_000_000  # limit on the number of DICOM elements in a file
 CLOSED = "an image can't be read: this process's account may not; let it read the file"
 DAMAGED = "an image can't be read: it is damaged or no image, or stored in an unusual way; copy or export it again"
 
@@ -32,7 +33,9 @@ def is_dicom(path: Path) -> bool:
 
 
 def check_dicom(path: Path) -> None:
-    """Raise DataError if a DICOM element claims more bytes than the file contains, by parsing only tags and lengths."""
+    """Parse only tags and lengths of a DICOM file, and raise DataError if an element claims more bytes than the file
+    contains.
+    """
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
@@ -43,7 +46,8 @@ def tags_in(data: bytes) -> set[tuple[int, int]]:
     """Return the tags of all DICOM elements, including nested elements. Raises ValueError if a DICOM element claims
     more bytes than the data contain.
     """
-    # The UID is searched at every position, because libraries disagree on the position at which the meta elements end.
+    # The UID is searched at every position, because libraries disagree about the position at which the meta elements
+    # end.
     if DEFLATED in data:
         raise ValueError("deflated DICOM files are not supported")
     tags = set()
@@ -59,7 +63,7 @@ class _Walk:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # DICOM transfer syntax of the data set, from a meta element
+        self.syntax = b""  # DICOM transfer syntax of the data set, as a meta element of the file states it
         self.explicit, self.order = True, "little"
         self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
         self.unknown = 0  # depth of nesting within a sequence of VR UN, where elements have no VR
@@ -96,7 +100,9 @@ class _Walk:
             self.unknown, self.explicit = 1, False
 
     def _head(self, tag: tuple[int, int]) -> tuple[bytes, int, int]:
-        """Return an element's VR, which is empty if implicit, and the length and offset of the element's value."""
+        """Return an element's VR, which is empty if the VR is implicit, and the length and offset of the element's
+        value.
+        """
         place = self.place
         if not self.explicit or tag[0] == ITEM:
             return b"", self._number(place + 4, 4), place + 8
@@ -106,16 +112,16 @@ class _Walk:
         return kind, self._number(place + 6, 2), place + 8
 
 
-# The readers of SimpleITK that medsilo uses. Other readers of SimpleITK (HDF5, Stimulate) open files that a header
-# names.
+# The readers of SimpleITK that medsilo uses. Readers of SimpleITK that are not in this list (HDF5, Stimulate) open
+# files that a header names.
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
 HEAD = 1 << 20  # largest number of bytes in a text header
 LONGEST = 400  # largest number of characters in a line of a text header
-# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant plus
-# a factor multiplied by the number of bytes in the file. The factors are below the greatest compression ratio of zlib,
-# 1032, which only small masks approach.
+# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant,
+# plus a factor that is multiplied by the number of bytes in the file. The factors are below the largest compression
+# ratio of zlib, 1032, which only small masks nearly reach.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files, where a + marks BigTIFF
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks the format BigTIFF
 ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF, and value with which TIFF marks CIELAB colours
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
@@ -167,7 +173,7 @@ def _head(path: Path) -> bytes:
 
 
 def _file_of_meta(path: Path) -> Path:
-    """Return the file that contains the values of a MetaImage, which an .mhd file may name in the same folder."""
+    """Return the file that contains the values of a MetaImage; an .mhd file may name a file in its folder."""
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
     lines = before.split(b"\n")
@@ -181,7 +187,7 @@ def _file_of_meta(path: Path) -> Path:
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
-    beside = path.parent / name  # this path is no file if the header gives a list or a pattern of names
+    beside = path.parent / name  # if the header gives a list or a pattern of names, this path is not a file
     if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
         raise DataError(ELSEWHERE, str(path))
     return beside
@@ -199,8 +205,8 @@ def _check_nrrd(path: Path) -> None:
 def _check_tiff(path: Path) -> None:
     """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
-    A TIFF file is rejected if it has an impossible size, CIELAB colours, or a rotated or mirrored orientation, which
-    SimpleITK ignores.
+    A TIFF file is rejected if it has an impossible size or CIELAB colours, or an orientation that SimpleITK ignores:
+    rotated or mirrored.
     """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # imported only for type checking, because only predictions r
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.sources import DataSource
 
-IN_MONAI = "scripts.in_monai"  # Python module in a MONAI bundle with the transforms that MONAI lacks
+# name of a Python module in a MONAI bundle; the module contains the transforms that MONAI lacks
+IN_MONAI = "scripts.in_monai"
 Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_target_", and the arguments of the class
 
 
@@ -20,7 +21,7 @@ Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_tar
 class InMonai:
     """A task's preprocessing and inference as MONAI bundle configuration.
 
-    The MONAI bundle reads an image under the key "image", then applies the transforms, which must be invertible.
+    The MONAI bundle reads an image under the key "image", and then applies the transforms, which must be invertible.
     """
 
     transforms: list[Words]
@@ -64,7 +65,7 @@ class Inference:
         in_monai: InMonai | None = None,
         own_values: "Callable[[DataSource], dict[int, int]]" = lambda source: {},
     ) -> None:
-        """Describe the inference.
+        """Describe how the task's models are applied to new cases.
 
         Args:
             predictor: The name of an entry point of the group `medsilo.predictors`.
@@ -77,18 +78,20 @@ class Inference:
         self.own_values = own_values
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
-        """Group files into images, each a tuple with one file for each channel. By default, each file is an image."""
+        """Group files into images; each image is a tuple with one file for each channel. By default, each file is an
+        image.
+        """
         return [(file,) for file in files]
 
     def scan_of(self, image: tuple[Path, ...]) -> "Scan | None":
-        """Read an image, given one file for each channel. The default method returns None, so that SimpleITK reads the
-        image.
+        """Read an image from a list with one file for each channel. By default, the method returns None, so that
+        SimpleITK reads the image.
         """
         return None
 
     def labels_on(self, scan: "Scan", output: Tensor) -> Tensor | None:
         """Convert the network's output for an image, or for the image's slices, to a label for each pixel or voxel.
 
-        The default method returns None, so that the label with the largest output is used.
+        By default, the method returns None, so that each pixel gets the label with the largest output.
         """
         return None

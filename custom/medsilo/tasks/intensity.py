@@ -1,4 +1,4 @@
-"""Scale the intensities of images for a network by the same transform of MONAI at all sites."""
+"""Scale the intensities of images for a network; all sites use the same transform of MONAI."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 
-PER_BYTE = 257.0  # 65535 / 255, the divisor that converts 16-bit values to the range of 8-bit values
+PER_BYTE = 257.0  # 65535 / 255, the divisor that converts 16-bit values to 8-bit values
 
 
 class _ByMonai(Section):
-    """The base class of intensity scalings, of which each applies the same transform of MONAI in training and in MONAI
+    """The base class of intensity scalings; each scaling applies one transform of MONAI, both in training and in MONAI
     bundles.
     """
 
@@ -45,7 +45,9 @@ class ZScore(_ByMonai):
 
 
 class Percentiles(_ByMonai):
-    """Scaling that maps two percentiles of every image channel to 0 and 1, and clips values outside of 0 to 1."""
+    """Scaling that maps two percentiles of every image channel to 0 and 1, and clips values outside the range from 0 to
+    1.
+    """
 
     kind: Literal["percentiles"] = "percentiles"
     low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
@@ -58,7 +60,9 @@ class Percentiles(_ByMonai):
 
 
 class Window(_ByMonai):
-    """Scaling for CT: map two fixed values in Hounsfield units to 0 and 1, and clip values outside of 0 to 1."""
+    """Scaling for CT: two fixed values in Hounsfield units become 0 and 1, and values outside the range from 0 to 1 are
+    clipped.
+    """
 
     kind: Literal["window"] = "window"
     low: float = Field(-160.0, description="the value that becomes 0")
@@ -70,8 +74,8 @@ class Window(_ByMonai):
 
 
 class Bytes(_ByMonai):
-    """Scaling for photographs: map the range of 8-bit or 16-bit values to 0 to 1, and reject images with other types of
-    values.
+    """Scaling for photographs: map the range of 8-bit or 16-bit values to the range from 0 to 1, and reject images with
+    values of other types.
     """
 
     kind: Literal["bytes"] = "bytes"

@@ -19,8 +19,8 @@ def judged(classes: int) -> range:
 
 
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
-    """For each counted class, return the numbers of negative and positive cases in each broad bin, [classes, 2,
-    BROAD].
+    """For each counted class, return the numbers of negative and positive cases in each broad histogram bin, [classes,
+    2, BROAD].
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     return counts[list(judged(classes))]
@@ -35,7 +35,7 @@ def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None
     """Return two histograms of each class's predicted probability, [classes, 2, BINS].
 
     The first histogram of a class counts the cases of all other classes, and the second histogram counts the cases of
-    the class.
+    the class itself.
     """
     classes = probabilities.shape[1]
     own = torch.nn.functional.one_hot(labels, classes)
@@ -46,7 +46,7 @@ def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None
 
 
 def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[float]:
-    """For each counted class, return the sum of predicted probabilities over the cases in each broad bin."""
+    """For each counted class, return the sum of predicted probabilities over the cases in each broad histogram bin."""
     totals = []
     for label in judged(probabilities.shape[1]):
         values = probabilities[:, label].double()
@@ -76,8 +76,9 @@ def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
-    The threshold maximises sensitivity + specificity (Youden's index). Of several equally good thresholds, the function
-    chooses the threshold nearest to 0.5. The function returns None if one of the two classes has no case.
+    The threshold maximises sensitivity + specificity (Youden's index). If several thresholds are equally good, the
+    function chooses the threshold that is nearest to 0.5. The function returns None if one of the two classes has no
+    case.
 
     Args:
         histograms: The histograms that the function `chances` returns for the validation cases.

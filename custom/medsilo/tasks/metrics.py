@@ -10,18 +10,19 @@ from torch import Tensor
 # Maps the name of a measure to a value for every case, [cases] float64, which is NaN for a case without a value.
 Measures = dict[str, Tensor]
 Counts = dict[str, list[float]]  # maps names to the counts of one site, or to counts added over sites
-Figures = dict[str, float | None]  # maps names to metrics of a whole test set, where None means undefined
+Figures = dict[str, float | None]  # maps names to metrics of a whole test set; None means that a metric is undefined
 
 BY_PATIENT = "_by_patient"
-WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class, by default with the weight 1
+# name of the measure that weights cases in the counts of each class; by default, each case has the weight 1
+WEIGHT = "weight"
 # Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities in each bin.
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
-BROAD = 10  # number of bins in coarse histograms, which protect patients
+BROAD = 10  # number of bins in coarse histograms; coarse histograms protect patients
 BINS = 200  # number of bins in fine histograms, from which areas under ROC curves are exact to about 1/200
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """For each measure with enough values, return the sum and the number of the values."""
+    """For each measure that has enough values, return the sum and the number of the measure's values."""
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]
@@ -40,7 +41,7 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
 
 
 def added(several: Iterable[Counts]) -> Counts:
-    """Add counts over sites, where a sum covers only the sites that sent the count."""
+    """Add counts over sites; a sum covers only the sites that sent the count."""
     total: Counts = {}
     for counts in several:
         for name, values in counts.items():

@@ -1,4 +1,4 @@
-"""Define the base class of objectives, of which each defines the loss, the metric, and the counts that may leave a
+"""Define the base class of objectives; each objective defines the loss, the metric, and the counts that may leave a
 hospital.
 """
 
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
 
-if TYPE_CHECKING:  # imported only for type checking, because only classifications need this module
+if TYPE_CHECKING:  # this import is only for type checking, because only classifications need the module
     from medsilo.tasks.decisions import ClassCounts
 
 
@@ -26,17 +26,17 @@ class Objective(ABC):
     (2,)
     """
 
-    metric: str  # name of the metric, of which higher values are better
+    metric: str  # name of the metric; higher values of the metric are better
     metric_range: tuple[float, float] = (0.0, 1.0)
-    classes: int = 0  # number of labels including the background; 0 if targets are not labels
+    classes: int = 0  # number of labels including the label of the background; 0 if targets are not labels
     outputs: int  # number of network outputs for each case, or for each pixel or voxel of a segmentation
-    label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ..., in this order
+    label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ..., in ascending order
     structures: Mapping[str, tuple[int, ...]] = {}  # labels of each structure of a segmentation
     overlaps: bool = False
     by_case: bool = True  # True if a case's loss and score do not depend on other cases
-    # Reason why the effect of one case on a batch's gradient is unbounded, or empty if this effect is bounded.
+    # Reason why the effect of one case on a batch's gradient has no bound; empty if the effect has a bound.
     unbounded: str = ""
-    cross_entropy: float = 0.0  # weight of the labels' cross entropy in the loss
+    cross_entropy: float = 0.0  # weight of the cross entropy of labels in the loss
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that the network's output must have for one input of the given shape."""
@@ -60,7 +60,7 @@ class Objective(ABC):
         return float(scores.mean())
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
-        """Return numbers whose mean is the score over selected cases.
+        """Return numbers whose mean is the score over the selected cases.
 
         Args:
             cases: The indices of the selected cases.
@@ -68,7 +68,7 @@ class Objective(ABC):
         return measures[self.metric][cases]
 
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
-        """Return a mapping for each case, from column names of predictions.csv to predicted values.
+        """For each case, return a mapping from column names of predictions.csv to predicted values.
 
         Args:
             name: The column name of a regression's predicted value.
@@ -80,8 +80,8 @@ class Objective(ABC):
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric and all other measures of every test case, each a tensor [batch], which stay at the
-        site.
+        """For every test case, return the metric and all other measures, each as a tensor [batch]; these values stay at
+        the site.
         """
         return {self.metric: self.case_scores(output, target)}
 
@@ -93,9 +93,9 @@ class Objective(ABC):
         return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return the counts that a site discloses about its test cases, and that can be added over sites.
+        """Return the counts that a site discloses about its test cases; the server can add these counts over sites.
 
-        Each count covers a minimum number of cases, and only declared measures are counted.
+        Each count covers at least a minimum number of cases, and only declared measures are counted.
         """
         counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
@@ -118,7 +118,7 @@ class Objective(ABC):
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:
-        """Return the smallest and the largest value that one case can add to a count."""
+        """Return the smallest and the largest amount by which one case can change a count."""
         return self.metric_range
 
     def told_range(self, name: str) -> tuple[float, float]:
@@ -128,8 +128,8 @@ class Objective(ABC):
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
         """Return the largest change of a data set's score that one patient can cause.
 
-        The returned value None means that one patient's influence equals the fraction of cases that belong to this
-        patient.
+        By default, the method returns None; then, one patient's influence equals the fraction of cases that belong to
+        this patient.
         """
         return None
 

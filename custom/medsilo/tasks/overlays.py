@@ -11,17 +11,18 @@ from torch import Tensor, nn
 
 from medsilo.core.files import write_bytes
 
-SMALLEST = 192  # least number of pixels along a picture's shorter edge, so that outlines look thin
+SMALLEST = 192  # minimum number of pixels along a picture's shorter edge, so that outlines look thin
 # Colour of true outlines (blue) and of predicted outlines (orange), from Okabe and Ito's palette.
 THERE, FOUND = (0, 114, 178), (230, 159, 0)
 DASH = 5
 
 
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
-    """Convert an image [C, (D,) H, W] to uint8 pixels: three channels to RGB, and otherwise the first channel to grey.
+    """Convert an image [C, (D,) H, W] to uint8 pixels: three channels become RGB; otherwise, the first channel becomes
+    grey.
 
-    Of a volume, only the middle slice is converted. Two given values become the darkest grey, 0, and the brightest
-    grey, 255.
+    If the image is a volume, only the middle slice is converted. Two given values become the darkest grey, 0, and the
+    brightest grey, 255.
     """
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]
@@ -39,7 +40,7 @@ def outline(mask: np.ndarray) -> np.ndarray:
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write grey pixels [H, W] or RGB pixels [H, W, 3] as a PNG file, where equal pixels give identical files."""
+    """Write grey pixels [H, W] or RGB pixels [H, W, 3] as a PNG file; equal pixels give identical files."""
     content = BytesIO()
     Image.fromarray(pixels).save(content, "PNG", compress_level=9)
     write_bytes(path, content.getvalue())
@@ -66,8 +67,8 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
 def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
     """Draw the outlines of true and predicted masks on an image, and write the image as a PNG file.
 
-    Outlines of true masks are solid, and outlines of predicted masks are dashed. Of a volume, the slice with the
-    largest structures is drawn.
+    Outlines of true masks are solid, and outlines of predicted masks are dashed. If the image is a volume, the slice
+    with the largest structures is drawn.
 
     Args:
         image: The image, [C, (D,) H, W].

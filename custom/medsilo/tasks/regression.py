@@ -8,16 +8,16 @@ from torch.nn import functional
 from medsilo.tasks.metrics import Counts, Figures, Measures
 from medsilo.tasks.objective import Objective
 
-ABSOLUTE, SQUARED = "mae", "mse"  # absolute and squared errors, in the unit of the target
+ABSOLUTE, SQUARED = "mae", "mse"  # absolute and squared errors in the unit of the target
 
 
 class Regression(Objective):
     """Regression whose loss is the mean squared error and whose metric is closeness, 1 - |error| / (greatest - least
     possible value).
 
-    The network's output is scaled so that 0 stands for the least possible value and 1 for the greatest. Scores clip
-    outputs to [0, 1], but the loss does not. The test also reports the mean absolute error and the root mean squared
-    error.
+    The network's output is scaled so that 0 stands for the least possible value, and 1 for the greatest possible value.
+    Scores clip the network's outputs to [0, 1], but the loss does not clip outputs. The test of a regression also
+    reports the mean absolute error and the root mean squared error.
     """
 
     metric = "closeness"
@@ -28,7 +28,7 @@ class Regression(Objective):
         self.limits = limits
 
     def shares_of(self, values: Tensor) -> Tensor:
-        """Scale values so that 0 stands for the least possible value and 1 for the greatest."""
+        """Scale values so that 0 stands for the least possible value, and 1 for the greatest possible value."""
         low, high = self.limits
         return (values - low) / (high - low)
 

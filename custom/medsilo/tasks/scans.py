@@ -15,9 +15,9 @@ from torch.nn import functional
 from medsilo.core.errors import DataError
 from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
 
-MOST_VOLUMES = 32  # largest number of volumes along a fourth axis, which become channels
-SAME_PLACE = 1e-2  # largest difference in millimetres between positions that count as equal
-GREATEST = 65_535  # largest value that a mask may contain
+MOST_VOLUMES = 32  # limit on the number of volumes along a fourth axis; these volumes become channels
+SAME_PLACE = 1e-2  # largest difference in millimetres between two positions that count as equal
+GREATEST = 65_535  # largest value that is allowed in a mask
 # As in DICOM and SimpleITK, x increases towards the patient's left, y towards the back, and z towards the head.
 ORIENTATION = "LPS"
 
@@ -31,7 +31,7 @@ class Scan:
     slice of a volume is the slice nearest to the feet. The matrix `affine` [4, 4] maps the voxel (x, y, z) to
     millimetres in LPS.
 
-    Code that opens image files with another library must first check the files by `header_of`, `check_size` and
+    If another library opens image files, the code must first check the files with `header_of`, `check_size` and
     `dicom_tags`.
 
     >>> import numpy as np
@@ -45,7 +45,7 @@ class Scan:
     header: Any = field(repr=False)  # the SimpleITK image before axes are permuted and flipped
     # The permutation of the file's axes, and for each axis True if the axis is flipped.
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())
-    source: Any = field(default=None, repr=False)  # any data that a task's reader attaches to the image
+    source: Any = field(default=None, repr=False)  # any data that the task's reader of images attaches to the image
 
     header_of = staticmethod(open_reader)
     check_size = staticmethod(check_size)
@@ -106,7 +106,7 @@ class Scan:
         return cls(values, affine, image.GetSpacing(), header, turn)
 
     def mask(self, path: Path) -> np.ndarray:
-        """Read a mask of this image as integers [(D,) H, W]. Raises DataError if image and mask have different
+        """Read the mask of this image as integers [(D,) H, W]. Raises DataError if image and mask have different
         grids.
         """
         mask = self.of_mask(path)
@@ -114,7 +114,7 @@ class Scan:
         return mask.values[0]
 
     def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
-        """Raise DataError unless this image and another image have the same grid."""
+        """Raise DataError unless this image and the given image have the same grid."""
         if self.values.shape[1:] != other.values.shape[1:]:
             raise DataError(f"{what} have different sizes; export both on one grid", str(path))
         if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
@@ -130,8 +130,8 @@ class Scan:
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Convert labels [(D,) H, W] on the grid of this scan's values to a SimpleITK image on the grid of the image
-        file.
+        """Convert labels [(D,) H, W], which are on the grid of this scan's values, to a SimpleITK image on the grid of
+        the image file.
         """
         import SimpleITK
 
@@ -161,7 +161,9 @@ def _image_in(path: Path) -> Any:
 
 
 def _volumes_as_channels(image: Any) -> Any:
-    """Convert the volumes along a fourth axis, along which some data sets store several MRI sequences, to channels."""
+    """Convert the volumes along a fourth axis to channels; some data sets store several MRI sequences along this
+    axis.
+    """
     import SimpleITK
 
     number = image.GetSize()[3]
@@ -189,8 +191,9 @@ def _read_series(folder: Path) -> Any:
 def _refuse_odd_png(path: Path) -> None:
     """Raise DataError if SimpleITK would read a PNG file wrongly.
 
-    SimpleITK converts the palette indices in a PNG file to colours, which destroys labels. Of several pictures in a
-    file, SimpleITK reads only the first. SimpleITK does not support grey PNG files with an alpha channel.
+    If a PNG file has a palette, SimpleITK converts the palette indices to colours, which destroys labels. If a file
+    contains several pictures, SimpleITK reads only the first picture. SimpleITK does not support grey PNG files with an
+    alpha channel.
     """
     from PIL.PngImagePlugin import PngImageFile
 

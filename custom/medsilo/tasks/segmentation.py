@@ -18,20 +18,20 @@ from medsilo.tasks.objective import Objective
 SURFACE = ("hd95", "surface_dice")
 TOLERANCE = 2.0  # tolerance of surface Dice in millimetres or pixels
 FURTHEST = 1e5  # upper limit on distances between surfaces, in millimetres or pixels
-FAR = 100.0  # largest distance that a site discloses, which bounds one patient's influence
+FAR = 100.0  # limit on the distance that a site discloses, which bounds one patient's influence
 
 
 def likeliest(output: Tensor) -> Tensor:
-    """Return the label with the largest output at every pixel or voxel, and of labels with equal outputs the lowest.
+    """Return the label with the largest output at every pixel or voxel; if outputs are equal, return the lowest label.
 
-    The function `argmax` gives the same labels, but takes ten times as long on a CPU.
+    The function `argmax` gives equal labels, but takes ten times as long on a CPU as this function.
     """
     return output.max(1).indices
 
 
 def dice_of(found: Tensor, right: Tensor) -> Tensor:
-    """Return the Dice score of every case and structure, which is 1 for a structure that is neither present nor
-    predicted.
+    """Return the Dice score of every case and structure; if a structure is neither present nor predicted, the score is
+    1.
     """
     from monai.metrics import compute_dice
 
@@ -42,8 +42,7 @@ def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
     both = _dice_and_entropy()
     if output.device.type == "cpu":
         return both(output, target[:, None])
-    # The mean is computed outside of cross_entropy, because the order of summation within cross_entropy varies on a
-    # GPU.
+    # The mean is computed outside cross_entropy, because within cross_entropy the order of summation varies on a GPU.
     entropies = functional.cross_entropy(output, target.long(), reduction="none")
     return both.dice(output, target[:, None]) + entropies.mean()
 
@@ -58,8 +57,9 @@ def _dice_and_entropy() -> Any:
 class Segmentation(Objective):
     """Segmentation whose metric is the mean Dice score over structures, computed by MONAI.
 
-    The test also reports the Dice score of each structure, and distances between predicted and true surfaces. Targets
-    are labels [batch, *grid], and outputs are [batch, classes, *grid]. A structure has one or more labels.
+    The test of a segmentation also reports the Dice score of each structure, and distances between predicted and true
+    surfaces. Targets are labels [batch, *grid], and outputs are [batch, classes, *grid]. A structure has one or more
+    labels.
 
     >>> from torch.nn.functional import cross_entropy
     >>> Segmentation(2, cross_entropy).output_of((1, 64, 64))
@@ -101,8 +101,8 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        # The loss function has three arguments (outputs, labels, annotated structures) if structures may overlap, and
-        # otherwise the first two.
+        # If structures may overlap, the loss function has the arguments outputs, labels and annotated structures;
+        # otherwise, only outputs and labels.
         given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
@@ -121,21 +121,22 @@ class Segmentation(Objective):
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
 
-        The function returns the metric, surface distances and volumes, and for several structures also the Dice score
-        of each structure.
+        The function returns the metric, surface distances and volumes; for several structures, it also returns the Dice
+        score of each structure.
 
         Args:
             voxel: The voxel spacing in millimetres, or None, so that distances and volumes are in voxels.
         """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
-        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes this warning
+        # MONAI causes the warning that is suppressed here
+        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")
         found, right = (self.masks(one).cpu() for one in (labels, target))
         dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
-        # Surface distances are defined if both the true and the predicted mask contain the structure. A structure that
-        # only one of both masks contains has surface Dice 0.
+        # Surface distances are defined if both the true and the predicted mask contain the structure. If only one of
+        # both masks contains a structure, the surface Dice of the structure is 0.
         distances = torch.full(both.shape, torch.nan)
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():
@@ -186,7 +187,7 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the number within a case's labels that encodes the structures without annotations."""
+        """Return the part of a case's labels that encodes the structures without annotations, as a number."""
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)

@@ -1,4 +1,6 @@
-"""Hold one site's training, validation and test cases in memory or on disk, with the patient and label of each case."""
+"""Hold one site's training, validation and test cases in memory or on disk, together with each case's patient and
+label.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +50,8 @@ class Cases(TensorDataset):
 
 @dataclass(frozen=True)
 class SiteData:
-    """One site's data, divided into a training, a validation and a test part. No patient is in two parts.
+    """One site's data, divided into a training, a validation and a test part. No patient is in two parts of a site's
+    data.
 
     >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
@@ -77,7 +80,7 @@ class SiteData:
         names: Sequence[str],
         parts: np.ndarray | None = None,
     ) -> Self:
-        """Divide cases into training, validation and test, so that all cases of a patient are in the same part.
+        """Divide cases into training, validation and test, so that all cases of a patient are in one part.
 
         Args:
             patients: For each case, the index of the patient in `names`.
@@ -101,7 +104,7 @@ class SiteData:
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Create the training, validation and test part, given the part of each case.
+        """Create the training, validation and test part of the data from a list with the part of each case.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
@@ -130,7 +133,7 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """Divide a site's data as the plan's fold requires, or return the data unchanged if the plan has no fold."""
+    """If the plan has a fold, divide a site's data accordingly; otherwise, return the data unchanged."""
     if task.fold is None:
         return data
     if task.mixes_patients:
@@ -152,9 +155,9 @@ def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
 def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[int]]:
     """Return the indices of a fold's training, validation and test cases.
 
-    The patients are ordered by a hash of their names and the site's seed, then assigned to folds in turn.
+    The patients are ordered by a hash of their names and the site's seed, and then assigned to folds in turn.
 
-    The fold of a patient does not depend on the study's seed or on other sites.
+    The fold of a patient depends neither on the study's seed nor on other sites.
     """
     names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
     if len(names) < fold.of:
@@ -170,7 +173,7 @@ def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[in
 def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
     """Concatenate several data sets, and divide the cases into new data sets.
 
-    The new data sets are in memory if all old data sets are in memory.
+    If all given data sets are in memory, the new data sets are in memory, too.
 
     Args:
         deals: For each new data set, the indices of its cases in the concatenation.
@@ -185,7 +188,7 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
 
 
 def patients_of(data: Dataset) -> Sequence[str]:
-    """Return the patient of every case, where each case is a separate patient if patients are unknown."""
+    """Return the patient of every case; if patients are unknown, each case counts as a separate patient."""
     if isinstance(data, ConcatDataset):
         return [patient for part in data.datasets for patient in patients_of(part)]
     known: Sequence[str] | None = getattr(data, "patients", None)
@@ -203,7 +206,7 @@ def records_of(data: Dataset) -> Sequence[str] | None:
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return the name of every case, which does not depend on other cases, or None if the data set has no names."""
+    """Return the name of every case, which does not depend on other cases; None if the data set has no names."""
     return getattr(data, "names", None)
 
 

@@ -24,18 +24,20 @@ MISSING = (
     # error values that Excel displays in cells
     *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),
 )
-FEWEST = 5  # least number of patients that must have an undeclared class, because cases of rarer classes are left out
+# minimum number of patients of a class that the site did not declare; cases of a class with fewer patients are left out
+FEWEST = 5
 RARE = (
     f"cases have a label that fewer than {FEWEST} patients have; if it is right, declare it under data: "
     "label_map: {its name: what the plan calls it}"
 )
-LONGEST_LIST = 1 << 20  # largest number of bytes in a file of patient names
+LONGEST_LIST = 1 << 20  # limit on the bytes of a file with patient names
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# A function that assigns all patients to parts, given the parts of known patients.
+# A function that assigns all patients to parts of the data, and that takes the parts of patients who already have a
+# part.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
 # A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
 # parts may be recorded.
@@ -45,72 +47,73 @@ Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 class DataSource(Section):
     """The settings under the key `data` in a site's medsilo.yaml.
 
-    Tasks that prescribe the layout of files use only the key `folder`.
+    For a task that prescribes the layout of files, a site uses only the key `folder`.
 
     >>> DataSource(folder="/data/kidney", images="images/*.nii.gz", labels="masks/*.nii.gz").folder.name
     'kidney'
     """
 
-    TABLE: ClassVar[str] = "cases.csv"  # file name of the table if the settings name none
+    TABLE: ClassVar[str] = "cases.csv"  # file name of the table if the settings state no file name
 
     folder: Path
     # Patterns of image files, relative to the folder, such as images/*.nii.gz. If each channel of an image is in a
-    # separate file, each channel has a pattern. A dictionary maps the plan's channel names to patterns, and a list
-    # contains patterns in the plan's order of channels.
+    # separate file, each channel has a pattern. A dictionary maps the plan's channel names to patterns; a list contains
+    # patterns in the plan's order of channels.
     images: dict[str, Pattern] | Patterns | Pattern | None = None
     labels: Pattern | None = None
     patient: Pattern | None = None  # regular expression that finds the patient in a case's name
-    table: Pattern | None = None  # file name of a table with one row per case, which replaces the patterns
+    # file name of a table with one row per case, which is used instead of file name patterns
+    table: Pattern | None = None
     head: Names = ()  # names of the table's columns, in order, if the table has no header
-    # Maps image, label, patient, part, site and the plan's columns to the table's names of these columns. Only the key
+    # For image, label, patient, part, site and each column of the plan, the table's name of the column. Only the key
     # image may map to several columns.
     columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
     # Structures and columns of the plan that this site did not annotate or measure.
     unannotated: Names = ()
-    # The following keys are for the task `table`. For each categorical column of the plan, this site's levels are
+    # The next keys are for the task `table`. For each categorical column of the plan, this site's levels are
     # mapped to the plan's levels.
     levels: dict[str, dict[str, str | int]] = {}
     missing: Names = MISSING  # strings that stand for a missing value
     codes: dict[str, Names] = {}  # for each column of the plan, numbers that stand for a missing value, such as 999
     limits: Names = ()  # columns in which the string <0.5 is read as 0.5, and >1000 as 1000
-    # For each column of the plan that is a number of days, the table's columns of the first date and the last date.
+    # For each column of the plan that is a number of days, the table's columns with the first date and the last date.
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If a site declares these columns, a plan cannot predict any other column, and
-    # rows without a value in these columns are left out.
+    # Columns that a plan may predict. If a site declares such columns, a plan can predict only these columns, and rows
+    # without a value in these columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # columns without whose value a row is left out
+    required: Names = ()  # if a row has no value in one of these columns, the row is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
-    # The following keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
+    # The next keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
     # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
     # files, such as .atr, whose rhythms are the labels.
     recording_columns: dict[str, Pattern] = {}
-    rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's sampling rate
-    # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If a site's
-    # settings contain these fractions, plans cannot change a patient's part.
+    # sampling rate in Hz, if the recordings' rate differs from the plan's sampling rate
+    rate: float | None = Field(None, gt=0, le=1e7)
+    # If no table assigns patients to parts, the fractions of patients for training, validation and test. If a site's
+    # settings contain fractions for the parts, plans cannot change a patient's part.
     shares: OwnShares | None = None
-    folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds, which plans cannot change
+    folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot change this number
     # Subgroups of patients, such as sex, age or scanner, for which test results disclose scores.
     subgroups: Subgroups = {}
-    # file that names patients to leave out, one per line; results do not disclose whether there is such a file
+    # file that names patients to leave out, one per line; results do not disclose whether such a file exists
     exclude_patients: Path | None = None
-    data_set: Path | None = None  # folder of the accepted data set, if a data set contains these settings
+    data_set: Path | None = None  # if an accepted data set contains these settings, the folder of the data set
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
     cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
 
-    # A function that returns each patient's part, and records the parts at the hospital, or is None if no record is
-    # kept.
+    # A function that returns each patient's part, and records the parts at the hospital; None if no record is kept.
     _memory: Memory | None = PrivateAttr(None)
     _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
     _facts: dict[str, Any] | None = PrivateAttr(
         None
-    )  # facts of prepared entries by cache key; None if the prepared entries are kept
+    )  # facts about prepared images or recordings by cache key; None if the prepared data are kept
 
     @field_validator("columns")
     @classmethod
@@ -120,7 +123,7 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the site's name of a column, which is the plan's name by default."""
+        """Return the site's name of a column; by default, this is the plan's name."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
@@ -149,7 +152,7 @@ class DataSource(Section):
             known: Further columns of the plan, which are not read.
         """
         names: Mapping[str, Any] = getattr(self, key)
-        # A data set may describe more columns than one plan reads, because a data set is made for several plans.
+        # A data set may describe more columns than one plan reads, because one data set serves several plans.
         if self.data_set is None and (
             unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]
         ):
@@ -158,7 +161,7 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        # Names of columns that differ only by case count as equal.
+        # If the names of two columns differ only by upper and lower case, they count as equal.
         closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
@@ -170,8 +173,8 @@ class DataSource(Section):
         return called
 
     def folder_of(self, site: str, dealt: bool = False) -> Path:
-        """Return the folder of a site's data: the subfolder with the site's name, or the data folder without this
-        subfolder.
+        """Return the folder of a site's data: the subfolder with the site's name, or, without such a subfolder, the
+        data folder.
 
         If the plan divides one folder among all sites, the data folder is returned.
         """
@@ -203,7 +206,7 @@ class DataSource(Section):
         return frozenset(line.strip() for line in lines if line.strip())
 
     def drawn_by(self, split: int, memory: Memory | None = None) -> Self:
-        """Return a copy whose split depends on the hospital's seed.
+        """Return a copy of the data source that splits the data with the hospital's seed.
 
         Args:
             memory: A function that records the part of each patient, so that patients keep their parts in later
@@ -215,23 +218,23 @@ class DataSource(Section):
 
     @property
     def split(self) -> int | None:
-        """The hospital's seed for the split, or None if the plan's seed is used."""
+        """The hospital's seed for splitting the data; None if the plan's seed splits the data."""
         return self._split
 
     @property
     def leaves_out_rare(self) -> bool:
-        """True if cases with a label that few patients have are left out.
+        """True if cases whose label few patients have are left out.
 
-        Rare cases are not left out if no patients need protection. Rare cases are not left out under differential
-        privacy, either, because a patient must not affect the cases of other patients.
+        If no patients need protection, cases with a rare label are not left out. Under differential privacy, cases with
+        a rare label stay, because a patient must not affect the cases of other patients.
         """
         return self.split is not None and not self.each_alone
 
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
-        """Return the labels that too few patients have, and that the site did not declare.
+        """Return the labels that too few patients have and that the site did not declare.
 
-        Cases with a rare label are left out, because the test results of plans with and without this label would
-        disclose its patients.
+        Cases with a rare label are left out, because a comparison of plans with and without this label would disclose
+        the label's patients.
 
         Args:
             patients: For each label, the patients who have the label.
@@ -247,13 +250,13 @@ class DataSource(Section):
 
     @property
     def each_alone(self) -> bool:
-        """True if a patient's part depends on the patient's name only, so that no patient changes the part of another
-        patient.
+        """True if the part of a patient depends only on the patient's name, so that no patient changes the part of
+        another patient.
         """
         return self._each_alone
 
     def for_study(self, only_tested: bool = False, each_alone: bool = False) -> Self:
-        """Return a copy for one study.
+        """Return a copy of the data source for one study.
 
         Args:
             each_alone: True if the study has differential privacy, so that a patient's part must not depend on other
@@ -264,7 +267,7 @@ class DataSource(Section):
         return copy
 
     def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
-        """Return the part of each patient.
+        """Return the part of the data (training, validation or test) to which each patient belongs.
 
         Args:
             draw: A function that assigns parts to patients without a recorded part.
@@ -277,12 +280,14 @@ class DataSource(Section):
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
     def once(self) -> Self:
-        """Return a copy that keeps no prepared images in memory, because the data are read only once."""
+        """Return a copy of the data source that keeps no prepared images in memory, because the data are read only
+        once.
+        """
         return self.model_copy(update={"cache_memory": 0})
 
     def for_facts(self, known: dict[str, Any]) -> Self:
-        """Return a copy for a survey only, which stores facts about images or recordings, and keeps no prepared
-        images.
+        """Return a copy of the data source for a survey; the copy stores facts about images or recordings, and keeps no
+        prepared images.
         """
         copy = self.once()
         copy._facts = known
@@ -290,7 +295,9 @@ class DataSource(Section):
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """The facts of prepared entries, by cache key, or None if the prepared entries themselves are kept."""
+        """The facts about prepared images or recordings, by cache key; None if the prepared images or recordings
+        themselves are kept.
+        """
         return self._facts
 
     def check_folder(self) -> None:

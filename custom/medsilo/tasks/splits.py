@@ -1,6 +1,6 @@
 """Split patients into training, validation and test, and distribute cases to simulated sites.
 
-All cases of a patient are in the same part, and at the same site.
+All cases of a patient are in one part of the data, and at one site.
 """
 
 import math
@@ -23,7 +23,8 @@ NEAR = 1e-9  # tolerance for rounding errors in products that would be integers 
 
 
 def parts_in_turn(patients: int) -> np.ndarray:
-    """Return the part of each patient, [patients]: one half train, one fifth validation, three tenths test.
+    """Return the part of each patient, [patients]: one half of the patients train, one fifth validation, three tenths
+    test.
 
     >>> sorted(parts_in_turn(10).tolist())
     [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
@@ -34,7 +35,7 @@ def parts_in_turn(patients: int) -> np.ndarray:
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
     """Assign cases to parts at random: 0 train, 1 validation, 2 test.
 
-    Cases of a group get the same part, no part is empty, and the sizes of the parts approximate the shares.
+    Cases of one group get one part, no part is empty, and the sizes of the parts approximate the given fractions.
 
     Args:
         groups: For each case, the name of the patient, or of another group that must not be divided.
@@ -56,7 +57,7 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
 
 
 def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
-    """Return a patient's part, which depends on a hash of the patient's name, but not on other patients."""
+    """Return the part of a patient, which depends on a hash of the patient's name, but not on other patients."""
     place = seed_for(split, "alone", patient) / 2**63
     return PARTS[int(place >= shares[0]) + int(place >= shares[0] + shares[1])]
 
@@ -64,13 +65,14 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient, so that the shares hold approximately over all patients and within each class.
+    """Return the part of every patient, such that the parts have the given fractions, approximately, of all patients
+    and of each class.
 
-    No part is empty if there are enough patients.
+    If there are enough patients, no part of the data is empty.
 
-    The patients of a class are ordered by a hash of their names, then divided according to the shares. Patients who
-    have a part from earlier studies keep this part. Each new patient, in the order of the hashes, gets the part with
-    the largest deficit.
+    The patients of a class are ordered by a hash of their names, and then divided according to the given fractions. If
+    earlier studies assigned a patient to a part, the patient keeps this part. Each new patient, in the order of the
+    hashes of names, gets the part that lacks the most patients.
 
     Args:
         classes: The class of each patient, or the same value for all patients.
@@ -95,7 +97,7 @@ def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
     """For each class, return the number of patients in each part.
 
     First, the number of patients of each class and part is rounded down. Then each remaining patient of a class goes to
-    the part with the largest remainder, among parts that are not full.
+    the part with the largest remainder; parts that are full are left out.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -112,8 +114,8 @@ def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
 
 
 def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
-    """Return the number of patients in each part, by the largest remainder method. Each part gets at least one patient
-    if there are enough patients.
+    """Return the number of patients in each part, by the largest remainder method. If there are enough patients, each
+    part of the data gets at least one patient.
     """
     exact = np.asarray(shares) * patients
     totals = np.floor(exact + NEAR).astype(int)
@@ -128,7 +130,7 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Assign each new patient to the part with the largest deficit, while known patients keep their parts."""
+    """Assign each new patient to the part that lacks the most patients; known patients keep their parts."""
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]
@@ -184,8 +186,8 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
     """Return the indices of the samples that a table's column assigns to each site. Raises DataError if a site has no
     sample.
 
-    Samples without a site are left out. The cell 3.0 matches the site 3. If no site matches, characters that are not
-    allowed in the names of sites are replaced before a second comparison.
+    If the table names no site for a sample, the sample is left out. The cell 3.0 matches the site 3. If no site matches
+    a cell, the cell is compared a second time after replacing characters that names of sites can't have.
     """
     places = {level(site): number for number, site in enumerate(sites)}
     owners = {  # each distinct name is compared only once
@@ -200,18 +202,18 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
 
 
 def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Distribute samples to sites, where each class has proportions sampled from Dirichlet(alpha) (Yurochkin et al.
-    2019).
+    """Distribute samples to sites; for each class, the sites' proportions are sampled from Dirichlet(alpha) (Yurochkin
+    et al. 2019).
 
-    If a site has too few samples, the proportions are sampled again. If all attempts fail, random samples of the best
-    attempt are moved from the largest sites to the smallest sites.
+    If a site gets too few samples, the sites' proportions are sampled again. If all attempts give a site too few
+    samples, random samples of the best attempt move from the largest sites to the smallest sites.
 
-    A smaller alpha gives fewer classes at each site, and greater differences between the sizes of sites.
+    A small alpha gives few classes at each site, and large differences between the sizes of sites.
 
     Args:
         labels: The class of each sample, [n] integers.
 
-    Returns a sorted array of sample indices for each site, where each index occurs once.
+    Returns a sorted array of sample indices for each site; each index occurs at one site only.
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     check(len(classes), sites, minimum)
@@ -242,7 +244,7 @@ def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Genera
     for label in range(classes.max(initial=-1) + 1):
         members = random.permutation(np.flatnonzero(classes == label))
         ends = np.floor(np.cumsum(random.dirichlet(np.full(sites, alpha))) * len(members))
-        # The last site gets all remaining samples, so the end of its range is not needed.
+        # The last site gets all samples that are left, so the end of the last site's range is not needed.
         owners[members] = np.searchsorted(ends[:-1], np.arange(len(members)), side="right")
     return owners
 

@@ -21,7 +21,8 @@ HOSPITAL = "hospital"  # name of the predefined subgroup, whose levels are the h
 MOST_SUBGROUPS, MOST_LEVELS = 6, 12
 SubgroupWord = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]{0,58}\S)?$")]
 Ends = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
-Members = dict[str, dict[str, str]]  # for each subgroup, maps patients to levels, without patients who have no level
+# for each subgroup, a mapping of patients to levels; patients without a level are left out
+Members = dict[str, dict[str, str]]
 
 
 class Subgroup(Section):
@@ -35,7 +36,7 @@ class Subgroup(Section):
     # Maps the column's levels to the names that test results disclose.
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
     bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
-    # Another table in the data folder, which is needed if the table of cases lacks the subgroup's column.
+    # If the table of cases lacks the subgroup's column, another table in the data folder that contains the column.
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")
@@ -78,8 +79,8 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 def members_of(source: "DataSource", folder: Path) -> Members:
     """Return each patient's level in each subgroup that a data source declares.
 
-    A patient's band follows from the patient's first row that contains a number. A patient whose rows have different
-    levels is left out of the subgroup.
+    The first row of a patient that contains a number determines the patient's band. If the rows of a patient have
+    different levels, the patient is left out of the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 

@@ -24,16 +24,16 @@ Severity = Literal["stops", "left out", "note"]
 class Problem:
     """A problem of a site's data, and the number of affected cases.
 
-    The description names the problem and its remedy, without private words. The private texts name files or patients,
-    and must not leave the hospital.
+    The description names the problem and the problem's remedy, without private words. The private texts name files or
+    patients, and must not leave the hospital.
 
     The severity is "stops" if training rejects the data, "left out" if training leaves out the affected cases, and
-    "note" if it uses them.
+    "note" if all cases are used.
     """
 
     severity: Severity
     what: str
-    count: int = 0  # number of affected files, cases or patients
+    count: int = 0  # number of files, cases or patients that the problem affects
     private: tuple[str, ...] = ()
 
     @property
@@ -64,10 +64,10 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """Counts, ranges and problems of a site's data, where fields are empty if they do not apply to the task."""
+    """Counts, ranges and problems of a site's data; a field is empty if it does not apply to the task."""
 
     parts: dict[str, PartFacts]  # counts of the training, validation and test part
-    # For each label in the site's files, the number of cases with this label.
+    # For each label in the site's files, the number of cases that have the label.
     label_values: dict[str, int] = field(default_factory=dict)
     size: tuple[Range, ...] | None = None  # range of the number of voxels in the files along x, y (and z)
     spacing: tuple[Range, ...] | None = None  # range of the voxel spacing in millimetres along x, y (and z)
@@ -77,7 +77,7 @@ class Survey:
     fixed: bool = False  # True if a table assigns cases to training, validation or test
     # False if the site's data name no patients, so that each case counts as a separate patient.
     patients_named: bool = True
-    # For each DICOM element that identifies patients, the number of series with this element.
+    # For each DICOM element that identifies patients, the number of DICOM series that contain the element.
     identifiers: dict[str, int] = field(default_factory=dict)
     # For each input, the mean and the standard deviation with which training standardises the input.
     scales: dict[str, Range] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Survey:
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Create a survey with a single problem, because the data could not be read."""
+        """If the data could not be read, create a survey with this single problem."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 
@@ -99,7 +99,7 @@ def range_of(values: Iterable[float]) -> Range | None:
 
 
 def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
-    """Return the range of values along each axis, or None if the numbers of axes differ."""
+    """Return the range of values along each axis; None if images have different numbers of axes."""
     known = list(several)
     if not known or len({len(values) for values in known}) > 1:
         return None
@@ -111,7 +111,7 @@ def digest(values: "Tensor") -> str:
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Return the number of image hashes that equal an earlier hash."""
+    """Return the number of image hashes that are equal to an earlier hash in the list."""
     return sum(count - 1 for count in Counter(digests).values())
 
 
@@ -122,7 +122,7 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def survey_of(task: "Task", read: "Callable[[], SiteData]") -> Survey:
-    """Survey a task's data by reading them as training does."""
+    """Survey a task's data by reading the data as training does."""
     try:
         data = read()
     except DataError as error:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from medsilo.tasks.metrics import Counts, Measures, means
 from medsilo.tasks.objective import Objective
 
-AT_ONCE = 2**24  # largest number of pairs of cases that are compared at once
+AT_ONCE = 2**24  # limit on the number of pairs of cases that are compared at once
 # Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs.
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
@@ -60,12 +60,12 @@ class Survival(Objective):
         return right * len(right) / whole if whole else torch.full_like(right, COIN)
 
     def score(self, scores: Tensor) -> float:
-        return min(1.0, super().score(scores))  # rounding errors may make the score exceed 1
+        return min(1.0, super().score(scores))  # because of rounding errors, the score could exceed 1
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return a number for each selected case, so that the mean of these numbers is the concordance index.
 
-        The number that is returned for a case depends on all pairs that contain the case.
+        The number that is returned for a case depends on all pairs that contain this case.
         """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))
@@ -88,8 +88,8 @@ class Survival(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the concordance index multiplied by the number of cases, and the number of cases.
 
-        If both counts are added over hospitals, their quotient is the mean concordance index, weighted by the number of
-        cases.
+        If both numbers are added over hospitals, the quotient of the sums is the mean concordance index, weighted by
+        numbers of cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else COIN
@@ -100,7 +100,7 @@ class Survival(Objective):
         return {self.metric: 2}
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the largest fraction of comparable pairs that involve the same patient, or 1 without comparable
+        """Return the largest fraction of comparable pairs that contain one patient; 1 if there are no comparable
         pairs.
         """
         target = getattr(data, "targets", None)
@@ -111,8 +111,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # A case is the second case of one pair for each earlier event. A censored case is also paired with each event
-        # at the same time.
+        # For each earlier event, a case is the second case of one pair. A censored case also forms a pair with each
+        # event at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
@@ -120,10 +120,11 @@ class Survival(Objective):
 
 
 def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the concordant and the comparable pairs of each case with an event, [cases] in float64.
+    """For each case with an event, count the concordant and the comparable pairs, [cases] in float64.
 
-    A case with an event is compared with every case that was observed longer, or equally long without an event. A pair
-    is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982).
+    A case with an event is compared with every case that was observed for a longer time, or for an equal time without
+    an event. A pair is concordant if the case with the event has the higher risk of both cases; equal risks count half
+    (Harrell 1982).
     """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for first, better, later in _pairs(risks, target):
@@ -132,7 +133,9 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """For each case, count the concordant and the comparable pairs in which this case was observed longer."""
+    """For each case, count the concordant and the comparable pairs in which this case was observed longer than the
+    other case.
+    """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for _, better, later in _pairs(risks, target):
         right, compared = right + better.sum(0), compared + later.sum(0)
@@ -142,8 +145,9 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
 
-    The concordance is 1 for a concordant pair, and 0.5 for equal risks. The comparability is 1 for a pair that can be
-    compared, and 0 otherwise. The concordance and the comparability are tensors [events, cases].
+    For a pair of cases, the concordance is 1 if the pair is concordant, and 0.5 for equal risks. For a pair of cases,
+    the comparability is 1 if the pair can be compared, and 0 otherwise. The concordance and the comparability are
+    tensors [events, cases].
     """
     times, censored = target[:, 0], target[:, 1] == 0
     for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):

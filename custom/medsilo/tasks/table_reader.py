@@ -28,7 +28,7 @@ PARQUET = (".parquet", ".pq")
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
 Lines = Iterator[tuple[str, list[str]]]  # for each row, the row's name in messages, and the cells
 Read = tuple[list[str], Lines]  # names of the columns, and the rows
-TITLE = 0.6  # least fraction of non-empty cells in a header, because rows with fewer non-empty cells are titles
+TITLE = 0.6  # minimum fraction of non-empty cells in a header; a row with a smaller fraction is a title
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
 
@@ -59,24 +59,27 @@ class TableReader:
     PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # suffixes of files that can be read without pandas
     number, level = staticmethod(number), staticmethod(level)
     MOST_LINES: ClassVar[int] = 1_000_000
-    MOST_CELLS: ClassVar[int] = 2**28  # largest number of cells in the columns that are read
+    MOST_CELLS: ClassVar[int] = 2**28  # limit on the number of cells in the columns that are read
     LONGEST: ClassVar[int] = 1000  # largest number of characters in a cell
     TOO_MANY: ClassVar[str] = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 
-    columns: dict[str, int] = field(default_factory=dict)  # index of a column's cell in a row, by column name
+    # for each column name, the index of the column's cell in a row
+    columns: dict[str, int] = field(default_factory=dict)
     # for each row, the row's name in messages, and the cells
     lines: list[tuple[str, list[str]]] = field(default_factory=list)
-    # names of rows whose number of cells differs from that of the first row
+    # names of rows that have more or fewer cells than the first row
     uneven: list[str] = field(default_factory=list)
     long: list[str] = field(default_factory=list)  # names of rows with a cell that is too long
     coding: str = ""
-    # Column that identifies a row; if the table lacks this column, a hash of the whole row identifies the row.
+    # Name of a column that identifies rows; if the table lacks the column, a hash of the whole row identifies a row.
     named_by: str = ""
     nameless: bool = False
     head: Sequence[str] = ()  # names of a CSV file's columns, if the file has no header
 
     def add(self, place: str, cells: Sequence[str]) -> None:
-        """Add a row. A row with a cell that is too long is left out, and the name of this row is recorded."""
+        """Add a row of the table to the rows that were read. If a cell of the row is too long, the row is left out, and
+        the row's name is recorded.
+        """
         if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
             return
@@ -113,7 +116,7 @@ class TableReader:
         spelt = spelling(head)
         places = [head.index(str(spelt(name))) for name in self.columns]
         self.nameless = self.lacks_names(head)
-        if self.nameless:  # the hash of a row must not depend on the plan's columns
+        if self.nameless:  # the hash of a row must not depend on the columns that the plan names
             self.columns[self.named_by] = len(places)
         for place, cells in lines:
             if len(cells) != len(head):
@@ -138,14 +141,14 @@ ENDINGS = (*TableReader.PLAIN, *OFFICE)
 
 
 def _digest(head: Sequence[str], cells: Sequence[str]) -> str:
-    """Return a hash of a row, which does not depend on the order of columns."""
+    """Return a hash of a row; the hash does not depend on the order of columns."""
     told = (composed(cell.strip()) for _, cell in sorted(zip(head, cells, strict=True)))
     return hashlib.sha256("\x1f".join(told).encode()).hexdigest()[:32]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file, and convert errors in the with block to DataError."""
+    """Open a CSV file; within the context, convert errors to DataError."""
     try:
         with path.open(encoding=coding_of(path), newline="") as file:
             yield file
@@ -173,7 +176,7 @@ def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a file, or raise DataError if a line is too long."""
+    """Yield the lines of a file; raise DataError if a line is too long."""
     while line := file.readline(MOST_CHARACTERS + 1):
         if len(line) > MOST_CHARACTERS:
             raise DataError(TOO_LONG)
@@ -181,9 +184,9 @@ def _bounded(file: TextIO) -> Iterator[str]:
 
 
 def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that maps a column's name, in any spelling, to the spelling in the table.
+    """Return a function that maps the name of a column, in any spelling, to the table's spelling of this name.
 
-    Upper and lower case are not distinguished, unless two names differ only by case.
+    Upper and lower case are not distinguished, unless two columns have names that differ only by case.
 
     >>> [spelling(names)("age") for names in (["Age", "sex"], ["age", "Age"], ["Age", "AGE"])]
     ['Age', 'age', None]
@@ -195,8 +198,8 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Return the index of each column that is read. Raises DataError unless the table has each needed column exactly
-    once.
+    """For each column that is read, return the index of the column. Raises DataError unless the table has each needed
+    column exactly once.
     """
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
@@ -240,7 +243,7 @@ def _in_columns(path: Path) -> Read:
 
 
 def frame_of(path: Path) -> Any:
-    """Read a Stata, SAS or Excel file as a pandas data frame, in which None marks a missing value."""
+    """Read a Stata, SAS or Excel file as a pandas data frame; in the data frame, None marks a missing value."""
     try:
         import pandas
 
@@ -263,7 +266,7 @@ def frame_of(path: Path) -> Any:
 
 
 def _sheet(sheets: Mapping[str, Any]) -> Any:
-    """Return the only sheet with a table in an Excel workbook, without title rows."""
+    """Return the only sheet of an Excel workbook that contains a table, without the sheet's title rows."""
     tables = {}
     for name, sheet in sheets.items():
         full = sheet.dropna(how="all").dropna(axis=1, how="all")

@@ -16,7 +16,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.objective import Objective
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 
 
 class Fold(Section):
-    """A cross-validation fold: of a site's equally large groups of patients, one is tested, and the next is used for
-    validation.
+    """A cross-validation fold: of a site's equally large groups of patients, one group is tested, and the next group is
+    used for validation.
     """
 
     number: int = Field(ge=1, le=100, description="number of the part that is tested")
@@ -61,13 +61,13 @@ class Task(Section):
     title: ClassVar[str]
     synthetic: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False  # True if a site must name a folder of data
-    # True if a patient may have several cases, so that a site's update is weighted by the number of patients.
+    # True if a patient may have several cases, so that a site's weight is its number of patients.
     by_patient: ClassVar[bool] = False
     # True if the plan names labels or outcome columns that a site's data must contain.
     names_outcome: ClassVar[bool] = False
-    split_by_site: ClassVar[bool] = False  # True if a site's settings can determine the site's split
+    split_by_site: ClassVar[bool] = False  # True if a site's settings can determine the split of the site's data
     scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains the model
-    most_sites: ClassVar[int | None] = None  # largest number of sites in a study, or None without a limit
+    most_sites: ClassVar[int | None] = None  # limit on the number of sites in a study; None if there is no limit
 
     name: str
     fold: Fold | None = Field(
@@ -83,7 +83,7 @@ class Task(Section):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of labels, structures or inputs by which the plan refers to a hospital's data."""
+        """Names of labels, structures or inputs with which the plan refers to a hospital's data."""
         return tuple(self.goal.structures) or self.goal.label_names
 
     @property
@@ -94,8 +94,8 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the network for plans that name no network, or the name of a network, which then gets default
-        settings.
+        """Return the network for plans that name no network; if a name is returned, the network of this name gets
+        default settings.
         """
 
     # ------------------------------------------------------------------ inputs
@@ -106,7 +106,7 @@ class Task(Section):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of one case's input, or None if the shape differs between cases."""
+        """Shape of one case's input; None if different cases have different shapes."""
         return None
 
     @staticmethod
@@ -121,7 +121,7 @@ class Task(Section):
 
     @property
     def largest_input(self) -> float:
-        """Order of magnitude of the largest value in the network's inputs, by default the largest 16-bit value."""
+        """Order of magnitude of the largest value in the network's inputs; by default, the largest 16-bit value."""
         return 65_535.0
 
     # ------------------------------------------------------------------- patients
@@ -130,13 +130,15 @@ class Task(Section):
         """Describe how one patient's inputs depend on other patients of the hospital, and name a remedy.
 
         The description is empty if the inputs of a patient do not depend on other patients. Differential privacy
-        requires that every task class, also a derived class, defines this method.
+        requires that every task class defines this method itself, even if a base class defines the method.
         """
         raise NotImplementedError
 
     @property
     def not_private(self) -> str:
-        """Return the reason why this task does not support differential privacy, or an empty string if it does."""
+        """Return the reason why this task does not support differential privacy, or an empty string if the task
+        supports it.
+        """
         if self.goal.unbounded:
             return self.goal.unbounded
         if self.fold is not None:
@@ -149,9 +151,9 @@ class Task(Section):
 
     @property
     def mixes_patients(self) -> bool:
-        """True if the cases of one patient may be in more than one part (training, validation, test).
+        """True if the cases of one patient may be in more than one part of the data (training, validation, test).
 
-        The cases of a patient may be in several parts if each site is one person, or if the plan allows it.
+        The cases of a patient may be in several parts if each site is one person, or if the plan allows several parts.
         """
         return False
 
@@ -171,8 +173,8 @@ class Task(Section):
         """
 
     def tests_as(self, other: "Task") -> bool:
-        """Return True if scores of this task and another task can be compared, because both test the same cases in the
-        same way.
+        """Return True if scores of this task and another task are comparable, because both tasks test the same cases in
+        the same way.
         """
         return self == other
 
@@ -195,8 +197,8 @@ class Task(Section):
         return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Read a site's data as training does, and return the survey, which lists faults of the data instead of raising
-        errors.
+        """Read a site's data as training does, and return the survey; the survey lists faults of the data, which raise
+        no errors.
         """
         from medsilo.tasks.survey import survey_of
 
@@ -205,15 +207,15 @@ class Task(Section):
     # ---------------------------------------------------------------------- the network's inputs
     @property
     def variation(self) -> "Draw | DrawBatch | None":
-        """The function that augments or crops training cases at random, given a seed, or None if training cases are
+        """The function that augments or crops training cases at random from a given seed; None if training cases stay
         unchanged.
         """
         return None
 
-    draws: ClassVar[bool] = False  # True if training uses random batches instead of passes over all cases
+    draws: ClassVar[bool] = False  # True if an epoch consists of random batches instead of a pass over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
-        """Return the cases of the next training batches in their order.
+        """Return the cases of the next training batches, in the order of the batches.
 
         Args:
             batch: The number of cases in a batch.
@@ -223,9 +225,10 @@ class Task(Section):
 
     @property
     def piece(self) -> "Draw | None":
-        """The function that crops a case at random to the task's shape, given a seed, without augmentation.
+        """The function that crops a case at random, from a given seed, to the task's shape, and that does not augment
+        the case.
 
-        None means that cases already have the task's shape.
+        If no function is returned, cases already have the task's shape.
         """
         return None
 
@@ -234,7 +237,7 @@ class Task(Section):
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return the network's output for whole cases, as evaluation and prediction need it."""
+        """Return the network's output for whole cases, in the form that evaluation and prediction need."""
         return network(inputs)
 
 

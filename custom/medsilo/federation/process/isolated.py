@@ -1,4 +1,4 @@
-"""Run a participant in a separate process, and start a new process if the separate process dies.
+"""Run a participant in a separate process, and start a new process if that process dies.
 
 The processes exchange JSON and raw tensors over a socket, without pickle.
 """
@@ -32,7 +32,7 @@ LENGTH = struct.Struct(">Q")
 
 
 def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> None:
-    """Send a message and groups of tensors; a contiguous tensor in CPU memory is sent without a copy."""
+    """Send a message and the message's tensors; a contiguous tensor in CPU memory is sent without a copy."""
     groups = {group: {name: t.detach().cpu() for name, t in own.items()} for group, own in (groups or {}).items()}
     layout = {
         group: [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own.items()]
@@ -46,7 +46,7 @@ def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> 
 
 
 def receive(end: socket) -> tuple[dict[str, Any], Groups]:
-    """Return the next message and its tensors; raises EOFError if the other process has ended."""
+    """Return the next message and the message's tensors; raises EOFError if the other process has ended."""
     (length,) = LENGTH.unpack(_fill(end, memoryview(bytearray(LENGTH.size))))
     message, layout = json.loads(bytes(_fill(end, memoryview(bytearray(length)))))
     groups: Groups = {}
@@ -81,7 +81,7 @@ log = logging.getLogger(__name__)
 class IsolatedParticipant:
     """Passes all messages of a study to a separate process, which answers the messages.
 
-    If the process dies, the next process continues from the state on the site's disk.
+    If the process dies, a new process continues from the state that the site saved on disk.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class IsolatedParticipant:
         kind: Callable[..., Participant] = participant_of,
         tell: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Make the participant without starting its process.
+        """Create the participant, but do not start the participant's process yet.
 
         Args:
             tell: a function that gets the reason if the process dies between two messages
@@ -101,7 +101,7 @@ class IsolatedParticipant:
         self.end: socket
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        """Let the process answer a message.
+        """Send a message to the separate process, and return the answer.
 
         Args:
             stop: a function that is called often, and raises an error to end the work
@@ -144,7 +144,7 @@ class IsolatedParticipant:
         self.end, theirs = socketpair()
         self.end.settimeout(STALL)
         make_folder(self.folder)
-        # The new process imports from this process's path, but not from the current folder (-P).
+        # The new process imports modules from the Python path of this process, but not from the current folder (-P).
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", "medsilo.federation.process.worker", str(theirs.fileno())]
         with theirs, (self.folder / WORKER_LOG).open("a") as said:
@@ -177,7 +177,7 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()  # exit code; None if the process stalled
+        code = process.poll()  # exit code of the process; None if the process stalled
         self._renew()
         died_of = signal.Signals(-code) if code and code < 0 else None
         how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"

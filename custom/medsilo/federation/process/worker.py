@@ -20,7 +20,7 @@ from medsilo.site.settings import SiteSettings
 
 
 class Worker:
-    """Reads the parent process's messages from a socket, and answers one message after another."""
+    """Reads the parent process's messages from a socket, and answers the messages one by one."""
 
     def __init__(self, end: socket) -> None:
         self.end = end
@@ -33,7 +33,7 @@ class Worker:
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
-        # The memory limit concerns written memory; memory that CUDA merely reserves does not count.
+        # The memory limit counts written memory; memory that CUDA reserves without writing does not count.
         limit = settings.most_memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         whole = True
@@ -63,15 +63,15 @@ class Worker:
             raise Aborted("the run was aborted")
 
     def _listen(self) -> None:
-        """Read messages in a thread, so that a request to stop, or the end of the parent process, interrupts
-        training.
+        """Read messages in a separate thread, so that a request to stop, or the end of the parent process,
+        interrupts training.
         """
         while True:
             try:
                 message, groups = receive(self.end)
             except (EOFError, OSError):
                 os._exit(0)
-            # After an incomplete read, the remaining bytes of the message would be read as the next message.
+            # After an incomplete read, the unread bytes of the message would be mistaken for the next message.
             except Exception:
                 traceback.print_exc()
                 os._exit(1)

@@ -1,4 +1,4 @@
-"""Augment training images at random, where each operation changes a whole batch on the batch's device.
+"""Augment training images at random; each operation changes a whole batch on the device that contains the batch.
 
 The ranges and probabilities of random changes follow MONAI's transforms.
 
@@ -15,11 +15,11 @@ from torch.nn import functional
 from medsilo.learning.compute import Case
 from medsilo.tasks.own.folder import Augmentation
 
-Random = Sequence[np.random.Generator]  # one random generator for each case
+Random = Sequence[np.random.Generator]  # a list with one random generator for each case
 
 # Largest rotation within a slice in radians (0.26 radians are 15 degrees), and largest relative change of length.
 TURN, SCALE = 0.26, 0.1
-# The memory format with which convolutions are fastest, by the number of axes of a batch.
+# For each number of axes of a batch, the memory format with which convolutions are fastest.
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Largest relative change of intensities, largest shift as a fraction of the image's standard deviation, and largest
 # standard deviation of noise.
@@ -27,7 +27,7 @@ STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05
 
 
 def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
-    """Augment a batch in place, and return the batch, whose images have the memory format channels last.
+    """Augment a batch in place, and return the batch; the images in it have the memory format channels last.
 
     Args:
         batch: The images [B, C, (D,) H, W] and the targets.
@@ -60,7 +60,7 @@ def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
 
 
 def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
-    """Rotate each case within slices by a random multiple of 90 degrees."""
+    """Rotate each case by a random multiple of 90 degrees within the plane of the slices."""
     turns = [own.integers(4) for own in random]
     for number in (1, 2, 3):
         if chosen := [case for case, turn in enumerate(turns) if turn == number]:
@@ -73,10 +73,11 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     """With probability one half, rotate a case within slices around the image's centre, and scale the case along each
     axis.
 
-    Image values are interpolated linearly, and values at the edges are repeated outside of the image. Labels are
+    Image values are interpolated linearly; outside the image, the values at the edges are repeated. Labels are
     interpolated by nearest neighbour.
 
-    All slices of a volume are resampled on the same grid, and after that, the axis across slices is resampled.
+    First, all slices of a volume are resampled on one common grid; then, the volume is resampled along the axis across
+    slices.
     """
     axes = images.ndim - 2
     drawn = [(own.random(), own.uniform(-TURN, TURN), own.uniform(1 - SCALE, 1 + SCALE, axes)) for own in random]
@@ -100,7 +101,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
 
 
 def _there(drawn: Tensor, device: torch.device) -> Tensor:
-    """Copy random numbers from the CPU to a device, asynchronously to a GPU."""
+    """Copy random numbers from the CPU to a device; a copy to a GPU is asynchronous."""
     return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
@@ -146,7 +147,7 @@ def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _scale_and_shift(images: Tensor, random: Random) -> None:
-    """Scale the values of each image by a random factor, then shift them by a random fraction of their standard
+    """Scale the values of each image by a random factor, then shift the values by a random fraction of their standard
     deviation.
     """
     scales = [1 + own.uniform(-STRENGTH, STRENGTH) for own in random]

@@ -1,4 +1,4 @@
-"""Define the plan's keys that the tasks `nifti-folder` and `image-folder` share."""
+"""Define the keys of a plan that the tasks `nifti-folder` and `image-folder` share."""
 
 import math
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import OwnFolder
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     import numpy as np
 
     from medsilo.learning.drawn import Draw, DrawBatch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
 Distance = Annotated[float, Field(ge=0.01, le=1000)]
-MOST_VOXELS = 2**27  # largest number of voxels in a case: 512 along each of three axes
+MOST_VOXELS = 2**27  # limit on the number of voxels in a case: 512 along each of three axes
 BACKGROUND = "background"
 Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 
@@ -42,8 +42,8 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 class FolderTask(OwnFolder):
     """The base class of tasks whose cases are images in files that each site's settings describe.
 
-    Lists with one number for each axis are in the order x, y (and z). Images are resized to the plan's size, or keep
-    their sizes.
+    Lists with one number for each axis are in the order x, y (and z). The task either resizes images to the plan's
+    size, or lets images keep their sizes.
 
     If images keep their sizes, a segmentation trains on random patches of the plan's size, and evaluates whole images
     by sliding windows. A classification crops or pads each image to the plan's size.
@@ -116,7 +116,7 @@ class FolderTask(OwnFolder):
 
     @property
     def largest_input(self) -> float:
-        """The order of magnitude of the largest value after intensity scaling."""
+        """The order of magnitude of the largest image value after intensity scaling."""
         return self.intensity.largest
 
     @property
@@ -125,12 +125,12 @@ class FolderTask(OwnFolder):
 
     @property
     def evaluation_batch(self) -> int:
-        """Number of cases in an evaluation batch, which is one if cases may have different sizes."""
+        """Number of cases in a batch in evaluation; if cases may have different sizes, the number is one."""
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
     @property
     def voxel(self) -> tuple[float, ...] | None:
-        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x, or None if the spacing differs
+        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x; None if the spacing differs
         between cases.
         """
         return None
@@ -209,14 +209,14 @@ class FolderTask(OwnFolder):
 
     # ------------------------------------------------------------------------------------------ from files
     def scan_of(self, files: tuple[Path, ...]) -> "Scan":
-        """Read an image from files, where each file contains one channel by default."""
+        """Read an image from files; by default, each file contains one channel."""
         from medsilo.tasks.scans import Scan
 
         return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return a function that reads a mask as integers [(D,) H, W] on the grid of its image, given the image and the
-        mask's path.
+        """Return a function that, from an image and the path of its mask, reads the mask as integers [(D,) H, W] on the
+        image's grid.
         """
         from medsilo.tasks.scans import Scan
 
@@ -228,8 +228,8 @@ class FolderTask(OwnFolder):
         return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """For each label of the plan, return the value in the site's masks, and of several values for the same label
-        the first.
+        """For each label of the plan, return the value in the site's masks; if several values have one label, return
+        the first value.
         """
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):

@@ -11,7 +11,7 @@ from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     from medsilo.tasks.scans import Scan
 
 
@@ -34,7 +34,7 @@ class ImageFolder(FolderTask):
     )
 
     def across_patients(self) -> str:
-        return super().across_patients()  # the intensity scaling of an image depends on no other image
+        return super().across_patients()  # the intensity scaling of an image does not depend on other images
 
     @property
     def channels(self) -> int:
@@ -46,7 +46,7 @@ class ImageFolder(FolderTask):
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
-        return (self.colours,)  # one channel name, because one file contains all channels
+        return (self.colours,)  # only one channel name is needed, because one file contains all channels
 
     def inputs_of(self, scan: "Scan") -> Tensor:
         if self.channels > len(scan.values) == 1:

@@ -8,36 +8,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-WINDOWS = 4  # number of windows in one batch
+WINDOWS = 4  # number of sliding windows in one batch
 
 
 def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of voxels along each axis after resampling to another spacing, where a spacing of 0 leaves the
-    axis unchanged.
+    """Return the number of voxels along each axis after resampling to another spacing; a spacing of 0 leaves an axis
+    unchanged.
     """
     axes = zip(grid, spacing, wanted, strict=True)
     return tuple(max(1, round(places * own / new)) if new else places for places, own, new in axes)
 
 
 def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
-    """Crop the centre of an image [..., *grid], and pad an image that is too small with its least value."""
+    """Crop the centre of an image [..., *grid]; if the image is too small, pad it with its least value."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
     return _cut(image, [max(start, 0) for start in starts], size, middle=True)
 
 
 def _shown_in(labels: Tensor) -> np.ndarray:
-    """Return a Boolean mask [*grid] that is true at voxels of any structure, where marks of unannotated structures are
-    ignored.
+    """Return a Boolean mask [*grid] that is true at voxels of any structure; bits that mark structures without
+    annotations are ignored.
     """
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
 
 def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Crop the same random patch from an image [C, *grid] and from its labels [*grid], and pad images that are smaller
-    than the patch.
+    """Crop one random patch from both an image [C, *grid] and its labels [*grid]; images that are smaller than the
+    patch are padded.
 
-    Some patches are centred on a random voxel of a structure, as nearly as the image's edges allow. All other patches
-    have a random position.
+    Some patches are centred on a random voxel of a structure, as nearly as the image's edges allow. All patches that
+    are not centred on a structure have a random position.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -55,15 +55,15 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
 def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
     """Return the indices of a random voxel of a mask, or None if the mask is empty.
 
-    The plane of the voxel is chosen first, because a list of all voxels would need more memory.
+    The function first chooses a plane of the mask, because a list of all the mask's voxels would need more memory.
     """
-    # A loop over planes is five times as fast as one call of count_nonzero for all planes.
+    # A loop over planes is five times as fast as one call of count_nonzero for the whole mask.
     ends = np.cumsum([np.count_nonzero(plane) for plane in mask])
     if not (total := int(ends[-1])):
         return None
     rank = min(int(place * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
-    # The index of the voxel in the plane is negative, so the index counts from the plane's last voxel.
+    # The index of the voxel in the plane is negative, so it counts from the end of the plane.
     inside = np.argwhere(mask[plane])[rank - int(ends[plane])]
     return [plane, *inside.tolist()]
 
@@ -71,7 +71,7 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
 def _cut(
     image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
 ) -> Tensor:
-    """Copy a box of an image, and pad the box where it exceeds the image.
+    """Copy a box from an image; where the box exceeds the image, pad the copy.
 
     Args:
         starts: The first index of the box along each axis.

@@ -1,5 +1,5 @@
-"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Only sites import this module, not the
-server.
+"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Sites import this module, and the server
+does not.
 """
 
 import math
@@ -22,8 +22,8 @@ from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.sources import FEWEST, DataSource
 from medsilo.tasks.survey import Problem, digest
 
-SHOWN = 8  # largest number of values that an error message lists
-BYTE, DARKEST = 255, 65_535 // 16  # greatest 8-bit value, and greatest 12-bit value
+SHOWN = 8  # limit on the number of values that an error message lists
+BYTE, DARKEST = 255, 65_535 // 16  # largest 8-bit value, and largest 12-bit value
 RARELY = (
     f"masks have a value that no label of the plan stands for, and fewer than {FEWEST} patients have; it counts as "
     "background"
@@ -39,12 +39,12 @@ def made(
     mask: Callable[[Scan, Path], np.ndarray],
     numbers: dict[int, int],
 ) -> PreparedEntry:
-    """Read one image and its label, and convert them to the network's inputs and targets."""
-    # The mask may have been drawn on the image as stored, or on the rotated image.
+    """Read one image and the label of the image, and convert both to the network's inputs and targets."""
+    # The mask may have been drawn on the image as the file stores it, or on the rotated image.
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
-    # The range is computed before scaling, because z-score scaling changes values in place.
+    # The range of values is computed before scaling, because z-score scaling changes values in place.
     between = float(scan.values.min()), float(scan.values.max())
     inputs = task.inputs_of(scan)
     values: tuple[int, ...] = ()
@@ -113,7 +113,7 @@ def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], sourc
 
 
 def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
-    """Return the patients whose masks contain each value."""
+    """For each value, return the patients whose masks contain the value."""
     found: dict[str, set[str]] = {}
     for one in every:
         for value in one.facts.values:
@@ -122,11 +122,12 @@ def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
 
 
 def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Record masks that contain a structure which the site declares as not annotated."""
+    """If a mask contains a structure that the site declares as not annotated, record the mask."""
     shown = [{label for labels in one.facts.shown for label in labels} for one in every]
     undrawn = set(task.undrawn(source))
     drawn = [one.entry for one, labels in zip(every, shown, strict=True) if labels & undrawn]
-    # If few patients are affected, a rejection would disclose a fact about a single patient's mask.
+    # If the data were rejected although few patients are affected, the rejection would disclose a fact about a single
+    # patient's mask.
     few = source.split is not None and len({entry.patient for entry in drawn}) < FEWEST
     what = "masks show a structure that data.unannotated names; correct it, or data.label_map"
     listing.add("note" if few else "stops", what, [entry.name for entry in drawn])

@@ -16,7 +16,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.shares import Partition, Shares
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     from medsilo.tasks.cache import Facts, HeldEntry, PreparedEntry
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.site_data import SiteData
@@ -58,7 +58,9 @@ class OwnData(Task):
         return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data, which are divided before they are standardised."""
+        """Return one site's training, validation and test data; the data are divided into these parts before they are
+        standardised.
+        """
         from medsilo.tasks.own import reading
 
         return reading.data_of(self, site, sites, source)
@@ -69,7 +71,7 @@ class OwnData(Task):
         return reading.survey_of(self, site, sites, source)
 
     def completed(self, data: "SiteData") -> "SiteData":
-        """Apply the last steps of preparation, such as standardisation, which depend on the training cases."""
+        """Apply the last steps of preparation, such as standardisation; these steps depend on the training cases."""
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:
@@ -89,18 +91,18 @@ class OwnData(Task):
     def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        """Read a site's data once, and return the survey and the training, validation and test part."""
+        """Read a site's data once; return the survey, and the training, validation and test part of the data."""
 
 
 class OwnFolder(OwnData):
-    """Base class of tasks that read files in a hospital's folder. The key `data` in the hospital's medsilo.yaml
+    """Base class of tasks that read the files in a hospital's folder. The key `data` in the hospital's medsilo.yaml
     describes the files.
 
     A subclass defines `cases_in`, which reads cases from the files of one image or recording. This base class finds
     files, classes and patients, divides the cases into parts and folds, caches cases, and supports `medsilo check`.
 
-    Subclasses may override the listing of files, their classes, their preparation, notes about them, and the survey's
-    fields (`listing_of`, `classes_of`, `maker`, `note`, `told_of`).
+    Subclasses may override `listing_of`, `classes_of`, `maker`, `note` and `told_of`, which list files, find classes,
+    prepare files, note facts, and fill the survey.
 
     >>> from medsilo.extend import Classification, OwnFolder
     >>> class Traces(OwnFolder):
@@ -112,7 +114,7 @@ class OwnFolder(OwnData):
     (0.6, 0.2, 0.2)
     """
 
-    files: ClassVar[str] = "images"  # word for the files in messages
+    files: ClassVar[str] = "images"  # word for the data files in messages
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
         """Read the files of one image or recording, and return the network's inputs, [cases, *shape]. Raises DataError
@@ -124,7 +126,7 @@ class OwnFolder(OwnData):
     def prepared(
         inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
     ) -> "PreparedEntry":
-        """Create a prepared image or recording from tensors.
+        """Create a prepared image or recording from the given tensors.
 
         Args:
             inputs: The inputs, [cases, *shape].
@@ -139,20 +141,22 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the image or recording that contains a case, and the index of the case within it."""
+        """Return the image or recording that contains a case, and the index of the case within this image or
+        recording.
+        """
         from medsilo.tasks.cache import held_case
 
         return held_case(cases, number)
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the images or recordings in a folder, as the site's settings describe them."""
+        """List the images or recordings in a folder according to the site's settings."""
         from medsilo.tasks.case_index import CaseIndex
 
         return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
     def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
-        """Return a function that prepares an image or recording, given its files, label and patient.
+        """Return a function that prepares an image or recording from its files, label and patient.
 
         The label is the path of a mask, or the number of the class in a classification.
         """
@@ -176,22 +180,24 @@ class OwnFolder(OwnData):
         return names
 
     def undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels that a site did not annotate, or the numbers of structures if structures may overlap."""
+        """Return the labels that a site did not annotate; if structures may overlap, return the numbers of these
+        structures.
+        """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
             return [number for number, name in enumerate(structures, 1) if name in source.unannotated]
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Return the class of each image or recording by its name, where the class None means that training ignores
-        it.
+        """For the name of each image or recording, return the class; the class None means that training ignores the
+        image or recording.
         """
         from medsilo.tasks.own import reading
 
         return reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:
-        """Return the number of a label, given its number or name. Raises DataError if the plan lacks the label."""
+        """Return the number of a label whose number or name is given. Raises DataError if the plan lacks the label."""
         names = self.goal.label_names
         if str(label) in names:
             return names.index(str(label))
@@ -208,13 +214,13 @@ class OwnFolder(OwnData):
         """
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
-        """Return fields of the survey, by default the sizes, spacings and intensities of images."""
+        """Return fields of the survey; by default, return the sizes, spacings and intensities of images."""
         from medsilo.tasks.own import reading
 
         return reading.told_of(every)
 
     def chosen_cases(self, facts: "Facts") -> list[int]:
-        """Return the indices of those cases of an image or recording that training and tests use."""
+        """Return the indices of the cases of an image or recording that training and tests use."""
         return list(range(len(facts.shown)))
 
     def examined(

@@ -1,4 +1,6 @@
-"""Define the plan's keys for columns of numbers in tables and recordings, and standardise these columns."""
+"""Define the plan's keys for columns of numbers in tables and recordings, and standardise the numbers in these
+columns.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,8 @@ MOST_COLUMNS = 5000
 
 
 class Column(Section):
-    """A column of a table or recording. The column contains categories if `levels` are given, else numbers.
+    """A column of a table or recording. If `levels` are given, the column contains categories; otherwise, it contains
+    numbers.
 
     >>> Column.model_validate("age").inputs, Column(name="ward", levels=("A", "B")).read("B", {})
     (1, [0.0, 1.0])
@@ -65,7 +68,7 @@ class Column(Section):
         return len(self.levels) or 1
 
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
-        """Convert a cell to inputs of the network, or return None if the cell contains no valid value.
+        """Convert a cell to inputs of the network; return None if the cell contains no valid value.
 
         Args:
             own: Maps the hospital's levels, normalised by `cells.level`, to the plan's levels.
@@ -79,7 +82,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Return the number of the plan's class for each normalised label of the site."""
+    """For each normalised label of the site, return the number of the plan's class."""
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
@@ -92,7 +95,7 @@ def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -
 
 Standardise = Literal["site", "plan", "none"]
 FURTHEST = 100.0  # largest absolute value of standardised inputs, to which inputs are clipped
-# For each input, the number that is subtracted, and the number by which the difference is divided.
+# For each input, the number to subtract, and the number by which the difference is divided.
 Scales = tuple[Tensor, Tensor]
 
 
@@ -102,7 +105,7 @@ def scaled(values: Tensor, scales: Scales) -> Tensor:
 
 
 def from_training_cases(what: str) -> str:
-    """Explain why differential privacy forbids standardisation by a hospital's training cases."""
+    """Explain why differential privacy forbids that a hospital standardises by the means of its training cases."""
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
         f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
@@ -142,7 +145,7 @@ class Standardised(OwnData):
     @property
     @abstractmethod
     def numbers(self) -> Sequence[Column]:
-        """The columns that provide inputs of the network."""
+        """The columns of the plan that provide inputs of the network."""
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -161,8 +164,8 @@ class Standardised(OwnData):
         return self.standardise == "site"
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return the means and standard deviations that an earlier survey contains."""
-        # The last names are indicators of missing values, which have no scales.
+        """Return the means and standard deviations that a survey made earlier contains."""
+        # The last inputs indicate missing values and have no scales.
         names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations

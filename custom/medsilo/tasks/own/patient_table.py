@@ -29,7 +29,7 @@ from medsilo.tasks.own.own_numbers import (
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survival import EVENTS, Survival
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     from medsilo.tasks.own.table_rows import TableRows
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource
@@ -109,8 +109,8 @@ class PatientTable(Standardised):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Names of the groups in which cases are counted: the classes, or in a survival analysis the censored cases and
-        the events.
+        """Names of the groups in which cases are counted: the classes, or, in a survival analysis, the censored cases
+        and the events.
         """
         return EVENTS if self.kind == "survival" else self.labels
 
@@ -149,7 +149,7 @@ class PatientTable(Standardised):
         """For each input, return the mean and the standard deviation with which the input is standardised.
 
         Inputs from categories are not standardised, so their mean is 0 and their standard deviation is 1. A missing
-        number is replaced by the mean.
+        number is replaced by the mean of its input.
 
         Args:
             raw: The inputs, [cases, inputs], where missing values are NaN.
@@ -175,7 +175,7 @@ class PatientTable(Standardised):
 
     @property
     def read_numbers(self) -> int:
-        """Number of inputs, without the inputs that indicate missing values."""
+        """Number of inputs, not counting the inputs that indicate missing values."""
         return sum(column.inputs for column in self.columns)
 
     def own_scales(self, source: "DataSource") -> Scales:
@@ -183,8 +183,8 @@ class PatientTable(Standardised):
         return self.scales_of(torch.from_numpy(self.rows(source.table_file(), source, outcome=False).inputs))
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
-        """Standardise values, replace missing values by the mean, and add inputs that indicate missing values if the
-        plan demands them.
+        """Standardise values, and replace missing values by the mean; if the plan demands it, add inputs that indicate
+        missing values.
         """
         known = raw.where(~raw.isnan(), scales[0])
         inputs = known if self.standardise == "none" else scaled(known, scales)
@@ -194,9 +194,9 @@ class PatientTable(Standardised):
         return inputs.float()
 
     def rows(self, path: Path, source: "DataSource", outcome: bool = True) -> "TableRows":
-        """Read the cases in a table as numbers, and record problems of all other rows.
+        """Read the cases in a table as numbers, and record problems of rows that are not usable as cases.
 
-        If outcomes are read, too, rows without an outcome are left out.
+        If the function also reads outcomes, rows without an outcome are left out.
         """
         from medsilo.tasks.own import table_rows
 

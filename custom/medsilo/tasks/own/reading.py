@@ -1,6 +1,6 @@
 """Read a hospital's data: prepare and cache cases, divide them into training, validation and test, and make the survey.
 
-Only sites import this module, not the server.
+Sites import this module, and the server does not.
 """
 
 import re
@@ -29,7 +29,9 @@ HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", 
 
 
 def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-    """Return one site's training, validation and test data, which are divided before they are standardised."""
+    """Return one site's training, validation and test data; the data are divided into these parts before they are
+    standardised.
+    """
     survey, parts = task.examined(site, sites, source)
     refuse_what_stops(survey.problems)
     data = SiteData(*(parts[part] for part in PARTS), survey=survey)
@@ -41,7 +43,9 @@ def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource |
 
 
 def survey_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> Survey:
-    """Return the survey of a site's data, which lists faults of the data instead of raising errors."""
+    """Return the survey of a site's data; the survey lists faults of the data, and the function raises no error for a
+    fault.
+    """
     try:
         return task.examined(site, sites, source and source.once())[0]
     except MedsiloError as error:
@@ -54,11 +58,10 @@ def needed(source: DataSource) -> Sequence[str]:
 
 
 def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, PartFacts], source: DataSource) -> None:
-    """Record a problem if a part (training, validation, test) has no cases, or if all training cases have the same
-    class.
+    """Record a problem if a part (training, validation, test) has no cases, or if all training cases have one class.
 
-    If an earlier problem stops training, no problem is recorded, because the earlier problem may be the reason for an
-    empty part.
+    If a problem that stops training was already recorded, no problem is added, because that problem may be the reason
+    for an empty part.
     """
     if any(problem.severity == "stops" for problem in problems):
         return
@@ -98,7 +101,8 @@ def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source:
 def dealt(
     partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
 ) -> list[Entry]:
-    """Divide the images or recordings in one folder among simulated sites, and return those of one site.
+    """Divide the images or recordings in one folder among simulated sites, and return the images or recordings of one
+    site.
 
     Args:
         classes: The class of each image or recording, by its name.
@@ -115,8 +119,8 @@ def dealt(
 
 
 def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Divide the images or recordings into training, validation and test, by the table or by the hospital's split of
-    patients.
+    """Divide the images or recordings into training, validation and test, according to the table or to the hospital's
+    split of patients.
     """
     fixed = {entry.patient: entry.part for entry in listing.entries} if listing.fixed else None
     place = drawn_parts(_own_classes(listing.entries), fixed, source, shares, split, listing.problems)
@@ -133,9 +137,9 @@ def drawn_parts(
 ) -> Mapping[str, str]:
     """Return the part (training, validation, test) of each patient.
 
-    If a table assigns patients to parts, the table's assignment is returned. Otherwise, patients are ranked by a hash
-    of their names, and divided by rank. With differential privacy, a patient's part depends only on the hash of the
-    patient's name.
+    If a table assigns patients to parts of the data, the function returns the table's assignment. If no table assigns
+    patients, the function ranks patients by a hash of their names, and divides the patients by rank. With differential
+    privacy, a patient's part depends only on the hash of the patient's name.
 
     Args:
         classes: The name that the site gives the class of each patient.
@@ -157,9 +161,9 @@ def drawn_parts(
 
 
 def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the most frequent class of each patient, as the site names it.
+    """For each patient, return the most frequent class, in the spelling of the site.
 
-    The plan's class names are not used, because parts must not depend on the plan.
+    The class names of the plan are not used, because the parts of the data must not depend on the plan.
     """
     labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
@@ -168,7 +172,7 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Assign the patients of a site to parts, if the site does not train, and has fewer than three patients.
+    """If the site does not train and has fewer than three patients, assign all of the site's patients to parts.
 
     Patients without an earlier part become test patients.
     """
@@ -184,7 +188,8 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Return the class of each image or recording by its name, where the class None means that training ignores it.
+    """For the name of each image or recording, return the class; the class None means that training ignores the image
+    or recording.
 
     Images or recordings whose class is not in the plan are removed from the list and recorded.
     """
@@ -218,17 +223,19 @@ def told_of(every: Sequence[Any]) -> dict[str, Any]:
 def examined(
     task: OwnFolder, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, ReadyCases]]:
-    """Read the files in a site's folder once, and return the survey and the training, validation and test part."""
+    """Read the files in a site's folder once; return the survey, and the training, validation and test part of the
+    data.
+    """
     task.check_source(source)
     assert source is not None
-    task.absent(source)  # this call validates the key data.unannotated before files are read
+    task.absent(source)  # this call raises an error for an invalid key data.unannotated before files are read
     listing = task.listing_of(source, source.folder_of(site, task.deals))
     classes = task.classes_of(listing, source)
     make = partial(_made_of, task.maker(source), classes)
     if task.partition is not None:
         listing.entries = dealt(task.partition, site, sites, listing.entries, classes)
     parts = divided(listing, source, task.shares, task.split)
-    # The fold is removed, so that all folds use the same cached files.
+    # The fold is removed from the cache key, so that all folds use the same cached files.
     unfolded = task.model_copy(update={"fold": None})
     code = [facts_of(name)["hash"] for name in sorted(ours_behind(task))]
     settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
@@ -262,7 +269,9 @@ def _made_of(make: Callable[..., PreparedEntry], labels: Mapping[str, int | None
 
 
 def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
-    """Yield a problem of files that occur twice in the same part, and a problem of files that occur in two parts."""
+    """Yield a problem for files that occur twice in one part of the data, and a problem for files that occur in two
+    parts.
+    """
     places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for part, entries in held.items():
         for one in entries:
@@ -278,14 +287,16 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare images or recordings, and collect the names of unreadable images or recordings by reason."""
+    """Prepare images or recordings; for each reason, collect the names of images or recordings that are unreadable for
+    this reason.
+    """
     held = []
     for entry in entries:
         try:
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # a MedsiloError that is no DataError has another cause than the file
+        except MedsiloError:  # a MedsiloError that is not a DataError does not come from a fault of the file
             raise
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)

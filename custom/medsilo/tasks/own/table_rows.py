@@ -1,9 +1,9 @@
-"""Read the rows of a hospital's table as cases. Only sites import this module, not the server.
+"""Read the rows of a hospital's table as cases. Sites import this module, and the server does not.
 
 The table and the hospital's settings determine which rows are cases, and a plan cannot exclude rows.
 
-A number outside of the limits that the plan gives for the column counts as missing. If the plan lacks the level of a
-category, all inputs of the category are 0.
+A number outside the limits that the plan states for the column counts as missing. If the plan does not list a
+category's level, all inputs of the category are 0.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -56,7 +56,9 @@ def finished(task: PatientTable, data: SiteData) -> SiteData:
 def examined(
     task: PatientTable, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, Cases]]:
-    """Read a site's table, and return the survey and the training, validation and test part before standardisation."""
+    """Read a site's table; return the survey, and the training, validation and test part of the data before
+    standardisation.
+    """
     task.check_source(source)
     assert source is not None
     if source.images or source.labels or source.patient or source.head or source.cache_folder:
@@ -75,15 +77,14 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# Maps tables to the rows of simulated sites that were read, but not requested yet.
+# For each table, the rows of simulated sites that were read, but that no site has requested yet.
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
 def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites: Sequence[str]) -> "TableRows":
-    """Divide a table's cases among simulated sites, and return the cases of one site.
+    """Divide a table's cases among simulated sites, and return the cases of one of these sites.
 
-    The table is read once for all simulated sites, and the cases of other sites are stored until these sites request
-    them.
+    The table is read once for all simulated sites; the cases of each site are stored until the site requests them.
     """
     state = path.stat()
     told = source.model_dump_json(), source.split, source.each_alone, source.without()
@@ -137,7 +138,7 @@ def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
 def _seen_longer(times: Tensor, censored: Tensor) -> Tensor:
     """Return a Boolean tensor [cases] that is true for each case that was observed longer than the earliest event.
 
-    If no case was observed longer, no two cases can be compared for the concordance index.
+    If no case was observed longer than the earliest event, no two cases can be compared for the concordance index.
     """
     first = times[~censored].min()
     return (times > first) | ((times == first) & censored)
@@ -150,10 +151,10 @@ class TableRows:
     task: PatientTable
     table: Columns
     lines: np.ndarray  # for each case, the index of the row in the table, [cases]
-    inputs: np.ndarray  # [cases, inputs], where missing and invalid values are NaN
-    outcomes: np.ndarray  # [cases, 1], or for survival [cases, 2] with time and event
-    labels: np.ndarray  # [cases], the number of the class, for survival 1 for an event, and for a regression 0
-    classes: TextColumn  # names of classes as the hospital writes them
+    inputs: np.ndarray  # [cases, inputs]; missing and invalid values are NaN
+    outcomes: np.ndarray  # [cases, 1], or, for survival analysis, [cases, 2] with time and event
+    labels: np.ndarray  # [cases], the number of the class; for survival analysis, 1 for an event; for a regression, 0
+    classes: TextColumn  # names of classes in the spelling of the hospital
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
@@ -179,11 +180,11 @@ class TableRows:
         return replace(self, **taken)
 
     def without(self, patients: Collection[str]) -> "TableRows":
-        """Leave out the cases of these patients, without recording a problem."""
+        """Leave out the cases of the given patients; this is not recorded as a problem."""
         return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
 
     def cases(self, cases: np.ndarray) -> Cases:
-        """Return cases as tensors, whose inputs are not standardised."""
+        """Return the cases as tensors; the inputs in the tensors are not standardised yet."""
         inputs, outcomes = torch.from_numpy(self.inputs[cases]), torch.from_numpy(self.outcomes[cases])
         if self.task.kind == "survival":
             targets = outcomes.float()
@@ -192,8 +193,8 @@ class TableRows:
         return Cases(inputs, targets, self.patients[cases].texts())
 
     def divided(self, source: DataSource) -> dict[str, np.ndarray]:
-        """Return the indices of the training, validation and test cases, by the table or by the hospital's split of
-        patients.
+        """Return the indices of the training, validation and test cases, according to the table or to the hospital's
+        split of patients.
         """
         patients = self.patients.shown()
         fixed: dict[str, str] | None = None
@@ -224,9 +225,9 @@ class TableRows:
         return {patients.values[who]: parts.values[part] for who, part in pairs.T.tolist()}
 
     def class_of_each(self, patients: TextColumn) -> dict[str, str]:
-        """Return the most frequent class of each patient, as the hospital names it.
+        """For each patient, return the most frequent class, in the spelling of the hospital.
 
-        The plan's class names are not used, because parts must not depend on the plan.
+        The class names of the plan are not used, because the parts of the data must not depend on the plan.
         """
         order = np.argsort(np.argsort(self.classes.values, kind="stable"), kind="stable")
         ranks = order[self.classes.codes] if len(self.classes.values) else np.zeros(len(self.lines), int)
@@ -240,7 +241,7 @@ class TableRows:
         return {patients.values[who]: names[rank] for who, (_, rank) in found.items()}
 
     def copies(self) -> int:
-        """Count the rows that equal an earlier row of the same patient in all columns that the plan reads."""
+        """Count the rows that, in all columns that the plan reads, are equal to an earlier row of the same patient."""
         # True for each row of a patient who has several rows
         again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
@@ -248,7 +249,7 @@ class TableRows:
 
 
 class _Reading:
-    """Reads a table for a task: first, the hospital's settings determine which rows are cases, then the plan selects
+    """Reads a table for a task: first, the hospital's settings determine which rows are cases; then, the plan selects
     columns.
     """
 
@@ -295,7 +296,7 @@ class _Reading:
                 raise DataError("data.required names a column that the table lacks; correct it", private=name)
             lacking = self.table.column(own).isin(self.missing)
             self._leave_out(kept, f"lines have no value of {name!r}, which this hospital requires", lacking)
-        # A row needs a value for every outcome in the settings, also for outcomes that this plan does not predict.
+        # A row needs a value for every outcome in the settings, even for outcomes that this plan does not predict.
         for name in self.source.outcome if self.outcome else ():
             if (own := self.table.find(name)) is not None:
                 self._leave_out(kept, "lines have no outcome", self.table.column(own).isin(self.missing))
@@ -342,7 +343,7 @@ class _Reading:
 
     # ---------------------------------------------------- the lines that are cases
     def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
-        """Leave out rows, and record those that were not left out before."""
+        """Leave out the given rows, and record each row that no earlier call left out."""
         self._note("left out", what, lines & kept)
         kept &= ~lines
 
@@ -351,7 +352,7 @@ class _Reading:
         return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
 
     def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
-        """Return the outcome of each row, the number of the plan's class, and the hospital's name of the class."""
+        """For each row, return the outcome, the number of the plan's class, and the hospital's name for the class."""
         task, columns = self.task, [self._column(name) for name in self.task.outcomes]
         for name, own in zip(task.outcomes, columns, strict=True):
             self._leave_out(kept, "lines have no outcome", self._lacks(name, own))
@@ -397,7 +398,7 @@ class _Reading:
 
     # -------------------------------------------------------------------------- the plan's inputs
     def _inputs(self, kept: np.ndarray) -> np.ndarray:
-        """Return the inputs of all rows, [rows, inputs], where missing and invalid values are NaN."""
+        """Return the inputs of all rows, [rows, inputs]; missing and invalid values are NaN."""
         inputs = np.full((self.table.count, self.task.read_numbers), np.nan)
         place, read = 0, {column.name for column in self.read}
         for column in self.task.columns:
@@ -440,7 +441,7 @@ class _Reading:
         return values
 
     def _numbers(self, name: str, own: TextColumn) -> np.ndarray:
-        """Convert a column to numbers, [rows], where points may separate thousands if the decimal sign is a comma."""
+        """Convert a column to numbers, [rows]; if the decimal sign is a comma, points may separate thousands."""
         texts = tuple(without_thousands(name, own.values, self.source.decimal))
         return TextColumn(texts, own.codes).numbers(self.source.decimal)
 
@@ -451,7 +452,7 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record the table's unreadable rows, and a problem if letters may have been decoded wrongly."""
+        """Record the table's unreadable rows; if letters may have been decoded wrongly, also record this problem."""
         table = self.table
         if table.uneven:
             what = "lines have more or fewer cells than the first; export the table again"
@@ -461,5 +462,5 @@ class _Reading:
 
 
 def read_rows(task: PatientTable, path: Path, source: DataSource, outcome: bool = True) -> TableRows:
-    """Read the cases in a table. If outcomes are read, too, rows without an outcome are left out."""
+    """Read the cases in a table. If the method also reads outcomes, rows without an outcome are left out."""
     return _Reading(task, path, source, outcome).rows()

@@ -14,7 +14,7 @@ from medsilo.models.network import Dimensions
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     from medsilo.tasks.cache import Facts
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.sources import DataSource
@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # imported for type checking only, because only sites read ca
 class VolumeFolder(FolderTask):
     """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels are masks or classes.
 
-    Subclasses may override the methods that list cases, read images and read masks: `listing_of`, `scan_of` and
-    `mask_reader`. Every volume is reoriented to LPS.
+    Subclasses may override `listing_of`, `scan_of` and `mask_reader`, which list cases, read images and read masks.
+    Every volume is reoriented to LPS.
 
-    If the plan has a target spacing, volumes are resampled to this spacing, and a segmentation trains on patches of the
-    plan's size. Without a target spacing, volumes are resized to the plan's size.
+    If the plan has a target spacing, volumes are resampled to the target spacing, and a segmentation trains on patches
+    of the plan's size. If the plan has no target spacing, volumes are resized to the plan's size.
 
-    If the plan has two dimensions, every slice is a case, and lists with one number for each axis are in the order x,
-    y. All slices of a volume are in the same part (training, validation or test).
+    If the plan has two dimensions, every slice is a case, and lists with one number per axis have the order x, y. All
+    slices of a volume are in the same part (training, validation or test).
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
@@ -96,7 +96,7 @@ class VolumeFolder(FolderTask):
         return image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the images in a folder, with their channels in the plan's order if the site names the channels."""
+        """List the images in a folder; if the site names the channels, the channels are in the plan's order."""
         if not isinstance(source.images, dict):
             return super().listing_of(source, folder)
         own = source.images
@@ -120,8 +120,8 @@ class VolumeFolder(FolderTask):
         return self.modalities
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the MONAI bundle configuration that reorients and resamples volumes, with the axis across slices last
-        if slices are the cases.
+        """Return the MONAI bundle configuration that reorients and resamples volumes; if slices are the cases, the axis
+        across slices is last.
         """
         turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
         rest = [] if self.axes == 3 else [0]
@@ -139,8 +139,8 @@ class VolumeFolder(FolderTask):
 
 
 class NiftiFolder(VolumeFolder):
-    """A task whose cases are volumes in NIfTI, MHA or NRRD files, or in folders that each contain one DICOM series. A
-    mask is a file with the same grid as its image.
+    """A task whose cases are volumes; a volume is a NIfTI, MHA or NRRD file, or a folder with one DICOM series. A mask
+    is a file with the same grid as its image.
     """
 
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"
@@ -148,4 +148,4 @@ class NiftiFolder(VolumeFolder):
     name: Literal["nifti-folder"] = "nifti-folder"
 
     def across_patients(self) -> str:
-        return super().across_patients()  # the intensity scaling of an image depends on no other image
+        return super().across_patients()  # the intensity scaling of an image does not depend on other images

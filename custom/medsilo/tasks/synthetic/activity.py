@@ -18,19 +18,20 @@ from medsilo.tasks.shares import Alpha
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 CHANNELS = 9
 CLASSES = 6
 HARMONICS = 3
-HABIT = 0.8  # fraction of a person's windows with the person's main activity; all other windows have random activities
+# fraction of a person's windows that show the person's main activity; the activities in all other windows are random
+HABIT = 0.8
 EVEN = 1000.0  # parameter of a Dirichlet distribution whose samples are almost equal fractions
 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A type of sensor, with a gain and an offset for each channel, where a negative gain inverts the channel."""
+    """A type of sensor, with a gain and an offset for each channel; a negative gain inverts the channel."""
 
     gains: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -60,21 +61,21 @@ class Motions:
 class SyntheticActivity(Task):
     """SYNTHETIC sensor data: windows [9, steps] of nine channels, with six activities, at any number of sites.
 
-    Each person has the same activity in most windows, and moves with an individual tempo and strength. Each site has at
+    Each person has one main activity in most windows, and moves with an individual tempo and strength. Each site has at
     least three persons.
 
     For each main activity, the sites' fractions of persons are sampled from Dirichlet(alpha).
 
-    Sites 1, 3, 5, ... have the first type of sensor, and sites 2, 4, 6, ... have the second type. The two types of
-    sensors differ in gains, offsets, inverted channels, noise and clock rate.
+    Sites 1, 3, 5, ... use the first type of sensor, and sites 2, 4, 6, ... use the second type of sensor. The two types
+    of sensors differ in gains, offsets, inverted channels, noise and clock rate.
 
-    The plan determines how sites differ, as in design C of the benchmarks.
+    As in design C of the benchmarks, the plan determines how sites differ.
 
     With the shift "label" (C2), sites differ in the frequency of activities. With the shift "feature" (C4), sites
     differ in sensors, and alpha is ignored. With the shift "both" (C1), sites differ in activities and, independently,
-    in sensors. With the shift "none", sites do not differ.
+    in sensors. With the shift "none", sites differ neither in activities nor in sensors.
 
-    Design C of the benchmarks differs from this task: Design C has images, eight classes and three types of devices.
+    Unlike this task, design C of the benchmarks has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
@@ -125,7 +126,7 @@ class SyntheticActivity(Task):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Generate one person's windows, [windows, 9, steps], and the activities in these windows, [windows].
 
-        The motion of a person does not depend on the site.
+        The motion of a person does not depend on the person's site.
         """
         random = numbers_for(seed, self.name, "person", int(person))
         labels = np.where(random.random(self.windows) < HABIT, habit, random.integers(CLASSES, size=self.windows))

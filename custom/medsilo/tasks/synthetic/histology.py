@@ -25,14 +25,14 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 GOALS = {
     "phase": Classification(("nucleus above", "nucleus below")),
     "amplitude": Classification(("small nucleus", "large nucleus")),
 }
-DEBRIS = 4  # number of nuclei in a patch that belong to no cell, and that do not depend on the class
+DEBRIS = 4  # number of nuclei in a patch that belong to no cell; their positions do not depend on the class
 SPACING = 16  # number of pixels between neighbouring positions of cells
 
 
@@ -56,7 +56,7 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Interpolate between two appearances, or extrapolate if the share of the second appearance is above 1."""
+        """Interpolate between two appearances; if the share of the second appearance is above 1, extrapolate."""
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
 
@@ -79,13 +79,13 @@ class SyntheticHistology(Task):
 
     With the coding "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell.
     The classes differ by a rotation of 180 degrees, so both classes have equal amplitude spectra, and only the phase
-    spectrum determines the label.
+    spectrum reveals the class.
 
-    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. The coding
-    "amplitude" is a negative control, because amplitude normalisation lowers the accuracy.
+    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. With the coding
+    "amplitude", amplitude normalisation lowers the accuracy, so this coding is a negative control.
 
     Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
-    texture. The plan's shift scales the differences in appearance, and with a shift of 0 all sites have the same
+    texture. The plan's shift scales the differences in appearance between sites; with a shift of 0, all sites have one
     appearance.
 
     Patients differ in the strength of staining, the size of cells and the number of cells.
@@ -142,8 +142,8 @@ class SyntheticHistology(Task):
         return SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Generate the densities of tissue and of nuclei, each [cases, size, size], which do not depend on the site's
-        appearance.
+        """Generate the densities of tissue and of nuclei, each [cases, size, size]; the densities do not depend on the
+        site's appearance.
         """
         cases, per_side = len(labels), self.size // SPACING
         shape = (cases, per_side**2)
@@ -153,7 +153,7 @@ class SyntheticHistology(Task):
         present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
         radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
         if self.coding == "phase":
-            # All nuclei are above the centre, because patches with label 1 are rotated later.
+            # All nuclei are generated above the centre of their cells, because patches with label 1 are rotated later.
             angles = random.normal(np.pi / 2, 0.7, shape)
             nuclei = 0.4 * radii
         else:
@@ -189,8 +189,8 @@ def develop(
 ) -> np.ndarray:
     """Apply a site's appearance, and return RGB patches [cases, 3, size, size] with values from 0 to 1.
 
-    The staining follows the Beer-Lambert law. Contrast, illumination, blur and noise of the camera are applied after
-    the staining.
+    The staining of a patch follows the Beer-Lambert law. Contrast, illumination, blur and noise of the camera are
+    applied after the staining.
     """
     size = tissue.shape[-1]
     strength = per_case(staining, 2)

@@ -1,4 +1,4 @@
-"""Define functions that all synthetic hospitals share, such as names of patients and smooth noise.
+"""Define functions that all synthetic tasks share, such as functions for names of patients and for smooth noise.
 
 No function in this module uses BLAS, so that synthetic cases do not depend on the number of threads.
 """
@@ -29,7 +29,7 @@ def patient_names(position: int, patients: int) -> list[str]:
 
 
 def blur(images: np.ndarray, sigma: float) -> np.ndarray:
-    """Blur images [..., H, W] with a Gaussian filter, where values at the edges are repeated outside of the image."""
+    """Blur images [..., H, W] with a Gaussian filter; outside the image, the values at the edges are repeated."""
     reach = int(np.ceil(2.5 * sigma))
     if reach == 0:
         return images

@@ -24,7 +24,7 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
+if TYPE_CHECKING:  # this import is only for type checking, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the organ, if similarity is "low"
@@ -32,7 +32,7 @@ DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The appearance of a site's images, and the ratio of the site's number of patients to the smallest site's
+    """The appearance of a site's images, and the site's number of patients as a multiple of the smallest site's
     number.
     """
 
@@ -62,18 +62,19 @@ SITES = (
 class SyntheticProstate(Task):
     """SYNTHETIC prostate: slices [1, size, size] of volumes and masks [size, size] of the organ, at up to eight sites.
 
-    Each volume contains two ellipsoids with opposite contrast, of which one is the organ, and a background with stripes
-    and a bias field. The task follows design B of the benchmarks.
+    Each volume contains two ellipsoids with opposite contrast, and a background with stripes and a bias field; one
+    ellipsoid is the organ. The task follows design B of the benchmarks.
 
     With the similarity "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. With the
-    similarity "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth site. A
-    single model is then correct at all sites only if it recognises the site by background and brightness.
+    similarity "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth site. If
+    similarity is "low", a single model is correct at all sites only if it recognises the site by background and
+    brightness.
 
     Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times the
     smallest site's number). The values of each patient's volume are multiplied by an individual factor. Each case is a
     slice that shows the organ, and the network returns two logits for each pixel.
 
-    In design B of the benchmarks, each patient has one slice.
+    In design B of the benchmarks, but not in this task, each patient has only one slice.
     """
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
@@ -131,7 +132,7 @@ class SyntheticProstate(Task):
     def use(self) -> Inference:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
-            # row indices increase towards the back of the patient
+            # row indices of an image increase towards the back of the patient
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
@@ -145,7 +146,7 @@ class SyntheticProstate(Task):
         angles = random.uniform(0, 2 * np.pi, count)
         away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
         objects = []
-        # The ellipsoids never touch, because they are on opposite sides of the centre and have radii of at most 8
+        # The two ellipsoids never touch, because they are on opposite sides of the centre and have radii of at most 8
         # pixels.
         for side in (1, -1):
             centres = middle + side * away + random.uniform(-0.5, 0.5, (count, 3))
