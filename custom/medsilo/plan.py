@@ -111,7 +111,7 @@ class SecureAggregationSettings(Feature):
         65536.0,
         gt=0,
         le=1e11,  # with this limit on numbers, masking rounds numbers to 1e-5 or finer for any number of hospitals
-        description="the largest absolute value that is masked; the server rejects a hospital with a larger one",
+        description="the largest absolute value that is masked; the server rejects a hospital with a larger value",
     )
 
     @property

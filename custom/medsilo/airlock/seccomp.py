@@ -60,6 +60,10 @@ NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
+    "vmsplice": (278, 75),
+    "tee": (276, 77),
+    "inotify_init": (253, 26),
+    "inotify_init1": (294, 26),
     "io_setup": (206, 0),  # all processes of the machine share one limit on requests of the system call io_setup
 }
 # The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a sandbox, IPv4 and IPv6 sockets reach only the
