@@ -13,9 +13,9 @@ from typing import Any
 import nibabel
 import numpy as np
 
+from medsilo_lab.nnunet_planning import make_plans
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite, facts_of, samples_of
 from medsilo_nnunet.nnunet_files import RawData
-from medsilo_nnunet.planning import make_plans
 from medsilo_nnunet.question import SegmentationQuestion
 
 QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})

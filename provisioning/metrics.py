@@ -48,11 +48,11 @@ from medsilo.flare.leftovers import studies_of
 from medsilo.runs import event_reading, events, paths
 from medsilo.runs.ends import study_state
 from medsilo.runs.event_reading import columns_of
-from medsilo.runs.incidents import Incidents, Message, News, news_of
 from medsilo.runs.progress import read_now
 from medsilo.runs.reading import read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.site.ledger import ledgers
+from medsilo_lab.consortium.incidents import Incidents, Message, News, news_of
 from medsilo_page.watching import studies
 
 T = TypeVar("T")

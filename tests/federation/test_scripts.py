@@ -203,7 +203,7 @@ JOB = """
 import sys
 from model import Net
 from nvflare.recipe import SimEnv
-from medsilo_script import recipes
+from medsilo_lab import recipes
 
 ranks = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2"
 given = {"launch_external_process": True, "command": ranks, "train_script": "client.py"}

@@ -11,10 +11,10 @@ import pytest
 
 from medsilo import cli
 from medsilo.runs import event_reading
-from medsilo.runs.incidents import GATHER, SETTLED
 from medsilo.runs.progress import read_now
 from medsilo.runs.rounds import Turns
 from medsilo_lab.consortium import lead
+from medsilo_lab.consortium.incidents import GATHER, SETTLED
 from medsilo_lab.jobs import write_job
 from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan

@@ -15,11 +15,11 @@ import torch
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
+from medsilo_lab.nnunet_planning import FOLDERS, make_plans, unsure_keys
 from medsilo_nnunet import PLANNERS
 from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, MeasuredSite, facts_of, samples_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import NnUNetPlans
-from medsilo_nnunet.planning import FOLDERS, make_plans, unsure_keys
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import (
     KINDS,

@@ -21,10 +21,10 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.cache import held_case
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.nnunet_planning import make_plans
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_parts import TrainerName
-from medsilo_nnunet.planning import make_plans
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import write_volumes
 

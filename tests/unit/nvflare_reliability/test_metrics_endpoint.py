@@ -25,9 +25,9 @@ import yaml
 from medsilo.check.kit import read_kit, trouble
 from medsilo.federation.account import ledger_of
 from medsilo.runs.events import Event, write
-from medsilo.runs.incidents import Message
 from medsilo.site.ledger import CountedStudy
 from medsilo.site.query_budget import QueryBudget
+from medsilo_lab.consortium.incidents import Message
 from medsilo_lab.engines import inprocess
 from provisioning import metrics
 from tests.conftest import SITES, make_plan, mounted, over_all, pace

@@ -58,7 +58,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         "medsilo/pages.json.bz2",
         "medsilo_pretrained/paper_networks.py",
         "medsilo_dicom/header.py",
-        "medsilo_nnunet/planning.py",
+        "medsilo_nnunet/fingerprint.py",
         "medsilo_page/page.css",
         "medsilo_page/style.html",
         "medsilo_script/client.py",

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from medsilo.check.kit import OF_A_JOB
-from medsilo.runs import events, incidents
+from medsilo.runs import events
 from medsilo.runs.events import Event, write
-from medsilo.runs.incidents import Incidents, Message, News, news_of
+from medsilo_lab.consortium import incidents
+from medsilo_lab.consortium.incidents import Incidents, Message, News, news_of
 from provisioning import metrics
 from tests.conftest import mounted
 from tests.secure.consortium import wait_until

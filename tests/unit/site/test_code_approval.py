@@ -39,8 +39,9 @@ from medsilo.site.approvals import Approvals, approvals_of
 from medsilo.site.job_code import ADDED, LARGEST, MOST_FILES, JobCode
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
+from medsilo_lab import recipes
 from medsilo_page.pages import serve
-from medsilo_script import client, recipes
+from medsilo_script import client
 from nvflare_reliability.kit_patches import AskingDeployer
 from tests.unit.medsilo_page.test_site_page import Visitor, serving
 from tests.unit.medsilo_script.test_script import Flare

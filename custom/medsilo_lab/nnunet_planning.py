@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import MedsiloError, files
+from medsilo.core import files
+from medsilo.core.errors import MedsiloError
 from medsilo_nnunet import NEEDED, PLANNERS
 from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
