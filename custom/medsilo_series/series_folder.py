@@ -205,7 +205,8 @@ class SeriesFolder(OwnFolder, Standardised):
         return {entry.name: known.get(TableReader.level(str(entry.label))) for entry in listing.entries}
 
     def maker(self, source: DataSource) -> Callable[..., Any]:
-        return partial(self._made, reader=Reader(self.limits, source, self.rate), known=self.known_labels(source))
+        reader, known = Reader(self.limits, source, self.rate), self.known_labels(source)
+        return _LastMade(partial(self._made, reader=reader, known=known))
 
     def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
         recording = reader.read(files[0])
@@ -298,6 +299,23 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
         listing.add("left out", what, names)
     listing.check_patients(reader.source)
     return shown
+
+
+class _LastMade:
+    """Prepares recordings, and keeps the windows of the last one. Without a cache, the windows of a recording are read
+    one after another, and a long recording has thousands.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+        self.last: tuple[Any, Any] | None = None
+
+    def __call__(self, files: tuple[Path, ...], label: int | None, patient: str) -> Any:
+        asked, last = (files, label, patient), self.last
+        if last is None or last[0] != asked:
+            self.last = last = None  # two recordings might not fit into memory
+            self.last = last = asked, self.make(*asked)
+        return last[1]
 
 
 class _Finished(Dataset):

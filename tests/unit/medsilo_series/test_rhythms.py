@@ -153,6 +153,18 @@ def test_windows_in_the_cache_are_of_the_present_annotations(tmp_path: Path) -> 
     assert labels().count(2) == 6000 // 512
 
 
+def test_the_windows_of_a_long_recording_are_cut_once(tmp_path: Path) -> None:
+    """Earlier, a data set of 12 recordings of half an hour took minutes, because every window cut its whole recording
+    anew.
+    """
+    write_holter(tmp_path, 2)
+    make = task_of("AFIB", "N", "VT").maker(source_of(tmp_path))
+    made_once = make((tmp_path / "100.hea",), 0, "100")
+    assert make((tmp_path / "100.hea",), 0, "100") is made_once
+    other = make((tmp_path / "101.hea",), 0, "101")
+    assert other is not made_once and other.facts.digest != made_once.facts.digest
+
+
 def test_rows_without_a_label_are_of_no_rare_class(tmp_path: Path) -> None:
     """Earlier, the few recordings that have rows without a label were left out, as if these rows had a rare label."""
     write_holter(tmp_path, 12)
