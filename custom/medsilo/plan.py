@@ -77,7 +77,7 @@ class TransportSettings(Feature):
         ge=8,
         le=1_000_000,
         description="speed of the slowest connection in kbit/s; a chunk of a tensor has at most the size that this "
-        "connection sends in ten seconds. With 4000, the default, a chunk has 1 MiB, and the chunks in transit have "
+        "connection sends in ten seconds. With 4000, the default, a chunk has 1 MiB. The chunks in transit have "
         "the size that the connection sends in two seconds at its measured speed",
     )
 

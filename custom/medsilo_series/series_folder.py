@@ -302,8 +302,8 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
 
 
 class _LastMade:
-    """Prepares recordings, and keeps the windows of the last one. Without a cache, the windows of a recording are read
-    one after another, and a long recording has thousands.
+    """Prepares recordings, and keeps the windows of the last recording. Without a cache, the windows of a recording are
+    read one after another, and a long recording has thousands.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ WAITING = 8 * MOST  # maximum bytes of a sender's messages that have arrived but
 class ForgottenJobs(FLComponent):
     """Ends the jobs that ran when the server crashed, and the jobs that were aborted while they started.
 
-    The component also repairs the signing of the server's messages, limits the size of the server's logs, and gives
+    The component also repairs the signing of the server's messages, and limits the size of the server's logs. It gives
     hospitals more time to accept or reject a job.
     """
 

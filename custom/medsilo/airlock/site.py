@@ -377,8 +377,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
 
 
 def _living(process: Path) -> Path:
-    """Return the process, or a thread of the process if its first thread has ended, because the kernel then shows the
-    memory only at the other threads.
+    """Return the process, or a thread of the process if its first thread has ended. The kernel then shows the memory
+    only at the other threads.
     """
     if "RssAnon" not in _told(process / "status"):
         with contextlib.suppress(OSError):

@@ -111,7 +111,7 @@ FACTS = {
     "fedmap": (
         "contribution, model, running statistics",
         "FedAvg's bytes from a hospital, 130 times as many bytes to a hospital",
-        "the prior's gradient in each step, as costly as 130 cases; one pass without training",
+        "the prior's gradient, as costly as 130 cases a step; one pass without training",
         "small networks on tabular data of different hospitals",
     ),
     "ditto": (

@@ -74,7 +74,7 @@ class Training(Feature):
         gt=0,
         le=1e6,
         description="the greatest norm of a mini-batch's gradient over all of a network's weights, before a method "
-        "corrects it; a gradient with a larger norm is scaled down. `null`: any norm",
+        "corrects it. A gradient with a larger norm is scaled down. `null`: any norm",
     )
     truncate: bool = Field(
         False,

@@ -52,8 +52,8 @@ class AggregationSettings(Feature):
         None,
         gt=0,
         le=1,
-        description="the largest weight of one hospital in a mean, regardless of the number of cases that the "
-        "hospital states; the excess weight goes to the other hospitals",
+        description="the largest weight of one hospital in a mean, regardless of the hospital's number of "
+        "cases; the excess weight goes to the other hospitals",
     )
 
     def shield(self, apart: Collection[str]) -> "Shield | None":

@@ -233,8 +233,7 @@ class Details(RecordPart):
     pretraining: dict[str, JsonValue] | None = Field(
         None,
         description="AdaFed's pre-trained network f: `source`, `data` (in words), `start` (whether the sites' models "
-        "began with f), and `cases`, `epochs` and `train_loss` for the source `share`, or `sha256` for the source "
-        "`file`",
+        "began with f). The source `share` also has `cases`, `epochs` and `train_loss`; the source `file` has `sha256`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     warnings: list[Text] = Field([], description="unusual settings of the plan")

@@ -41,8 +41,8 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="norm to which a unit's contribution to a mean is clipped: for HarmoFL, the norm of the "
-        "amplitude divided by the number of pixels; for AdaFed, the root mean square of the features",
+        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the norm is that of "
+        "the amplitude divided by the number of pixels. With AdaFed, it is the root mean square of the features",
     )
 
 

@@ -51,9 +51,9 @@ class Participation(Feature):
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
         description="`stop`: the server repeats its request once if the site's training process crashed or its disk "
-        "is full; if a site is still missing, the study ends. `wait`: until `retry_timeout` is over, the server "
-        "repeats its request to a site that is lost, whose training process crashed or whose disk is full (a refusal "
-        "for any other reason is final). `continue`: the study continues without the missing site. With each of the "
+        "is full. If a site is still missing, the study ends. `wait`: until `retry_timeout` is over, the server "
+        "repeats its request to a site that is lost, whose training process crashed or whose disk is full. A refusal "
+        "for any other reason is final. `continue`: the study continues without the missing site. With each of the "
         "three values, the study ends when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
@@ -70,8 +70,8 @@ class Participation(Feature):
         0,
         ge=0,
         le=100,
-        description="how often in a day a study resumes by itself after its job, the server's process or the "
-        "server's machine died, or after the server's disk was full. A restart counts until the study has finished "
+        description="how often in a day a study resumes by itself after its job or the server's "
+        "machine died, or after the server's disk was full. A restart counts until the study has finished "
         "ten more rounds. 0: never; a lead must run `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(

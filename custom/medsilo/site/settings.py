@@ -65,8 +65,8 @@ class SiteSettings(PartySettings):
         2000,
         ge=0,
         description="largest number of validation scores that leave, per lead and data set. The limit on test scores "
-        f"is a twentieth of this number; the limit on training losses is this number, but at least {TRAIN_ANSWERS}; "
-        f"the limit on studies is a twentieth of this number, but at least {TESTS}",
+        f"is a twentieth of this number. The limit on training losses is this number, but at least {TRAIN_ANSWERS}. "
+        f"The limit on studies is a twentieth of this number, but at least {TESTS}",
     )
     privacy: PrivacyRequirements | None = Field(
         None,

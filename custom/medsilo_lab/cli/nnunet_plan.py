@@ -1,4 +1,4 @@
-"""The command 'nnunet plan', by which a lead makes nnU-Net's plans from what the hospitals measured."""
+"""The command 'nnunet plan', by which a lead makes nnU-Net's plans from the hospitals' measurements."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

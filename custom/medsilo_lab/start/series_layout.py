@@ -146,7 +146,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     if len(labels) < 2 and by_folder and annotated:
         raise DataError(
             f"annotations beside {len(annotated)} recordings, such as {annotated[0]}, have no rhythms, and beats are "
-            "not read; write each label into cases.csv, with the columns recording, label and patient"
+            "not read. Write each label into cases.csv, with the columns recording, label and patient"
         )
     if len(labels) < 2:
         raise DataError(

@@ -237,7 +237,7 @@ class Verdict(RecordPart):
     first: PairedDifference | None = Field(
         None,
         description=(
-            "answer to the first question, which is fixed before any result: the score of the baseline minus the "
+            "answer to the first question, which is fixed before any result. It is the score of the baseline minus the "
             "score of single-site training; `null` if one of the two scores is missing"
         ),
     )

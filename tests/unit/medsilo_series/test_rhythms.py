@@ -22,7 +22,7 @@ from tests.unit.medsilo_lab.test_odd_recordings_and_studies import asked, made
 from tests.unit.medsilo_series.test_series_waves import write_wfdb
 
 WAVE = Wave(("ECG1",), 250.0, 500_000)
-# Both files are as wfdb 4.3.1 wrote them with wrann: eight annotations, of which four are of rhythms, with subtypes,
+# Both files are as wrann of wfdb 4.3.1 wrote them. Of the eight annotations, four are of rhythms. They have subtypes,
 # channels, numbers and distances of more than 1,023 samples. The times of the second file are in steps of 2 ms.
 BY_RATE = (
     "127003fc284e00003b04251501f401f800ec00005e06007003f000f806fc284146494200ff3b00f0fff401fc630000ec00000004000400ec0200"
@@ -220,7 +220,7 @@ def test_two_folders_of_annotated_recordings_are_asked_about(
 
 
 def test_a_rhythm_with_an_unknown_code_is_not_named(tmp_path: Path) -> None:
-    """A text in an annotation may be a name; codes that PhysioNet's databases use are none."""
+    """A text in an annotation may be a name; codes of PhysioNet's databases are not."""
     folder = tmp_path / "ecg"
     write_holter(folder, 24)
     for number in range(12):
