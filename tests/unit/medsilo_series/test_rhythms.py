@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,8 +82,10 @@ def test_the_rhythms_are_those_that_wfdb_wrote(content: str, tmp_path: Path) -> 
 def test_damaged_annotation_files_are_refused(tmp_path: Path) -> None:
     path, whole = tmp_path / "a.atr", bytes.fromhex(BY_RATE)
     resolutions = [bytes.fromhex(BY_RESOLUTION).replace(b" 500", own) for own in (b" 0.0", b" nan", b" ten")]
-    for bad in [*(whole[:end] for end in range(len(whole))), *resolutions, bytes(2) + whole + bytes(LARGEST)]:
+    for bad in [*(whole[:end] for end in range(len(whole))), *resolutions, whole]:
         path.write_bytes(bad)
+        if bad == whole:
+            os.truncate(path, LARGEST + 1)
         with pytest.raises(DataError, match="damaged"):
             rhythms_in(path, WAVE)
     drawn = np.random.default_rng(0)
@@ -180,7 +183,6 @@ def test_a_data_set_says_that_rhythms_are_its_labels(tmp_path: Path, capsys: pyt
     write_holter(folder, 24)
     write_wfdb(folder / "099.hea", np.zeros((6000, 2), int), names=("V5", "V2"))  # the first has other signals
     write_annotations(folder / "099.atr", [(0, "(N")])
-    assert "patients: nothing names the patient" in asked(folder, capsys)
     own = made(folder, EACH)
     assert own.reading["recording_columns"] == {"label": ".atr"} and own.answers["annotations"] == "rhythms"
     assert own.learns["labels"] == ["AFIB", "N", "VT"] and {"AFIB", "N", "VT", "ECG1"} == {*own.words}
@@ -206,6 +208,7 @@ def test_a_table_names_the_patients_of_annotated_recordings(tmp_path: Path) -> N
     assert own.reading["recording_columns"] == {"label": ".atr"} and own.answers["annotations"] == "rhythms"
 
 
+@pytest.mark.slow
 def test_two_folders_of_annotated_recordings_are_asked_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
