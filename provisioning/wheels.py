@@ -31,6 +31,10 @@ OF_LAB = (
     *("after/use-a-model", "provisioning", "reference/benchmarks", "reference/data", "reference/commands/begin"),
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
     *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
+    *(
+        "reference/run-folder",
+        "research/nnunet",
+    ),
     *("research/python", "research/reproduce", "research/weights", "research/which-method", "start/tutorial"),
     *("study/consortium", "study/reading", "trust/reliability"),
 )
