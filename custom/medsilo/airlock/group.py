@@ -50,9 +50,17 @@ class Group:
                 return cls(parent / f"{NAME}-{os.getpid()}-{secrets.token_hex(4)}", most)
         return None
 
-    def take(self, process: int) -> None:
-        """Move a process into the group. The children that the process starts later are also in the group."""
-        (self.folder / "cgroup.procs").write_text(str(process))
+    def takes(self, process: int) -> bool:
+        """Move a process into the group, or remove the group and return False if this account may not move the process.
+
+        The children that the process starts later are also in the group.
+        """
+        try:
+            (self.folder / "cgroup.procs").write_text(str(process))
+        except OSError:
+            self.remove()
+            return False
+        return True
 
     def has_killed(self) -> bool:
         """Return True if the kernel killed a process of the group because of the limit."""

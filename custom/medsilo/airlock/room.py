@@ -110,8 +110,8 @@ class Room:
         group = Group.of(self.memory + self.settings.scratch * MiB)
         # bubblewrap starts no process before it has read its arguments, so all processes of the room are in the group
         with suppress(BrokenPipeError), arguments:
-            if group:
-                group.take(process.pid)
+            if group and not group.takes(process.pid):
+                group = None
             arguments.write("\0".join([*walls, ""]).encode())
         writes = threading.Thread(target=_write_log, args=(process, log), name="script's log", daemon=True)
         writes.start()
