@@ -136,7 +136,11 @@ class RoomSite:
         """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
+        killed = self.process and self.group and self.group.has_killed()
         self.close(0)
+        if killed:  # between two answers, so the next answer reports the excess
+            self.over = OverLimit(self._too_much_memory())
+            return
         able = ability()
         if not able.works:
             raise MedsiloError(f"the airlock: {able.lacks[0]}")
