@@ -22,7 +22,7 @@ from medsilo.core.tensors import Groups, packed
 from medsilo.exchange.acceptance import Acceptance
 from medsilo.exchange.checks import check_numbers
 from medsilo.federation.protection import Protection
-from medsilo.federation.script_bits import REAL, Narrowing, bits_of
+from medsilo.federation.script_bits import REAL, SCORES, Narrowing, bits_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.runs.messages import PARTS, Joined, Request, SiteAnswer, StudyMessage
 from medsilo.schedule.phase import Ranges, views
@@ -38,13 +38,6 @@ LARGEST_POWER = 309  # the largest power of ten in a number that JSON can hold
 # Bits that a rejected answer discloses: which of fewer than 32 reasons applies, and the time of the rejection
 HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
-SCORES: dict[str, DataPart] = {
-    "train_loss": "train",
-    "validation": "validation",
-    "validation_loss": "validation",
-    "test": "test",
-    "test_loss": "test",
-}
 
 
 class HeldBack(Refused):

@@ -136,10 +136,10 @@ class RoomSite:
         """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
-        killed = self.process and self.group and self.group.has_killed()
+        over = self.process and self._out_of_memory()  # between two answers, so the next answer reports the excess
         self.close(0)
-        if killed:  # between two answers, so the next answer reports the excess
-            self.over = OverLimit(self._too_much_memory())
+        if over:
+            self.over = over
             return
         able = ability()
         if not able.works:
@@ -227,11 +227,14 @@ class RoomSite:
             raise OverLimit(f"it had more than {MOST_SOCKETS} sockets")
         if taken.opened > MOST_OPENED:
             raise OverLimit(f"it had more than {MOST_OPENED} open files")
-        if taken.memory > most or (self.group and self.group.has_killed()):
-            raise OverLimit(self._too_much_memory())
+        if over := self._out_of_memory(taken.memory > most):
+            raise over
 
-    def _too_much_memory(self) -> str:
-        return f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)"
+    def _out_of_memory(self, too_much: bool = False) -> OverLimit | None:
+        """Return the exceeded memory limit if the kernel killed a process of the sandbox, or if `too_much` is true."""
+        if too_much or (self.group and self.group.has_killed()):
+            return OverLimit(f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)")
+        return None
 
     def _taken_over(self) -> OverLimit:
         """Return the limit that the sandbox exceeded, and forget this excess, so that only one answer reports it."""
@@ -246,8 +249,7 @@ class RoomSite:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5)
             code = self.process.poll()
-        if self.over is None and self.group and self.group.has_killed():
-            self.over = OverLimit(self._too_much_memory())
+        self.over = self.over or self._out_of_memory()
         self.close(0)
         if self.over is not None:
             return self._taken_over()

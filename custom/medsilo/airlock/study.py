@@ -24,7 +24,7 @@ from medsilo.airlock.wire import MAY_KEEP, Head
 from medsilo.core.errors import Died, MedsiloError, Passing, Refused
 from medsilo.core.section import Section
 from medsilo.federation.permission import is_canary
-from medsilo.federation.script_bits import ALL, Narrowing
+from medsilo.federation.script_bits import ALL, Narrowing, parts_in
 from medsilo.federation.site_context import SiteContext, promises_privacy
 from medsilo.learning.compute import Stop
 from medsilo.runs import paths
@@ -85,9 +85,8 @@ class StudyBorder(Border):
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
         """Charge an answer's scores to the query budget unless the program has already charged these scores."""
-        scores = {"train": "train_loss", "validation": "validation", "test": "test"}
-        told = {part for part, name in scores.items() if leaves.facts.get(name) is not None}
-        self.protection.note(None, **dict.fromkeys(told - {part for part, times in self.noted.items() if times}, 1))
+        told = parts_in(leaves).keys() - {part for part, times in self.noted.items() if times}
+        self.protection.note(None, **dict.fromkeys(told, 1))
 
     def _narrowing(self, answer: SiteAnswer) -> Narrowing:
         return replace(ALL, halves=self.own.bfloat16)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medsilo.core.errors import DataError, MedsiloError, Refused, Unfit
-from medsilo.federation.script_bits import bits_of
+from medsilo.federation.script_bits import bits_of, parts_in
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
 from medsilo.runs.messages import SiteWarning, StudyMessage
@@ -136,8 +136,7 @@ class Protection:
         if not self.on:
             return
         bits = bits_of(answer) if bits is None else bits
-        scores = {"train": "train_loss", "validation": "validation", "test": "test"}
-        self.note(bits, **{part: answer.facts.get(name) is not None for part, name in scores.items()})
+        self.note(bits, **parts_in(answer))
         task, number = answer.facts["task"], answer.facts["round"]
         self.enter(f"a script's answer to {task} {number}" if number else f"a script's answer to {task}", bits, rho)
 

@@ -18,6 +18,7 @@ from medsilo.exchange.bounds import MOST_UNNAMED
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, MOST_WARNINGS, PARTS, WARNINGS, StudyMessage
 from medsilo.schedule.phase import views
+from medsilo.site.settings import DataPart
 
 Kind = Literal["tensors", "metrics", "counts", "logged numbers", "times", "warnings"]
 KINDS: tuple[Kind, ...] = ("tensors", "metrics", "counts", "logged numbers", "times", "warnings")
@@ -26,7 +27,16 @@ COUNT = math.ceil(math.log2(MOST_CASES + 1))
 STEP = 53  # bits of a logged number's step
 MOST_LOGGED = 10_000  # maximum number of values that a script may log in a round
 WARNING = math.ceil(math.log2(len(WARNINGS))) + 3 * REAL
-METRICS = ("train_loss", "validation", "validation_loss", "test", "test_loss", "threshold")
+# The scores and losses of an answer, each with the part of the data set to which it refers
+SCORES: Mapping[str, DataPart] = {
+    "train_loss": "train",
+    "validation": "validation",
+    "validation_loss": "validation",
+    "test": "test",
+    "test_loss": "test",
+}
+METRICS = (*SCORES, "threshold")
+MOST_METRICS = {"join": 0, "round": 3, "deliver": 2, "test": 3}  # maximum number of metrics in one message
 COUNTED = ("cases", "patients")
 
 
@@ -66,7 +76,7 @@ def _rounds(plan: Plan) -> Iterator[Stretch]:
 
 def _beside(plan: Plan, task: str) -> dict[Kind, int]:
     """Return the maximum number of bits in all fields of one message, not counting the message's tensors."""
-    metrics = {"join": 0, "round": 3, "deliver": 2, "test": 3}[task]
+    metrics = MOST_METRICS[task]
     counts = len(COUNTED) * len(PARTS) + (task == "round")
     chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
     logged = MOST_LOGGED * _logged(plan) if task == "round" else 0
@@ -77,7 +87,7 @@ def _beside(plan: Plan, task: str) -> dict[Kind, int]:
         metrics += outcome.scores_besides if task == "deliver" else 0
     return {
         "tensors": 0,
-        "metrics": metrics * REAL,
+        "metrics": metrics * REAL + MOST_METRICS[task],
         "counts": counts * COUNT + chosen,
         "logged numbers": logged,
         "times": 2 * REAL,
@@ -115,7 +125,9 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
     )
+    # a script can also decide whether it sends each metric
     found["metrics"] = narrowing.score * sum(facts.get(name) is not None for name in METRICS)
+    found["metrics"] += MOST_METRICS.get(str(facts.get("task")), 0)
     cases = sum(len(facts.get(of) or ()) for of in COUNTED)
     found["counts"] = 0 if narrowing.knows_cases and facts.get("task") != "join" else COUNT * cases
     if "samples" in facts:  # "samples" is at most the number of cases that the site sent when joining
@@ -127,6 +139,13 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
     found["times"] = REAL * sum(facts.get(name) is not None for name in ("seconds", "memory"))
     found["warnings"] = WARNING * len(facts.get("warnings") or ())
     return found
+
+
+def parts_in(answer: StudyMessage) -> dict[DataPart, int]:
+    """Return the parts of the data set to which a script's answer has a score or loss: each costs one answer, because a
+    script can write any number into a loss, too.
+    """
+    return {part: 1 for name, part in SCORES.items() if answer.facts.get(name) is not None}
 
 
 def _bits_in(tensor: Tensor, narrowing: Narrowing) -> int:

@@ -252,6 +252,35 @@ def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
     assert told == {kind: bits for kind, bits in count.sent.items() if bits and kind != MESSAGES}
 
 
+AS_LOSS = """
+from medsilo.airlock.wire import End
+own = End.send
+
+def send(self, kind, groups=None, **head):
+    facts = head.get("facts", {})
+    if facts.get("validation") is not None:
+        facts.update(validation=None, validation_loss=facts["validation"])
+    own(self, kind, groups, **head)
+
+End.send = send
+"""
+
+
+@pytest.mark.slow
+@needs_room
+def test_a_loss_in_place_of_a_score_is_an_answer_and_leaving_it_out_is_a_bit(tmp_path: Path) -> None:
+    """A script can write any number into a loss, and can decide in each round whether it sends one."""
+    settings = {"public_data": False, "approval": "none"}
+    for name, lines in {"loss": AS_LOSS + LEARNS, "none": LEARNS.replace('metrics={"accuracy": accuracy}', "")}.items():
+        ran = in_room(tmp_path / name, lines, settings)
+        assert not ran.error, ran.printed
+        assert all(line.sites["a"].validation is None for line in read_rounds(ran.record.folder))
+        (count,) = QueryBudget(next((tmp_path / name).rglob("_hospital")) / "a").counts().values()
+        assert count.answered["validation"] == (2 if name == "loss" else 0)
+        assert all((line["bits"]["metrics"] > 3) == (name == "loss") for line in ran.left if line["task"] == "round")
+        assert all(line["bits"]["metrics"] >= 3 for line in ran.left if line["task"] == "round")
+
+
 @pytest.mark.slow
 @needs_room
 def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
