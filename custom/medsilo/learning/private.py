@@ -32,7 +32,7 @@ COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are s
 
 # --------------------------------------------------------------------------------------------------- Poisson sampling
 class PoissonSample:
-    """Draws each privacy unit independently with the same probability; each training step draws anew.
+    """Draws the privacy units of each training step, each unit independently and with the same probability.
 
     A drawn batch may be empty or larger than expected, and the cases of a privacy unit are consecutive in a batch. The
     attribute `owners` contains the privacy unit of each case in the last batch.

@@ -157,8 +157,8 @@ def test_windows_in_the_cache_are_of_the_present_annotations(tmp_path: Path) -> 
 
 
 def test_the_windows_of_a_long_recording_are_cut_once(tmp_path: Path) -> None:
-    """Earlier, a data set of 12 recordings of half an hour took minutes, because every window cut its whole recording
-    anew.
+    """Earlier, a data set of 12 recordings of half an hour took minutes, because the whole recording was cut for each
+    of its windows.
     """
     write_holter(tmp_path, 2)
     make = task_of("AFIB", "N", "VT").maker(source_of(tmp_path))

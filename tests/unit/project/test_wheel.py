@@ -1,6 +1,4 @@
-"""The wheels of a commit have the same bytes, whoever builds the wheels at whatever time; a hospital installs only one
-of the two wheels.
-"""
+"""Two builds of the same commit give wheels with the same bytes. A hospital installs one of the two wheels."""
 
 import json
 import os
