@@ -251,8 +251,8 @@ SITE_TREE: Mapping[str, str] = {
     paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. A repeated "
     "answer is identical, so the repetition has no privacy cost",
     paths.NOISY_COUNTS: "if numbers of cases leave with noise: the noisy numbers, drawn once",
-    paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study, and of "
-    "all studies with the same data. The hospital's own report shows both. The file never leaves the site",
+    paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
+    "all studies. The hospital's own report shows both. The file never leaves the site",
     paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training patients "
     "and cases, each disclosed and exact. The hospital's own report shows this weight. The file never leaves the site",
     paths.SUBGROUPS: "the patients of subgroups: subgroup, level, and the patient's number in test.csv. The number "

@@ -142,8 +142,9 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
 
 
 def parts_in(answer: StudyMessage) -> dict[DataPart, int]:
-    """Return the parts of the data set to which a script's answer has a score or loss: each costs one answer, because a
-    script can write any number into a loss, too.
+    """Return 1 answer for each part of the data set about which a script's message contains a score or loss.
+
+    A loss counts like a score, because a script can write any number into a loss.
     """
     return {part: 1 for name, part in SCORES.items() if answer.facts.get(name) is not None}
 
