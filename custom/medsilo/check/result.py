@@ -29,8 +29,8 @@ CHECKS = {
     "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
     "job, policy": "the job names this site; `resources.json` and `privacy.json` allow it",
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
-    "data": "the data set's acceptance and files. Unreadable files; missing or wrong labels; patients in two parts of the "
-    "split; copies, empty masks, one class only",
+    "data": "the data set's acceptance and files. Unreadable files; missing or wrong labels; patients in two parts of "
+    "the split; copies, empty masks, one class only",
     "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
     "duration of a round",
     "memory": "the memory for a few batches, forward and backward, compared with the free memory",
