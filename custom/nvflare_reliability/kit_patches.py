@@ -752,6 +752,30 @@ def patient_simulator(
     return Runner(job, workspace, clients=sites, threads=threads, max_clients=len(sites.split(",")))
 
 
+@cache
+@made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
+def tell_sites_apart() -> None:
+    """Let each thread of NVFlare's simulator write the name of its site into a separate dictionary.
+
+    The threads share one dictionary. If two sites start at the same time, one site's process gets the other site's
+    name, and finds no plan.
+    """
+    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
+
+    own = threading.local()
+
+    def of_thread(runner: SimulatorClientRunner) -> dict[str, Any]:
+        if getattr(own, "runner", None) is not runner:
+            own.runner, own.facts = runner, dict(vars(runner)["build_ctx"])
+        facts: dict[str, Any] = own.facts
+        return facts
+
+    def keep(runner: SimulatorClientRunner, shared: dict[str, Any]) -> None:
+        vars(runner)["build_ctx"] = shared
+
+    SimulatorClientRunner.build_ctx = property(of_thread, keep)
+
+
 @made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:

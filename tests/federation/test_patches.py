@@ -600,6 +600,36 @@ def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
     assert load_private_key_file(tmp_path / "a") is not first
 
 
+def test_need_of_tell_sites_apart() -> None:
+    """Without the patch, a thread of the simulator reads the name that another thread has written."""
+    task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
+    written = task.index('self.build_ctx["client_name"] = client.client_name')
+    assert written < task.index("deepcopy(") < task.index("BUILD_CTX: self.build_ctx")
+    program = """
+import sys, threading
+from types import SimpleNamespace
+from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
+from nvflare_reliability.kit_patches import tell_sites_apart
+
+given = SimpleNamespace(workspace="", log_config="", set="")
+runner, read, both = SimulatorClientRunner("", given, [], None, None, {"given": 1}), [], threading.Barrier(2)
+sys.argv[1:] and tell_sites_apart()
+
+def start(name):
+    both.wait()
+    runner.build_ctx["client_name"] = name
+    both.wait()
+    read.append((name, runner.build_ctx["client_name"], runner.build_ctx["given"]))
+
+threads = [threading.Thread(target=start, args=[name]) for name in ("site-1", "site-2")]
+[one.start() for one in threads], [one.join() for one in threads]
+print(all(name == found and given == 1 for name, found, given in read))
+"""
+    for arguments, apart in (((), "False"), (("patched",), "True")):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [apart]
+
+
 def test_need_of_sites_started_by(tmp_path: Path) -> None:
     """Without the patch, NVFlare's simulator itself starts a site's process. The patch does not affect how other
     programs start processes.

@@ -37,6 +37,7 @@ from medsilo_server.record import Record, new_rounds, new_study
 from nvflare_reliability.answer_gate import AnswerGate, is_unread
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import died
+from nvflare_reliability.kit_patches import tell_sites_apart
 from nvflare_reliability.liveness import Liveness
 from nvflare_reliability.patches import GARBAGE, audit_without_fail, cell_of_job
 from nvflare_reliability.timeouts import LONGEST
@@ -86,6 +87,7 @@ class MedsiloController(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
             self.engine = "simulator"
+            tell_sites_apart()
         let_tensors_travel(to_files=True)
         reuse_blocks()
         os.umask(0o077)  # only the server's user account may read the job's files, such as logs
