@@ -219,10 +219,15 @@ def told_twice() -> str:
         asked |= {(*JOINING, site): now for site, now in one.of_hospitals(*JOINING).items()}
         for (method, base, where), now in asked.items():
             if then := before.get((one.name, method, base, where)):
-                at = "" if where == MEAN else f", {where}"
-                told = (_set(one)[0] + at, f"{method} − {base}", _difference(then))
+                at = "" if where == MEAN else f": hospital {where}"
+                told = (_set(one)[0] + at, f"{_in_brackets(method)} − {_in_brackets(base)}", _difference(then))
                 rows.append((*told, _minus(contrasts.difference_of(now)), ", ".join(_changed(then, now))))
     return table(("set, hospital", "contrast", "before", "now", "what changed"), rows)
+
+
+def _in_brackets(name: str) -> str:
+    """Return the name of a configuration with its variant in brackets: "FedAvg (twice the steps)"."""
+    return re.sub(", (.*)", r" (\1)", name)
 
 
 def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
@@ -230,8 +235,8 @@ def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
     was, low, high = bool(then["significant"]), float(then["low"]), float(then["high"])
     if was != now.sure:
         word = "better" if now.mean > 0 else "worse"
-        yield f"now {word}" if now.sure else "now inconclusive"
-    yield f"{100 * (now.interval[1] - now.interval[0]) / (high - low):.2f} times as wide"
+        yield f'verdict now "{word}"' if now.sure else 'verdict now "inconclusive"'
+    yield f"interval {100 * (now.interval[1] - now.interval[0]) / (high - low):.2f} times as wide as before"
 
 
 def laboratories() -> str:
@@ -288,31 +293,57 @@ def intervals() -> str:
     lines = rows_of(FOLDER / "intervals.csv")
     rows = []
     for words, part, quantity, of in (
-        ("coverage of one model's score, 2 to 16 patients, {} kinds of score", "one model's score", "covered", ""),
-        ("coverage for patients like these, {} kinds of study, eight patients or more", ALIKE_PATIENTS, LIKE, MANY),
-        ("coverage for patients like these, {} kinds of study with five patients", ALIKE_PATIENTS, LIKE, FIVE),
         (
-            "coverage for patients like these, {} kinds of study where a method fails for 5 to 25 % of "
-            "patients (not claimed)",
+            "coverage of the interval of one model's score, for 2 to 16 patients and {} kinds of score",
+            "one model's score",
+            "covered",
+            "",
+        ),
+        (
+            'coverage of the interval "for patients like these", in {} kinds of study with eight patients or more',
+            ALIKE_PATIENTS,
+            LIKE,
+            MANY,
+        ),
+        (
+            'coverage of the interval "for patients like these", in {} kinds of study with five patients',
+            ALIKE_PATIENTS,
+            LIKE,
+            FIVE,
+        ),
+        (
+            'coverage of the interval "for patients like these", in {} kinds of study where a method fails for 5 to '
+            "25 % of patients (not claimed)",
             "a difference, patients fail",
             LIKE,
             "",
         ),
-        ("coverage if an unseen kind fails, {} kinds where 5 to 25 % do", "a difference, patients fail", UNSEEN, ""),
         (
-            "width divided by the width of Student's interval if Student's is exact, 5 to 50 patients; ratio of "
-            "patients needed",
+            'coverage of the interval "if an unseen kind fails", where a method fails for 5 to 25 % of patients '
+            "({} kinds)",
+            "a difference, patients fail",
+            UNSEEN,
+            "",
+        ),
+        (
+            "width of our interval divided by the width of Student's exact interval, for 5 to 50 patients (or the "
+            "ratio of needed patients)",
             EXACT,
             "over",
             "",
         ),
         (
-            "false verdicts, four rows without a difference, {} kinds of study",
+            "fraction of false verdicts, if four configurations have no difference ({} kinds of study)",
             "four rows without a difference",
             "false",
             "",
         ),
-        ("share of studies that find what was reported with power 0.80, {} kinds", "reported power", "found", ""),
+        (
+            "fraction of studies that find a difference reported to be found in 80 % of studies ({} kinds)",
+            "reported power",
+            "found",
+            "",
+        ),
     ):
         own = [line for line in lines if line["part"] == part and line["quantity"].startswith(quantity)]
         own = [line for line in own if re.search(of, line["configuration"])]

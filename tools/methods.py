@@ -23,25 +23,25 @@ OURS = {name: METHODS[name] for name in FACTS}
 OFTEN = 6  # a key that more methods have is not specific to a method
 # Pages in docs/research/methods: title, words on when to try these methods, and names of the methods.
 FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "baselines": ("Baselines", "what every method has to beat", ("local", "fedavg", "central")),
+    "baselines": ("Baselines", "scores that every other method has to beat", ("local", "fedavg", "central")),
     "local-training": (
         "Corrected local training",
-        "long local training; labels, structures or numbers of cases that differ",
+        "many local steps in a round; hospitals whose labels, structures or numbers of cases differ",
         ("fedprox", "scaffold", "feddyn", "moon", "condistfl", "fednova", "cyclic"),
     ),
     "server": (
         "Steps and weights at the server",
-        "scores that swing from round to round; hospitals that disagree",
+        "scores that rise and fall from round to round; hospitals whose updates disagree",
         ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedlws", "fedawa", "feddg-ga", "fedce"),
     ),
     "appearance": (
         "Normalisation and appearance",
-        "other scanners, stains or exposure",
+        "hospitals with different scanners, stains or exposure",
         ("fedbn", "silobn", "fedrdn", "harmofl"),
     ),
     "parts": (
         "A part of the network for each hospital",
-        "classes that are distributed differently",
+        "hospitals with different frequencies of the classes",
         ("fedper", "fedrep", "fedrod", "fedbabu"),
     ),
     "personal": (
@@ -49,10 +49,10 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         "hospitals that need models of their own",
         ("fine-tuning", "ditto", "apfl", "per-fedavg", "pfedme", "mr-mtl", "fedala", "fedmap"),
     ),
-    "adafed": ("AdaFed", "groups of hospitals that resemble each other", ("adafed", "d-adafed", "f-adafed")),
+    "adafed": ("AdaFed", "hospitals that form groups with similar data", ("adafed", "d-adafed", "f-adafed")),
     "fedsm": (
         "FedSM",
-        "hospitals that differ, and patients from elsewhere",
+        "hospitals that differ from each other; patients of hospitals outside the study",
         ("fedsm", "fedsm-extra", "fedsm-ensemble"),
     ),
 }
@@ -191,7 +191,7 @@ def headline() -> str:
             rows.append((titles.get(name, name), f"{line['value']} %", told))
     about = f"{lines[0]['n']} test patients, {lines[0]['seeds']} seeds"
     return f"UCI Heart Disease, four hospitals, {about}. Mean accuracy over hospitals:\n\n" + table(
-        ("", "accuracy", "difference, points (95 % interval)"), rows
+        ("", "accuracy", "difference of accuracy in points (95 % interval)"), rows
     )
 
 
