@@ -56,7 +56,7 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         ("fedsm", "fedsm-extra", "fedsm-ensemble"),
     ),
 }
-OWN_PARTS = "the head, and the state of its optimizer"
+OWN_PARTS = "the head, and the state of the head's optimizer"
 OWN_MODEL = "the hospital's own model"
 OWN_NORMS = "batch norm: weights and statistics"
 # Training state, apart from cases, that a method keeps at the hospital. Methods without an entry keep only the state of
@@ -64,18 +64,18 @@ OWN_NORMS = "batch norm: weights and statistics"
 STAYS: Mapping[str, str] = {
     "local": OWN_MODEL,
     "central": "nothing",
-    "scaffold": "its own control variate, c_i",
-    "feddyn": "its linear term",
-    "moon": "its model of the round before",
+    "scaffold": "the hospital's control variate c_i",
+    "feddyn": "the hospital's linear term",
+    "moon": "the hospital's model of the previous round",
     "fedbn": OWN_NORMS,
     "silobn": "batch norm's statistics",
     "fedper": OWN_PARTS,
     "fedrep": OWN_PARTS,
-    "fedrod": "its own head",
+    "fedrod": "the hospital's own head",
     "fedbabu": "the fine-tuned model",
     "fine-tuning": "the fine-tuned model",
     "ditto": OWN_MODEL,
-    "apfl": "its own model, and its share in the mixture",
+    "apfl": "the hospital's own model, and the weight of this model in the mixture",
     "per-fedavg": "the adapted model",
     "pfedme": OWN_MODEL,
     "fedala": "the weights W",
@@ -167,9 +167,9 @@ def _results(name: str) -> Iterator[str]:
     for study, part in REAL.items():
         for variant in VARIANTS.get(name, (name,)):
             own = [line for line in _contrasts() if (line["part"], line["configuration"]) == (part, variant)]
-            told = [f"{_interval(line)} over {WORDS[line['baseline']]}" for line in own if line["low"]]
+            told = [f"{_interval(line)} points compared with {WORDS[line['baseline']]}" for line in own if line["low"]]
             if told:
-                which = "" if variant == name else f", {variant.rpartition(', ')[2]}"
+                which = "" if variant == name else f', with the variant "{variant.rpartition(", ")[2]}"'
                 yield f"{study.capitalize()}{which} ({own[0]['n']} patients): {', '.join(told)}."
 
 
@@ -186,7 +186,7 @@ def headline() -> str:
     for line in lines:
         if not line["baseline"]:
             name = line["configuration"]
-            told = f"{_interval(over[name])} over {WORDS[over[name]['baseline']]}" if name in over else ""
+            told = f"{_interval(over[name])} compared with {WORDS[over[name]['baseline']]}" if name in over else ""
             titles = {**{own: kind.title for own, kind in OURS.items()}, **WORDS}
             rows.append((titles.get(name, name), f"{line['value']} %", told))
     about = f"{lines[0]['n']} test patients, {lines[0]['seeds']} seeds"
@@ -221,7 +221,7 @@ def _own_keys(kind: type[BaseModel]) -> Iterator[str]:
     held = Counter(key for known in OURS.values() for key in known.model_fields)
     for key in kind.model_fields:
         if held[key] <= OFTEN and key != "name":
-            yield f"`{key}` {_default(kind, key)}".strip()
+            yield f"`{key}={_default(kind, key)}`".replace("=`", "`")
 
 
 def _default(method: type[BaseModel], key: str) -> str:

@@ -323,7 +323,7 @@ def tree(entries: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the commands
 # descriptions of type aliases, which cannot have docstrings
 ALIASES = {
-    "BY_ITSELF": "The requirement of a method's protocol that a plan adds no part of another method.",
+    "BY_ITSELF": "The values that the protocol `paper` prescribes for a method whose paper uses no part of HarmoFL.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
     "Lesson": "How networks learn from a batch of the training data.",
     "Modules": "A site's networks by name.",
@@ -331,7 +331,7 @@ ALIASES = {
     "Ranges": "The least and the greatest value of each tensor in a group of tensors.",
     "Shares": "A number for each site or tensor, by name.",
     "Tensors": "Tensors by name.",
-    "Weighting": "The weights of sites in a mean: by numbers of samples, or equal.",
+    "Weighting": "How sites are weighted in a mean: by their numbers of samples, or equally.",
 }
 LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (

@@ -86,7 +86,8 @@ class Unfit(DataError):
 
 
 class Refused(MedsiloError):
-    """This party rejects a message or a request of another party; the error's message states the reason.
+    """The party that raises this error rejects a message or a request of another party; the error's message states the
+    reason.
 
     >>> raise Refused("weights of layer 3 are not finite")
     Traceback (most recent call last):

@@ -112,8 +112,8 @@ BYTE = 8
 
 
 def marks_in(target: Tensor) -> list[int]:
-    """Return, from labels [cases, ...], a number for each case that marks the structures without annotations. Padded
-    pixels contain no such mark, so the maximum over pixels is used.
+    """Return a number for each case of the labels [cases, ...]; the bits of this number mark the structures without
+    annotations. Padded pixels contain no mark, so the function uses the maximum over a case's pixels.
     """
     if known := getattr(target, KNOWN, None):
         return known

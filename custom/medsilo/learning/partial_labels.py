@@ -37,7 +37,7 @@ def marked(labels: Tensor, mark: int) -> Tensor:
 
 
 def absent_in(mark: int) -> list[int]:
-    """Return the labels of the structures that the bits of a mark name as not annotated."""
+    """Return the labels of the structures that are not annotated; each bit of `mark` stands for one label."""
     return [label for label in range(MOST + 1) if mark >> BYTE >> label & 1]
 
 

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
-    """Return a seed in [0, 2**63) for a purpose. The derived seed is the same on every machine."""
+    """Return a seed in [0, 2**63), which depends on a text that names the seed's purpose. The derived seed is the same
+    on every machine.
+    """
     text = "\x1f".join([str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
-    """Return a CPU generator that is seeded for a purpose."""
+    """Return a random generator on the CPU, whose seed depends on a text that names the generator's purpose."""
     import torch  # the import is within the function, because commands that do not train import this module, too
 
     return torch.Generator().manual_seed(seed_for(seed, *purpose))

@@ -40,8 +40,8 @@ def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | No
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
-    """Return a correction that adds μ (w − w′) to each gradient, where w′ are the weights of the anchors when the
-    function is called.
+    """Return a correction that adds μ (w − w′) to each gradient, where w′ are the values of `anchors` when the
+    correction is called.
     """
 
     @torch.no_grad()

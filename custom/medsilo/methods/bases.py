@@ -126,7 +126,7 @@ class Numbers(nn.Module):
 
 
 def zeros_like(model: nn.Module) -> nn.ParameterList:
-    """Return zeros in the shapes of the trained weights, which can accumulate sums."""
+    """Return zero tensors in the shapes of the trained weights, to which sums can be added."""
     return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in learning_weights(model))
 
 

@@ -43,7 +43,7 @@ class ServerReadable:
 
 
 class Mean(Enum):
-    """A mean over sites that a method selects by the mean's name, so that the server creates the aggregator of the
+    """The kinds of mean over sites; a method names a kind, and the server creates the aggregator that computes this
     mean.
     """
 

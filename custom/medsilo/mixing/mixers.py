@@ -37,8 +37,8 @@ RUNNING = ("running_mean", "running_var")  # endings of the names of running sta
 
 
 class Aggregator(ABC):
-    """The aggregation of one tensor group across rounds, with the sites that may send tensors, and the tensors last
-    sent to each site.
+    """Aggregates one group of tensors in every round. The aggregator knows the sites that may send tensors, and stores
+    the tensors that the server last sent to each site.
     """
 
     def __init__(self) -> None:

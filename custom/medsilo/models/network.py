@@ -28,8 +28,8 @@ BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d,
 
 
 class Network(Feature):
-    """A plan's network, with the network's name and settings. The method `build` creates the module; otherwise, `monai`
-    names a network of MONAI.
+    """A plan's network, with the network's name and settings. The method `build` creates the module. For a network of
+    MONAI, the class defines the method `monai` instead of `build`.
 
     A subclass declares `name: Literal["..."] = "..."` and the settings of its network.
 

@@ -14,8 +14,8 @@ from medsilo.privacy.guarantees import Delta, Epsilon, PrivacyGuarantee, Unit
 
 @dataclass(frozen=True)
 class Private:
-    """The privacy mechanism of a method, which states the networks that train with noise. The tensors that a site sends
-    depend on the site's cases only through networks with noisy steps.
+    """States which of a method's networks train with noise. The tensors that a site sends depend on the site's cases
+    only through these networks.
 
     In each step, all networks train on one sample of cases, so the privacy account charges the networks' gradients
     together. Averages or momentum that are computed from noisy weights cost no additional privacy.

@@ -38,7 +38,7 @@ class ModelFactory:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """The data of the server that a method may use: sites, aggregators, training data and computing device."""
+    """What a method can use at the server: sites' names, aggregators, training data and computing device."""
 
     sites: Sequence[str]  # the training sites, sorted
     # Aggregators by the name of their tensor group: of all earlier phases, and of groups declared earlier in this
@@ -91,7 +91,7 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 
 @dataclass(frozen=True)
 class Average:
-    """An average over a site's training images; the site sends the average only if it covers enough images."""
+    """An average over a site's training images; the site sends the average only if the average covers enough images."""
 
     of: str  # description of the average over images in the disclosure report
     # A function that returns the number of images that the average covers.

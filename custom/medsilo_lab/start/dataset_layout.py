@@ -48,8 +48,8 @@ DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """A folder that `medsilo init` examines. At first, the object has the inputs of a dataset probe. A changed copy
-    also has the probe's results.
+    """A folder that `medsilo init` examines. A dataset probe receives this object, and returns a copy to which the
+    probe's results are added.
 
     >>> from pathlib import Path
     >>> folder = DatasetLayout(Path("docs"), "st-anna")

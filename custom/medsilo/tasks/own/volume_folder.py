@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class VolumeFolder(FolderTask):
-    """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels are masks or classes.
+    """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels of the cases are masks
+    or classes.
 
     Subclasses may override `listing_of`, `scan_of` and `mask_reader`, which list cases, read images and read masks.
     Every volume is reoriented to LPS.
