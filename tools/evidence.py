@@ -272,7 +272,7 @@ def impact() -> str:
         aucs = sorted(line["value"] for line in own if line["part"] == AUC and line["quantity"] != MEAN)
         mean, slope = (line["value"] for line in own if line["part"] in (AUC, SLOPE) and line["quantity"] == MEAN)
         less = [line for line in lines if line["configuration"] == name and line["part"] == AUC and line["baseline"]]
-        difference = f"{_difference(less[0])} from {less[0]['baseline']}" if less else "–"
+        difference = f"{_difference(less[0])} points compared with {less[0]['baseline']}" if less else "–"
         rows.append((name, f"{mean} ({aucs[0]} to {aucs[-1]})", difference, slope))
     return table(("configuration", AUC, "difference", "slope"), rows)
 
