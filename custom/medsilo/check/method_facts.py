@@ -125,8 +125,8 @@ FACTS = {
     ),
     "fedmap": (
         "contribution, model, running statistics",
-        "FedAvg's bytes from a hospital, 130 times as many bytes to a hospital",
-        "the prior's gradient, which costs as much as 130 further cases in each step; one pass without training",
+        "FedAvg's bytes from a hospital, 130 times FedAvg's bytes to a hospital",
+        "the prior's gradient, as costly as 130 cases; one pass without training",
         "small networks on tabular data of different hospitals",
     ),
     "ditto": (

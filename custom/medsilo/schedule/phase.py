@@ -38,7 +38,7 @@ class ModelFactory:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What a method can use at the server: sites' names, aggregators, training data and computing device."""
+    """The server's side of a method: sites' names, aggregators, training data and computing device."""
 
     sites: Sequence[str]  # the training sites, sorted
     # Aggregators by the name of their tensor group: of all earlier phases, and of groups declared earlier in this
