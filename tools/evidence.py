@@ -193,7 +193,9 @@ def group(*names: str) -> Callable[[], str]:
             for one in _whole()
             for told in [_set(one)]
         ]
-        return table(("set", "what differs", *(f"{one} − {other}" for one, other in kinds)), rows)
+        return table(
+            ("set", "what differs", *(f"{_in_brackets(one)} − {_in_brackets(other)}" for one, other in kinds)), rows
+        )
 
     return made
 
@@ -333,13 +335,13 @@ def intervals() -> str:
             "",
         ),
         (
-            "fraction of false verdicts, if four configurations have no difference ({} kinds of study)",
+            "fraction of false verdicts, if all four configurations are equally good ({} kinds of study)",
             "four rows without a difference",
             "false",
             "",
         ),
         (
-            "fraction of studies that find a difference reported to be found in 80 % of studies ({} kinds)",
+            "fraction of studies that find a difference for which medsilo reports a power of 0.80 ({} kinds)",
             "reported power",
             "found",
             "",

@@ -43,7 +43,7 @@ FACTS = {
         "classes that are rare at some hospitals, and a shared model for new hospitals",
     ),
     "fednova": (
-        "model and how far its steps reach, running statistics",
+        "model and effective number of steps, running statistics",
         "1",
         "none",
         "hospitals with very different numbers of cases",

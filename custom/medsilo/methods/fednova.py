@@ -40,7 +40,7 @@ class FedNova(ServerStep):
 
     def groups(self) -> tuple[Group, ...]:
         model, buffers = super().groups()
-        title = "model and how far its steps reach"
+        title = "model and effective number of steps"
         return replace(model, of=with_reach, title=title, check=reach_of), buffers
 
     def step(self, server: ServerSide) -> FedNovaStep:

@@ -15,7 +15,7 @@ from medsilo.privacy.guarantees import Delta, Epsilon, PrivacyGuarantee, Unit
 @dataclass(frozen=True)
 class Private:
     """States which of a method's networks train with noise. The tensors that a site sends depend on the site's cases
-    only through these networks.
+    only through networks that train with noise.
 
     In each step, all networks train on one sample of cases, so the privacy account charges the networks' gradients
     together. Averages or momentum that are computed from noisy weights cost no additional privacy.

@@ -177,7 +177,7 @@ Turn = Callable[[int, Sequence[str], int], str]
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive rounds in which sites exchange the same tensor groups and do equal work.
+    """Consecutive rounds in which sites exchange the same groups of tensors and train in the same way.
 
     >>> from medsilo.extend import Group, Phase
     >>> [group.name for group in Phase("train", 3, (Group("model", lambda own: own["model"].state_dict()),)).sent]

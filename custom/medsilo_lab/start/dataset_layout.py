@@ -48,8 +48,8 @@ DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """A folder that `medsilo init` examines. A dataset probe receives this object, and returns a copy to which the
-    probe's results are added.
+    """A folder that `medsilo init` examines. A dataset probe receives a `DatasetLayout`, and returns a copy to which
+    the probe's results are added.
 
     >>> from pathlib import Path
     >>> folder = DatasetLayout(Path("docs"), "st-anna")
