@@ -66,7 +66,8 @@ class RoomSite:
         self.place, self.border = place, border
         border.protection.admit()
         self.process: subprocess.Popen | None = None
-        self.writes: Thread  # writes the script's output to a file until the last process in the sandbox has ended
+        # the thread that writes the script's output to a file until the last process in the sandbox has ended
+        self.writes: Thread
         self.group: Group | None = None
         self.end: End
         self._look: Stop = lambda: None
@@ -95,7 +96,8 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
-            # this error discloses to the server that a file is missing, and when the script noticed this
+            # the error Lacks discloses to the server that a weight file is missing, and when the script noticed the
+            # missing file
             self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:
@@ -113,8 +115,8 @@ class RoomSite:
             self._began = None
 
     def _listen(self) -> Head:
-        """Return the head of the script's answer; numbers and files that the script logs before the answer stay at the
-        hospital.
+        """Return the head (the JSON part) of the script's answer; numbers and files that the script logs before the
+        answer stay at the hospital.
         """
         for _ in range(MOST_MESSAGES):
             head = self.end.receive()
@@ -136,7 +138,8 @@ class RoomSite:
         """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
-        over = self.process and self._out_of_memory()  # between two answers, so the next answer reports the excess
+        # if memory ran out after the last answer, the next answer reports the exceeded limit
+        over = self.process and self._out_of_memory()
         self.close(0)
         if over:
             self.over = over
@@ -179,7 +182,9 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return the paths of additional readable files of the program, each with the path inside the sandbox."""
+        """Return files that only this program may read, besides the files of the settings: each path outside the
+        sandbox, with the path inside.
+        """
         return {}
 
     def _told(self) -> dict[str, Any]:
@@ -231,7 +236,9 @@ class RoomSite:
             raise over
 
     def _out_of_memory(self, too_much: bool = False) -> OverLimit | None:
-        """Return the exceeded memory limit if the kernel killed a process of the sandbox, or if `too_much` is true."""
+        """Return the exceeded memory limit if the kernel killed a process of the sandbox, or if the caller measured too
+        much memory (`too_much`).
+        """
         if too_much or (self.group and self.group.has_killed()):
             return OverLimit(f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)")
         return None
@@ -322,7 +329,7 @@ class ScriptRoom(RoomSite):
         if place.settings.privacy is not None:
             raise Refused(
                 "this hospital demands differential privacy of every study (privacy), and medsilo can't compute the "
-                "privacy of a training script; run a task of medsilo's"
+                "privacy of a training script; run one of medsilo's own tasks"
             )
         super().__init__(place, Border(place))
         self.script, self.program, self.job = script, script.program, job
@@ -354,7 +361,7 @@ class Taken:
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # including sockets that no process has open, but that wait in the queue of another socket
+    sockets: int = 0  # sockets that processes have open, and sockets that wait in the queue of another socket
     opened: int = 0  # open files
 
 
@@ -362,8 +369,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
     """Measure the resources of all processes in a sandbox, and let the kernel kill these processes first if memory runs
     out.
 
-    The first estimate counts shared memory once per process; only a sum above `enough` is computed again with shared
-    memory counted once.
+    Shared memory is first counted once per process; if the sum exceeds `enough`, the function measures again and counts
+    shared memory only once.
     """
     number = held = files = sockets = opened = queued = 0
     for process in inside:
@@ -383,8 +390,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
 
 
 def _living(process: Path) -> Path:
-    """Return the process, or a thread of the process if its first thread has ended. The kernel then shows the memory
-    only at the other threads.
+    """Return the process, or a thread of the process if its first thread has ended. After a process's first thread has
+    ended, the kernel shows the process's memory only at other threads.
     """
     if "RssAnon" not in _told(process / "status"):
         with contextlib.suppress(OSError):

@@ -47,7 +47,7 @@ class Command:
     'auto'
     """
 
-    # The type of a parameter `out`: the option -o with an output file that must be writable.
+    # The type of a command's parameter `out`: a writable output file, which the user names with the option -o.
     OutFile = Annotated[Path, options.OUT_FILE]
 
     # the command's function, which takes a Console first and returns a nonzero code after a failure
@@ -63,7 +63,7 @@ class Command:
 
     @staticmethod
     def settings(folder: Path | None) -> "SiteSettings":
-        """Return the settings of a hospital, or the defaults.
+        """Return the settings in a hospital's folder, or the default settings if no folder is given.
 
         Args:
             folder: the folder with the hospital's medsilo.yaml; None for the defaults
@@ -176,7 +176,7 @@ class Console:
         print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
-        """Print the present work on a terminal; if stderr is not a terminal, print no line."""
+        """Print what the command is doing now, but only if stderr is a terminal."""
         if sys.stderr.isatty():
             self.aside(f"{line} ...")
             self.doing(line, aside=True)
@@ -197,7 +197,9 @@ class Console:
 
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, and progress between rounds; pass each round's record to the yielded function."""
+        """Show a study's rounds and the progress between rounds; the caller passes each round's record to the yielded
+        function.
+        """
 
         def on_round(record: Any) -> None:
             lines = progress.add(record)
@@ -209,7 +211,7 @@ class Console:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
-        """Show the progress and duration of some work; the caller can pass a source of details to the yielded
+        """Show the name and duration of some work; the caller can add details by passing a function to the yielded
         function.
         """
         more: list[Progress] = [lambda: ""]

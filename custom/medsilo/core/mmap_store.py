@@ -34,8 +34,8 @@ TYPES = {
 class _File:
     """A temporary file that has no name.
 
-    A new object reuses a deleted object's file, because allocating a file would take a tenth of a training round with
-    29 million parameters.
+    A new object reuses a deleted object's file, because allocation is slow: for 29 million parameters, allocating a
+    file takes a tenth of a training round.
     """
 
     spare: ClassVar[list[int]] = []
@@ -122,7 +122,7 @@ class Spill:
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Round the offset of the next tensor up, so that the next tensor's address suits any number type."""
+        """Round the end of the data up to a multiple of ALIGNED, so that a tensor of any number type can follow."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
@@ -136,7 +136,7 @@ class Spill:
         try:
             content = _Mapping(self._file.number, self.end - begin, access=mmap.ACCESS_COPY, offset=begin)
         except (OSError, ValueError) as error:
-            raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
+            raise MedsiloError(f"the tensors on the server's disk cannot be mapped into memory: {error}") from error
         content.file = self._file
         numbers = torch.frombuffer(content, dtype=torch.uint8)
         _MAPPED[numbers.data_ptr()] = content

@@ -100,7 +100,7 @@ def parts_of(
 
 
 def subgroup_members(place: SiteContext) -> Members:
-    """Return the patients of each level of the subgroups that the hospital's data set declares."""
+    """For each subgroup that the hospital's data set declares, such as sex, return the patients of each level."""
     source, task = place.settings.data, place.plan.task
     if source is None or not source.subgroups or task.synthetic:
         return {}

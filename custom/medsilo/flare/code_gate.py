@@ -37,7 +37,7 @@ OTHER_IMAGE = (
 )
 NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
-    "job's own code sends; run a task of medsilo's"
+    "job's own code sends; run one of medsilo's own tasks"
 )
 UNNAMED = "job"  # name of a study whose job has an invalid name
 LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
