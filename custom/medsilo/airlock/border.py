@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
-The border rebuilds each answer from a few rounded numbers that the script sent, and from tensors whose names, shapes
-and types follow from the plan. The hospital's process itself adds the study, the package versions, the run time, the
-memory use and the number of cases.
+The border rebuilds each answer from a few rounded numbers of the script, and from tensors whose names, shapes and types
+follow from the plan. The hospital's process itself adds the study, the package versions, the run time, the memory use
+and the number of cases.
 """
 
 import json

@@ -1,9 +1,9 @@
 """A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
 The program in the sandbox consists of medsilo's participant and the disclosure layer around the participant. The
-hospital's records of patients and counts, its key and its query budget stay outside the sandbox; the program can only
-send requests to use them. The process outside the sandbox parses the program's answer into a typed message, and sends
-only this message.
+hospital's records of patients and counts, its key and its query budget stay outside the sandbox; the program sends
+requests to use them. The process outside the sandbox parses the program's answer into a typed message, and sends only
+this message.
 """
 
 import json

@@ -198,7 +198,7 @@ TensorBoard = Annotated[
 
 
 def run_settings(run: Path) -> "SiteSettings":
-    """Return the settings that the simulator stored in a run's folder, or the default settings if the folder has none."""
+    """Return the settings that the simulator stored in a run's folder, or the default settings if it stored none."""
     from medsilo.runs import paths
     from medsilo.site.settings import read_settings_of_all
 

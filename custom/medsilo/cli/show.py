@@ -176,7 +176,7 @@ class Console:
         print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
-        """Print what the command is doing now, but only if stderr is a terminal."""
+        """Print the command's present work, but only if stderr is a terminal."""
         if sys.stderr.isatty():
             self.aside(f"{line} ...")
             self.doing(line, aside=True)

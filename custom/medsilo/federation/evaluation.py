@@ -159,8 +159,8 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
 
     The error may leave the site, because the error's text contains counts but no file names.
 
-    If a site's cases are not in memory, the function checks only the first training case; a study must not read test
-    cases before its end.
+    If a site's cases are not in memory, the function checks only the first training case; a study reads test cases only
+    at its end.
     """
     own = shape
     if isinstance(data, Cases):

@@ -232,8 +232,8 @@ class Participant:
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Validate the model after a number of rounds; if the site selects its own best model, save the model if it is
-        the best.
+        """Validate the model after a number of rounds; a site that selects its own best model saves the model if no
+        earlier model was better.
         """
         if not self.place.plan.validates(rounds):
             return None
@@ -284,7 +284,7 @@ class Participant:
             except Refused as error:
                 raise Refused(f"{DIVERGED} in round {number}: {error}; lower the learning rate") from error
 
-    # ------------------------------------------------------------------ the state, and the hospital's files
+    # ------------------------------------------------------------------ saved state, and files for the hospital
     def _stand_after(self, number: int, asked: Request) -> None:
         with self.trainer.protection.fitting():
             self.trainer.truncate(asked.train_cases)

@@ -74,8 +74,8 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        # this also applies in a hospital without approvals, because a ledger must record the numbers that the script
-        # sends
+        # a hospital without approvals also needs accepted settings, because its ledger must record the numbers that the
+        # script sends
         if kit:
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":

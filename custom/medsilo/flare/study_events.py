@@ -68,7 +68,7 @@ class StudyEvents:
     def on_asking(self, again: Mapping[str, str]) -> None:
         """Write an event for each site that has rejected a request and that the server therefore asks again.
 
-        Write a second event for each such site when the site answers the repeated request.
+        When the site has answered the repeated request, write a second event for the site.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

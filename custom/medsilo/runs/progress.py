@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from medsilo.core.text import duration, size_text
 from medsilo.runs import paths
 
-if TYPE_CHECKING:  # these imports are slow, and `medsilo --help` does not need them
+# imported only for type checking, because the imports are slow, and `medsilo --help` does not need them
+if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from medsilo.runs.own_files import SiteActivity

@@ -30,7 +30,8 @@ from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
-FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # subfolder of the hospital's query budget, and its lock file
+# name of a subfolder in the query budget's folder, and name of the subfolder's lock file
+FOLDER_NAME, LOCK = "approvals", "approvals.lock"
 ASKED, ANSWERED, CODE = "asked", "answered", "code"
 WAIT = 60.0  # seconds to wait for another process's lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
@@ -253,8 +254,8 @@ class Approvals:
         return decision
 
     def take_over(self, before: "Approvals") -> None:
-        """After a kit's renewal, sign the decisions and plans that the old key signed with the new key, and keep the
-        old files.
+        """After a kit's renewal, use the new key to sign the decisions and plans that the old key signed; the old files
+        stay.
         """
         with self._folder.alone():
             if self.file.exists() or not (decisions := before.decisions()):
@@ -292,8 +293,8 @@ class Approvals:
                 raise Refused(f"this hospital answered all {most} rounds that it approved of plan {decision.plan}")
             if task != "round" and len(before) >= max(most // each, 1):
                 raise Refused(
-                    f"this hospital approved {counted(most, 'round')} of plan {decision.plan}, and answered the "
-                    f"{task} of as many studies as have these"
+                    f"this hospital approved {counted(most, 'round')} of plan {decision.plan}, and answered "
+                    f"'{task}' for all studies that so many rounds allow"
                 )
             write_text(file, so_far.model_copy(update={key: (*before, asked)}).model_dump_json(exclude_defaults=True))
 
@@ -334,7 +335,8 @@ class Approvals:
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the last approved code, for a comparison with a plan's code, and the decision that approved it.
+        """Return the last approved code, and the decision that approved this code, so that a plan's code can be
+        compared with approved code.
 
         Approved code of the same plan is preferred; the next choices are code of the same lead or study title, and then
         any code. The method returns None if no approved code is stored.

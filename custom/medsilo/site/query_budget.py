@@ -233,8 +233,8 @@ class QueryBudget:
         begun = {own.study for own in counts if (own.lead, own.data) == (asker.lead, asker.data)}
         if asker.study not in begun and len(begun) >= settings.most_studies:
             raise Refused(
-                f"this lead has begun {len(begun)} studies of this hospital's data, which allows "
-                f"{settings.most_studies}; the hospital can raise answers in its {FILE_NAME}"
+                f"this lead has begun {len(begun)} studies of this hospital's data, and the hospital "
+                f"allows {settings.most_studies}; it can raise answers in its {FILE_NAME}"
             )
 
     def _check(
@@ -295,7 +295,7 @@ class QueryBudget:
             others = [other for other in self._running() if other != study]
             if most is not None and len(others) >= most:
                 raise Refused(
-                    f"this hospital works for {len(others)} already and takes {most} at once (studies in its "
+                    f"this hospital works for {len(others)} studies already, and takes {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
             with suppress(Timeout):  # a process of the same study that is about to end may still hold the lock
@@ -336,7 +336,9 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Return keyed hashes of (patient, number of cases) and of the patient alone, which disclose no names."""
+    """Return two sets of keyed hashes, which disclose no names: hashes of each patient with the number of cases, and of
+    each patient alone.
+    """
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
         frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
@@ -359,8 +361,8 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return the identifier of a data set: a hash of the lineage that its versions share, of its folder, or of the
-    task.
+    """Return a data set's identifier: the hash of its lineage; without a lineage, of its folder's path; without a data
+    source, of the task.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]

@@ -85,7 +85,8 @@ def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
         same = own.subject == before.subject
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise MedsiloError(
-            f"the certificate in startup-before/ is not of the kit's root ({type(error).__name__}); remove that folder",
+            f"the certificate in startup-before/ was not issued by the kit's root ({type(error).__name__}); remove "
+            "that folder",
             private=str(error),
         ) from error
     if not same:
