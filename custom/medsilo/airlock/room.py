@@ -208,7 +208,8 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
 
 
 def _is_socket(path: Path) -> bool:
-    with suppress(OSError):  # a folder that the hospital's account may not enter is closed to the script, too
+    # if the hospital's account may not enter a folder, the script may not enter the folder either
+    with suppress(OSError):
         return path.is_socket()
     return False
 

@@ -36,9 +36,9 @@ from medsilo.site.airlock_settings import MiB
 LOG = logging.getLogger(__name__)
 PRINTED = "script.log"  # the file that contains a script's output in one study
 LOOK = 1.0  # seconds between two measurements of a sandbox's memory and files
-GRACE = 30.0  # seconds that a script has to exit by itself when the study is over
+GRACE = 30.0  # time limit, in seconds, for a script to exit by itself after the end of the study
 LACKING = "a pre-trained file that the network begins with is not here"
-KILLED = 5.0  # seconds that the operating system has to end a sandbox's processes
+KILLED = 5.0  # time limit, in seconds, for the operating system to end a sandbox's processes
 MOST_KEPT = 1000  # limit on the number of state files of a site
 MOST_MESSAGES = 10_000  # limit on the messages that a script may send before an answer
 MOST_SOCKETS = 2048  # limit on sockets in a sandbox, since socket buffers of 208 KiB each count as no process's memory
@@ -131,7 +131,7 @@ class RoomSite:
     def _take(self, head: Head) -> None:
         """Accept a message with logged numbers, and raise Refused for every other kind of message."""
         if head.kind != "log":
-            raise Refused("the script sends a request")
+            raise Refused("the script sends a request, which only medsilo's own program may send")
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:

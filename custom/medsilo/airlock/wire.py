@@ -57,7 +57,7 @@ class Head(Section):
     name: Annotated[str, Field(max_length=300)] = ""  # name of the logged number or of the file in this message
     value: float = 0.0
     step: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    size: Size = 0  # bytes of the file that follows the message's head
+    size: Size = 0  # size, in bytes, of the file that follows the message's head
 
 
 class End:

@@ -47,7 +47,7 @@ class Kit:
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # description of the party that listens at `host` and `port`
+    meets: str = "the server"  # description of the party to which the kit's party connects at `host` and `port`
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
@@ -92,7 +92,7 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
 
 
 def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
-    """Return the kit of a relay, or of a party that connects to the server through a relay."""
+    """Return the kit of a relay, or of a party that is connected to a relay."""
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
     return Kit(startup, party, name, host, int(port), *names, meets)
@@ -249,7 +249,7 @@ def trouble(kit: Kit) -> str | None:
 
 
 def processes_of(kit: Path) -> "Iterator[psutil.Process]":
-    """Yield each process on this machine, except the present process, whose command line names a kit's folder."""
+    """Yield the processes on this machine whose command lines name a kit's folder, without the present process."""
     import psutil
 
     named = str(kit.resolve())

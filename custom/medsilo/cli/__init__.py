@@ -109,8 +109,8 @@ class Commands(TyperGroup):
     others: Mapping[str, str | None] = {}  # commands of other packages than medsilo, which the help does not import
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options of a command with the default False instead of None, because typer would load pydantic to
-        check None.
+        """Return the command's parameters; a missing default becomes False, because typer would load pydantic to check
+        None.
         """
         params: list[Any] = super().get_params(ctx)
         for param in params:

@@ -117,12 +117,13 @@ class Console:
         self.document: Any = {}
         self.goes_on = ""  # text for an error message that explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
-        self._print: Callable[[str], None] | None = None  # prints a line above the live display
+        self._print: Callable[[str], None] | None = None  # the function that prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Progress | None = None  # describes the present work
         self._aside = False  # whether progress reports are shown only to a person at the terminal
-        self._watcher: threading.Thread | None = None  # reports progress after some seconds without output
+        # the thread that reports progress after some seconds without output
+        self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
 
     def say(self, *lines: str) -> None:

@@ -184,7 +184,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Tensors with larger number types come first, so that all values are aligned in the file.
+    # Tensors of larger number types come first, so that each tensor begins at a multiple of its number's bytes.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape

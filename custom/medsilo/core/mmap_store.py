@@ -15,7 +15,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # limits on the bytes and on the number of unused files that are kept for reuse
+# limits on the unused files that are kept for reuse: on their bytes, and on their number
+MOST_SPARE, MOST_FILES = 1 << 30, 16
 # the names that safetensors files use for PyTorch's types
 TYPES = {
     torch.float64: "F64",

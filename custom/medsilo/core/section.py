@@ -30,7 +30,7 @@ class Section(BaseModel):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Return a section that is validated from values of YAML or JSON. Raises DataError for invalid values.
+        """Return a section with validated values of YAML or JSON. Raises DataError for invalid values.
 
         Args:
             origin: The name of the values' source in errors.
@@ -44,7 +44,7 @@ class Section(BaseModel):
 
     @classmethod
     def received(cls, values: Any) -> Self:
-        """Return a section that is validated from values that another party sent. Raises Refused for invalid values.
+        """Return a section with validated values that another party sent. Raises Refused for invalid values.
 
         A value whose type is only similar to the declared type, such as the text "3" for an integer, is invalid.
         """
@@ -109,7 +109,7 @@ S = TypeVar("S", bound=Section)
 
 
 def checked(kind: type[S], values: Any, origin: str) -> S:
-    """Return a section that is validated from values of YAML or JSON. Raises ValidationError for invalid values.
+    """Return a section with validated values of YAML or JSON. Raises ValidationError for invalid values.
 
     The value true is not valid as a number, and 1 is not valid as a truth value. A list is valid as a tuple, and a
     string is valid as a path.

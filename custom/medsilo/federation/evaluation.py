@@ -25,7 +25,8 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-Measuring = Callable[[Dataset], Measure]  # returns the function that measures the cases of a given data set
+# a function that, for a data set, returns the function that measures the data set's cases
+Measuring = Callable[[Dataset], Measure]
 
 
 class Evaluation:

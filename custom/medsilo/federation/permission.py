@@ -53,7 +53,7 @@ class Permission:
         """Check whether the hospital's settings allow the study.
 
         Raises Refused if the hospital takes part in no study, or if the hospital only tests models and the study would
-        train there. Also raises Refused if approval is required but no startup kit is present, because only the kit's
+        train there. Raises Refused, too, if approval is required but no startup kit is present, because only the kit's
         key can verify approvals.
         """
         self.place = place
@@ -109,7 +109,7 @@ class Permission:
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
         """Raise Refused unless the hospital has approved the plan for the given sites and round.
 
-        Also raises Refused if the hospital's settings have changed since the hospital accepted the settings.
+        Raises Refused, too, if the hospital's settings have changed since the hospital accepted the settings.
 
         If the hospital has made no decision about a plan, the plan is saved, so that the hospital can review the plan
         and decide.

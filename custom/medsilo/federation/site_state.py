@@ -58,7 +58,7 @@ class SiteState:
         self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute
         self.modules: Modules
         self.optimizers: dict[str, Optimizer]
-        self.done: int  # the last round after which the state was reached; -1 during a round
+        self.done: int  # the networks have the state after this round; -1 while a round changes the networks
         self.best: float | None  # validation score of the site's best model so far
         # if a privacy ledger charges answers, the identifier of the present attempt to make an answer
         self.attempt = ""
@@ -74,7 +74,7 @@ class SiteState:
         return self.algorithm.whole(self.modules)
 
     def begin(self) -> None:
-        """Set the state before the first round, which is identical at all sites."""
+        """Set the state that all sites have in common before the first round."""
         settled = self.plan.network.settled
         self.modules = {name: settled(module, self.compute) for name, module in self.plan.build_networks().items()}
         self.make_optimizers()
@@ -103,7 +103,7 @@ class SiteState:
         }
 
     def refuse_divergence(self, number: int) -> None:
-        """Raise Refused if training diverged, so that the site neither sends nor saves the round."""
+        """Raise Refused if training diverged, so that the site neither sends nor saves the networks of the round."""
         for module in self.modules.values():
             for name, tensor in module.state_dict().items():
                 if not is_finite(tensor):

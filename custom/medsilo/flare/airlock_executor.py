@@ -46,7 +46,7 @@ from nvflare_reliability.timeouts import limits
 
 EXECUTOR = "medsilo.flare.airlock_executor.AirlockExecutor"
 CONFIG = "config_fed_client.json"
-DESCRIBED = "script.json"  # a file in the folder of the plan that contains the script's command
+DESCRIBED = "script.json"  # in the plan's folder, the name of the file with the script's command
 WEIGHTS = ".safetensors"
 Argument = Annotated[str, Field(max_length=10_000)]
 

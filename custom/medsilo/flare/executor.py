@@ -129,7 +129,7 @@ class MedsiloExecutor(Executor):
     server.
     """
 
-    # a factory of participants, which benchmarks replace
+    # the function that creates the participant; benchmarks replace this function
     participant: Callable[..., Participant] = staticmethod(participant_of)
 
     def __init__(self) -> None:

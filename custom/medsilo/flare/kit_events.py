@@ -218,7 +218,7 @@ class ServerEvents(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
-        self.certificates: CertificateEnds | None = None  # None until the server starts
+        self.certificates: CertificateEnds | None = None  # the object is created when the server starts
         # for each hospital with two running processes: the first and the last time at which the server noticed both
         # processes
         self.twice: dict[str, tuple[float, float]] = {}

@@ -25,7 +25,7 @@ class StudyEvents:
         self.kit, self.job, self.study = kit, job, study
         self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash; empty until known
         self.out = set[str]()  # the sites that were absent in the last round
-        # the sites that the server asks again after a rejection, and about which an event was written
+        # the sites that rejected a request and about whose repeated request an event was written
         self.again = set[str]()
         self.told: dict[str, list[float]] = {}  # for each site, the times of the events about repeated requests
 

@@ -76,7 +76,8 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     missed = [] if after is None else since(kit, after)
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # the rotation was noticed before the remaining lines of the rotated file were read
+        # the call comes first, so that the remaining lines of a rotated file are read before the new file is opened
+        new = _other(path, file)
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:

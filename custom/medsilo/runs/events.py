@@ -31,7 +31,7 @@ COLUMNS = 7  # number of columns of a line, not counting the hash
 LARGEST, KEPT = 1 << 20, 4  # bytes at which the log file is rotated, and number of rotated files that are kept
 WAIT = 5.0  # seconds to wait for the lock of the log file
 TEXT = 500  # limit on the bytes of the reason of a rejection
-NOT_APPROVED = "has not approved"  # occurs in the reason of a rejection if a hospital has not decided about a plan
+NOT_APPROVED = "has not approved"  # text in the reason of a rejection if a hospital has not decided about a plan
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
 # seconds after which a repeated rejection of a party gets a separate line in the log, as the first rejection did
 AGAIN = 3600.0

@@ -176,7 +176,8 @@ class SiteAnswer(MessageFacts):
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     # head of the hospital's privacy ledger, if the hospital has a privacy ledger
     ledger: LedgerHead | None = Field(None, exclude_if=not_)
-    readiness: Readiness | None = Field(None, exclude_if=not_)  # the value occurs only in a canary study
+    # the readiness that a hospital reports in a canary study; None in all other studies
+    readiness: Readiness | None = Field(None, exclude_if=not_)
     _noted: list[str] = PrivateAttr([])  # notes that the server adds to the site's answer
 
     def note(self, text: str) -> None:

@@ -4,7 +4,7 @@ One signed file contains all decisions, so any change to the file invalidates al
 depends on the kit's key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the
 approvals that the old key had signed. The folder of approvals also contains waiting plans and the code of jobs, each in
 a file whose name is a hash. The signature of approvals does not protect against somebody who can read the key. If
-somebody resets the file of approvals to an earlier state, medsilo does not detect this.
+somebody replaces the file of approvals by an earlier version, medsilo does not notice the replacement.
 """
 
 import hashlib

@@ -104,7 +104,7 @@ class DataSet(Section):
         {}, description="names of columns, levels and classes in plans, by their names in these data"
     )
     tells: dict[PartName, DisclosedCounts] = Field(
-        description="counts that are disclosed once, to every plan and lead, by part"
+        description="by data part: counts that are disclosed once and do not differ between plans or leads"
     )
     words: tuple[Word, ...] = Field((), description="words of the data that a plan or a message may contain")
     inventory: Inventory
@@ -405,7 +405,7 @@ def check_unchanged(folder: Path) -> None:
     now = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
     if now != {name: (own.bytes, own.changed) for name, own in known.items()}:
         raise MedsiloError(
-            "this hospital's data differ from those in its data set; its engineer sees the changes with "
+            "this hospital's data differ from its data set; its engineer sees the changes with "
             "'medsilo data check DATASET', and makes the data set again",
             str(folder),
         )

@@ -71,7 +71,8 @@ class LedgerEntry(Section):
     time: int
     kind: Kind
     data: Text
-    spending: Spending | None = None  # None if the entry opens the ledger, or continues the ledger with a new key
+    # the study of the entry; None if the entry opens the ledger, or continues the ledger with a new key
+    spending: Spending | None = None
     what: Text = ""
     # identifies the answer, so that an answer that is sent a second time is not charged a second time
     attempt: Text = ""

@@ -120,8 +120,8 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return the function that assigns a data set's patients to training, validation and test, and that repeats
-        recorded assignments.
+        """Return the function that assigns a data set's patients to training, validation and test; a patient with a
+        recorded assignment keeps it.
 
         Args:
             writes: whether new assignments are saved
@@ -249,8 +249,8 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """Return the number of counted answers of another study: planned answers while the study runs, and otherwise
-        sent answers.
+        """Return the number of another study's answers that count: the planned answers while that study runs, and
+        otherwise the sent answers.
         """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]

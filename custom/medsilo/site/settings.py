@@ -24,7 +24,7 @@ LEAST_MEMORY = 256  # minimum MiB of memory for a training process
 SHARE = 0.8  # default fraction of the machine's memory that all concurrent studies may use in total
 TRAIN_ANSWERS = 2000  # smallest limit on disclosed training losses, per lead and data set
 TESTS = 20  # for each test score that a lead may get, the number of validation scores that the lead may get
-SCORE_ROUNDING = 2  # The rounding step of a score is the influence of this number of patients on the score.
+SCORE_ROUNDING = 2  # A score's rounding step is the change that this number of patients can cause.
 Approval = Literal["none", "required", "except-canary"]
 TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
@@ -149,7 +149,7 @@ class SiteSettings(PartySettings):
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
 
     def most_answers(self, part: DataPart) -> int:
-        """Return the maximum number of answers with scores over one part of the data that one lead may get."""
+        """Return the maximum number of answers with scores that one lead may get about one part of the data."""
         most = {"train": max(TRAIN_ANSWERS, self.answers), "test": -(-self.answers // TESTS)}
         return most.get(part, self.answers)
 

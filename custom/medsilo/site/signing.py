@@ -39,7 +39,7 @@ class UseKey:
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the kit key's signature of the purpose and the derived public key
+    certified: bytes  # the signature, made with the kit's key, of the purpose and of the derived public key
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
