@@ -53,7 +53,7 @@ class Group:
     def takes(self, process: int) -> bool:
         """Move a process into the group, or remove the group and return False if this account may not move the process.
 
-        The children that the process starts later are also in the group.
+        The group also contains all processes that the moved process starts later.
         """
         try:
             (self.folder / "cgroup.procs").write_text(str(process))

@@ -129,7 +129,7 @@ class RoomSite:
         raise OverLimit(f"the script sent more than {MOST_MESSAGES} messages for one answer")
 
     def _take(self, head: Head) -> None:
-        """Accept a message with logged numbers, and raise Refused for every other kind of message."""
+        """Accept a message with logged numbers, and raise Refused for a message of any other kind."""
         if head.kind != "log":
             raise Refused("the script sends a request, which only medsilo's own program may send")
 

@@ -82,7 +82,7 @@ class Feature(Section):
     sites send because of this section.
 
     The argument `plan` of the methods is a `medsilo.Plan`, and `networks` has the networks of the plan's method on
-    PyTorch's meta device. The validation of a plan and the disclosure report call these methods for each feature of the
+    PyTorch's meta device. The validation of a plan and the disclosure report call the methods of each feature of the
     plan.
     """
 

@@ -101,7 +101,7 @@ class DataSet(Section):
     notes: dict[str, Count] = Field({}, description="number of unusual cases that are used, by kind of oddity")
     answers: dict[str, str] = Field({}, description="a person's answers to questions about the data, by question")
     called: dict[Word, Word] = Field(
-        {}, description="names of columns, levels and classes in plans, by their names in these data"
+        {}, description="for each name of a column, level or class in these data, the name that plans use"
     )
     tells: dict[PartName, DisclosedCounts] = Field(
         description="by data part: counts that are disclosed once and do not differ between plans or leads"

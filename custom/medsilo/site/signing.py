@@ -62,7 +62,7 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
     try:
         chain, private = x509.load_pem_x509_certificates(certificate), private_key(key)
         same = chain[0].public_key() == private.public_key()
-    # this error is also raised for an unknown elliptic curve
+    # cryptography raises UnsupportedAlgorithm for an unknown elliptic curve
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise MedsiloError(
             f"the kit's certificate or key cannot be read ({type(error).__name__}); ask the lead for the kit again",

@@ -346,7 +346,7 @@ def test_a_lying_answer_costs_its_sender(changes: dict[str, Any]) -> None:
         Tested.received(answer(**changes))
     twice = answer()
     twice["subgroups"] *= 2
-    with pytest.raises(Refused, match="there twice"):
+    with pytest.raises(Refused, match="occurs twice"):
         Tested.received(twice)
 
 
