@@ -33,7 +33,9 @@ LEFT = "left.jsonl"  # the file that logs the disclosed bits of each answer
 CASES = "script.json"  # the file that stores the number of cases that the script reported
 HELD = "this hospital held the answer back"  # the only reason that the server receives when a hospital sends no answer
 PROTECTED = "this hospital's update as a whole, and not one patient"
-BLOCK = 1 << 15  # tensor elements per block; for a longer block, torch would start threads, which waste processor time
+# number of tensor elements that are processed at once; for more elements, torch would start threads, which waste
+# processor time
+BLOCK = 1 << 15
 LARGEST_POWER = 309  # numbers in JSON are smaller than 10 to this power
 # Bits that a rejected answer discloses: which of fewer than 32 reasons applies, and the time of the rejection
 HELD_BITS = {"reasons": 5, "times": REAL}

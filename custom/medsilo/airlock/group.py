@@ -108,7 +108,7 @@ def _parents() -> Iterator[Path]:
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove the groups of processes that were killed."""
+    """Remove the control groups that processes created which have ended since."""
     for folder in parent.glob(f"{NAME}-*"):
         if not Path("/proc", folder.name.split("-")[2]).exists():
             with suppress(OSError):

@@ -71,7 +71,7 @@ class RoomSite:
         self.group: Group | None = None
         self.end: End
         self._look: Stop = lambda: None
-        self._began: float | None = None  # start of the wait for an answer; None between answers
+        self._began: float | None = None  # time at which the wait for an answer began; None between answers
         self.most = 0  # peak memory of the sandbox in bytes
         self.over: OverLimit | None = None  # the limit that the sandbox exceeded, until an answer reports the excess
 
@@ -244,7 +244,7 @@ class RoomSite:
         return None
 
     def _taken_over(self) -> OverLimit:
-        """Return the limit that the sandbox exceeded, and forget this excess, so that only one answer reports it."""
+        """Return the limit that the sandbox exceeded, and clear the limit, so that only one answer reports it."""
         over, self.over = self.over, None
         assert over is not None
         return over
@@ -400,8 +400,9 @@ def _living(process: Path) -> Path:
 
 
 def _sockets(process: Path) -> tuple[int, int]:
-    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. Both
-    numbers are zero if the sandbox's process has ended or has not entered the sandbox yet.
+    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. The
+    number of sockets and the number of bytes are zero if the sandbox's process has ended or has not entered the sandbox
+    yet.
     """
     with contextlib.suppress(OSError):
         if (process / "ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:

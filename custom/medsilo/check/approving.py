@@ -153,8 +153,8 @@ def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[
     """Return the last approved plan of the same study as the given plan, together with the approval.
 
     Two plans belong to the same study if both plans have the same title. Two plans without titles belong to the same
-    study if their study names are equal. If both leads are known, the same lead must have submitted both plans. A
-    canary belongs to no study.
+    study if their study names are equal. Two plans whose leads are known belong to the same study only if the same lead
+    submitted both plans. A canary belongs to no study.
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):

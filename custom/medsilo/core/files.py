@@ -109,8 +109,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the temporary files that killed processes left in folders; meanwhile, no other process may write to these
-    folders.
+    """Remove the temporary files that killed processes left in folders; no other process may write to these folders
+    while the function runs.
     """
     for folder in folders:
         for path in folder.glob(".*.part"):

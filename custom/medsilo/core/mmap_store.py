@@ -116,7 +116,7 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        # if the last tensor is empty, aligning its offset has moved the end of the data beyond the end of the file
+        # an empty last tensor begins at an aligned offset, which may lie beyond the end of the file
         if os.fstat(self._file.number).st_size < self.end:
             self.shorten(self.end)
         content = self.mapped(begin)

@@ -214,7 +214,7 @@ def files_in(found: Distribution) -> set[Path]:
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
 
-    If the facts of several packages differ between the mappings, the function returns "medsilo" if possible.
+    If the facts of several packages differ between the mappings, the function prefers to return "medsilo".
     """
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)

@@ -101,7 +101,7 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
 def unknown_key(
     key: str, value: Any, known: Sequence[str], sections: Mapping[str, Sequence[str]], tells_value: bool = True
 ) -> str:
-    """Return an error message about an unknown key that suggests a similar valid key.
+    """Return an error message that names an unknown key and suggests a similar valid key.
 
     Args:
         known: The valid keys of the section that has the unknown key.

@@ -153,7 +153,7 @@ class Participant:
         return ExactResult()
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
-        """Load the aggregated tensors, validate, train, and return the tensors that the phase sends."""
+        """Load the aggregated tensors, validate, train, and return the tensors that the site sends in the phase."""
         if not self.place.trains:
             raise Refused("this hospital does not train in this study (participation.evaluation_sites)")
         started, number, trainer = time.monotonic(), asked.round, self.trainer

@@ -174,7 +174,7 @@ class PrivateNumbers:
         return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str, number: int) -> list[Charge]:
-        """Return the privacy charges of the numbers in an answer. The charges of the noisy counts are excluded, because
+        """Return the privacy charges of the numbers in an answer. The charges do not include the noisy counts, because
         the noise of the counts is drawn once per study.
         """
         found = []
@@ -283,7 +283,7 @@ class PrivateSite:
     def size(self) -> int:
         """The number of training cases, or the noisy number of privacy units in training if counts have noise.
 
-        The sampling rate, the number of steps and the divisor of sums depend only on this disclosed number of cases or
+        The sampling rate, the number of steps and the divisor of sums depend only on the disclosed number of cases or
         units.
         """
         counted = self.numbers.counted

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.subgroups import Subgroup
 
 Group = frozenset[str]
-Level = tuple[str, str]  # the names of a subgroup and its level
+Level = tuple[str, str]  # the name of a subgroup, and the name of a level of the subgroup
 # maximum number of sets of small atoms to check; if there are more sets, the score is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
@@ -55,7 +55,8 @@ def safe_levels(
     """Return the levels, largest first, whose scores the site may send in addition to the scores that are already
     disclosed.
 
-    One patient in an empty level would not change the decision, so the decision does not reveal that a level is empty.
+    With one patient in an empty level, the decision would be the same, so the decision does not reveal that a level is
+    empty.
 
     Args:
         known: all patients, then the patients of each class

@@ -26,7 +26,7 @@ from medsilo.site.job_code import PLAN, JobCode, as_brought
 from medsilo.site.settings import SiteSettings
 from nvflare_reliability.kit_patches import AskingDeployer, has_image_of_its_own
 
-# The imports are late, because the modules load PyTorch, which only the approval of code needs.
+# imported inside functions, because the modules load PyTorch, which only the approval of code needs
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo.plan import Plan

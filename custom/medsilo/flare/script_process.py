@@ -55,7 +55,7 @@ _gates: list[Gate] = []
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """Sends numbers that a script logs to the server's tracker, if the plan permits these numbers.
+    """Sends a script's logged numbers to the server's tracker, if the plan permits these numbers.
 
     A recipe adds this component to the configuration of each site in the recipe's job.
     """

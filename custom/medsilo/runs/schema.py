@@ -243,7 +243,7 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return only those results of the method that the method has set."""
+        """Return the method's results, without the results that the method has not set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 

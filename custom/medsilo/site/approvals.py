@@ -1,10 +1,10 @@
 """A hospital's approvals of plans, signed with a key of its startup kit.
 
-One signed file contains all decisions, so any change to the file invalidates all decisions. The name of the file
-depends on the kit's key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the
-approvals that the old key had signed. The folder of approvals also contains waiting plans and the code of jobs, each in
-a file whose name is a hash. The signature of approvals does not protect against somebody who can read the key. If
-somebody replaces the file of approvals by an earlier version, medsilo does not notice the replacement.
+One signed file contains all decisions, so any change to the file invalidates all decisions. The name of the file of
+approvals depends on the kit's key, so a hospital with a new key has no approvals. If the kit was renewed, the new key
+signs the approvals that the old key had signed. The folder of approvals also contains waiting plans and the code of
+jobs, each in a file whose name is a hash. The signature of approvals does not protect against somebody who can read the
+key. If somebody replaces the file of approvals by an earlier version, medsilo does not notice the replacement.
 """
 
 import hashlib
@@ -53,7 +53,9 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval on time, rounds and sites; if a limit is missing, the approval has no such limit."""
+    """The limits of an approval on time, rounds and sites; an approval without one of the limits is unlimited in this
+    respect.
+    """
 
     expires: When | None = None
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # limit on answered rounds, over all studies of the plan

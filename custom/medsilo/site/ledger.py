@@ -2,7 +2,7 @@
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
 line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
-its entry is on disk; if the process dies in between, the ledger charges too much, and never too little.
+its entry is on disk; if the process dies before the answer leaves, the ledger charges too much.
 
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
 the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's

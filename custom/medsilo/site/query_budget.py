@@ -1,8 +1,9 @@
 """A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
 
-Each site has a folder that only the site's user account can read. Lines are only appended to the files, under a lock
-that all processes of the hospital share. An answer leaves the hospital only after the answer was counted on disk. If a
-process dies before the counted answer leaves, the count is too high by one, but the count is never too low.
+Each site has a folder that only the site's user account can read. Processes never change a line of the files, but only
+append lines, under a lock that all processes of the hospital share. An answer leaves the hospital only after the answer
+was counted on disk. If a process dies before the counted answer leaves, the count is too high by one, but the count is
+never too low.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds to wait for another process's lock
 MESSAGES = "messages"  # key under which a training script's messages are counted
 MARK = 16  # hexadecimal digits of a patient's keyed hash
-# Keyed hashes of a group of patients: hashes of (patient, number of cases), and hashes of the patient alone.
+# Two sets of keyed hashes for a group of patients: hashes of name and number of cases, and hashes of the name alone.
 Marks = tuple[frozenset[str], frozenset[str]]
 
 
