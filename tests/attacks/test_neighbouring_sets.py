@@ -186,7 +186,7 @@ def test_the_account_ends_an_attack_of_many_studies(least: int | None, tmp_path:
     settings = settings_of(tmp_path, registry(tmp_path / "data", {}), **more)
     plan = parse_plan({**STUDY, "task": {"name": "table", "labels": ["0", "1"], "columns": ["age"]}, "network": None})
     begun = 0
-    with pytest.raises(Refused, match="which allows 100"):
+    with pytest.raises(Refused, match="the hospital allows 100"):
         for begun in range(200):
             site_of(plan, "a", ["a"], settings, tmp_path / f"studies/{begun}/sites/a")
     assert begun == settings.most_studies == 100

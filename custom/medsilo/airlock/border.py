@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
-The border rebuilds each answer from a few rounded numbers of the script and from tensors with the names, shapes and
-types of the plan. The hospital's process itself adds the study, the package versions, the run time, the memory use and
-the number of cases.
+The border rebuilds each answer from a few rounded numbers of the script, and from tensors whose names, shapes and types
+follow from the plan. The hospital's process itself adds the study, the package versions, the run time, the memory use
+and the number of cases.
 """
 
 import json
@@ -33,16 +33,18 @@ LEFT = "left.jsonl"  # the file that logs the disclosed bits of each answer
 CASES = "script.json"  # the file that stores the number of cases that the script reported
 HELD = "this hospital held the answer back"  # the only reason that the server receives when a hospital sends no answer
 PROTECTED = "this hospital's update as a whole, and not one patient"
-BLOCK = 1 << 15  # tensor elements per block; for a longer block, torch would start threads, which waste processor time
-LARGEST_POWER = 309  # the largest power of ten in a number that JSON can hold
+# number of tensor elements that are processed at once; for more elements, torch would start threads, which waste
+# processor time
+BLOCK = 1 << 15
+LARGEST_POWER = 309  # numbers in JSON are smaller than 10 to this power
 # Bits that a rejected answer discloses: which of fewer than 32 reasons applies, and the time of the rejection
 HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
 
 
 class HeldBack(Refused):
-    """A hospital does not send a script's answer; the error's public reason never quotes the script, since the server
-    receives the reason.
+    """The reason why a hospital holds back a script's answer; the public text of the reason goes to the server and
+    never quotes the script.
     """
 
     def __init__(self, what: str, private: str = "") -> None:
@@ -141,7 +143,7 @@ class Border:
         return self.accepted(asked, {**told, **own})
 
     def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
-        """Convert an answer's facts to a typed answer, after checking the facts as the server does."""
+        """Check a script's facts in the same way as the server, and return the facts as a typed answer."""
         site, parcel = self.place.site, StudyMessage({}, dict(facts))
         try:
             answer = self.acceptance.accept(site, parcel, (asked.task, asked.round), ())
@@ -192,7 +194,9 @@ class Border:
 
     # ------------------------------------------------------------------ the update
     def _norm(self, groups: Groups, given: Groups) -> float:
-        """Return the L2 norm of sent tensors minus received tensors; a tensor that was not received counts as zeros."""
+        """Return the L2 norm of the script's tensors minus the server's tensors; where the server sent no tensor,
+        subtract zeros.
+        """
         return math.hypot(*(_distance(own, before) for _, own, before in _pairs(groups, given)))
 
     @torch.no_grad()
@@ -233,7 +237,9 @@ class Border:
         append_line(self.place.folder / LEFT, json.dumps(line))
 
     def note_failure(self, asked: Request) -> None:
-        """Count the bits of a rejected answer, because a script can choose the reason and the time of a rejection."""
+        """Charge the bits of a rejected answer to the query budget, because a script can choose the reason and the time
+        of a rejection.
+        """
         self.protection.enter("a script's answer that was held back", HELD_BITS)
         self.write_down(asked, StudyMessage(), 0.0, HELD_BITS, None)
 
@@ -251,14 +257,16 @@ def bits_of_score(digits: int, resolution: Resolution) -> int:
     (21, 16)
     """
     values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
-    # a rounding step leaves at most 1 / step different values within each power of ten
+    # after rounding, at most 1 / step different scores remain between two successive powers of ten
     if step := resolution.step(0, 1):
         values, exponents = min(values, round(1 / step)), LARGEST_POWER
     return math.ceil(math.log2(2 * values * exponents + 1))
 
 
 def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
-    """Replace an integer tensor by the received tensor; integers can't get noise and would disclose exact values."""
+    """Return the server's tensor in place of a script's integer tensor, because noise can't hide the values of
+    integers.
+    """
     if tensor.is_floating_point():
         return tensor
     if given is None or given.shape != tensor.shape:
@@ -267,14 +275,14 @@ def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _distance(own: Tensor, before: Tensor) -> float:
-    """Return the L2 norm of the difference between sent and received tensors; computing it in blocks saves memory."""
+    """Return the L2 norm of the difference between two tensors, computed block by block to save memory."""
     blocks = zip(own.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
     return math.hypot(*(float(torch.linalg.vector_norm((one - other).float())) for one, other in blocks))
 
 
 def _pairs(groups: Groups, given: Groups) -> list[tuple[tuple[str, str], Tensor, Tensor]]:
-    """Pair each floating-point tensor with the received tensor of the same name, or with zeros if no tensor was
-    received.
+    """Pair each floating-point tensor of the script with the server's tensor of the same name, or with zeros if the
+    server sent no such tensor.
     """
     found = []
     for group, own in groups.items():

@@ -1,7 +1,7 @@
 """Limit the memory of all processes in a sandbox together, with a control group of the kernel (cgroup).
 
-The kernel also counts memory that belongs to no process, such as the contents of pipes. Only an account that may create
-a control group has this limit: root, or an account to which the system delegates memory.
+The kernel also counts memory that belongs to no process, such as the contents of pipes. The limit exists only if this
+account may create a control group: as root, or if the system delegates memory to this account.
 """
 
 import os
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 NAME = "medsilo-room"
-# The names of a group's files with its limit, with further settings, and with the number of killed processes
+# Files of a control group: the limit, further settings with their values, and the number of killed processes
 FIRST = "memory.limit_in_bytes", {"memory.memsw.limit_in_bytes": "{most}"}, "memory.oom_control"
 SECOND = "memory.max", {"memory.swap.max": "0", "memory.oom.group": "1"}, "memory.events"
 PATIENCE = 5.0  # seconds until the kernel has ended the processes of a killed sandbox
@@ -23,7 +23,7 @@ class Group:
     """A control group with a limit on the memory of its processes."""
 
     def __init__(self, folder: Path, most: int) -> None:
-        """Create the group. Raises OSError if this account may not.
+        """Create the group. Raises OSError if this account may not create control groups.
 
         Args:
             folder: the group's folder in the kernel's file system of control groups
@@ -38,7 +38,7 @@ class Group:
             self.remove()
             raise
         for name, value in further.items():
-            with suppress(OSError):  # without swap, the kernel has no such file
+            with suppress(OSError):  # on a machine without swap, the kernel has no file for the limit on swap
                 (folder / name).write_text(value.format(most=most))
 
     @classmethod
@@ -53,7 +53,7 @@ class Group:
     def takes(self, process: int) -> bool:
         """Move a process into the group, or remove the group and return False if this account may not move the process.
 
-        The children that the process starts later are also in the group.
+        The group also contains all processes that the moved process starts later.
         """
         try:
             (self.folder / "cgroup.procs").write_text(str(process))
@@ -91,10 +91,11 @@ def limits_memory() -> bool:
 
 
 def _parents() -> Iterator[Path]:
-    """Yield the groups in which this process may be allowed to create a group.
+    """Yield control groups in which this process may be able to create a subgroup.
 
-    In the second version of control groups, a group with processes can't limit the memory of its subgroups. The group
-    of a service with `Delegate` and `DelegateSubgroup` lies in a group without processes.
+    In the second version of control groups, a group with processes can't limit the memory of its subgroups. If a
+    service has the settings `Delegate` and `DelegateSubgroup`, its control group lies in a group that has no processes
+    itself.
     """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -107,7 +108,7 @@ def _parents() -> Iterator[Path]:
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove the groups of processes that were killed."""
+    """Remove the control groups that processes created which have ended since."""
     for folder in parent.glob(f"{NAME}-*"):
         if not Path("/proc", folder.name.split("-")[2]).exists():
             with suppress(OSError):

@@ -13,7 +13,7 @@ from medsilo.airlock.wire import CHUNK, End
 
 class KeptFiles:
     def __init__(self, end: End, folder: Path, may_keep: re.Pattern[str]) -> None:
-        """Copy the state files that an earlier sandbox saved into the site's folder of the present sandbox."""
+        """Copy an earlier sandbox's state files into the site's folder in the present sandbox."""
         self.end, self.folder, self.may_keep = end, folder, may_keep
         # size and modification time of each file that was sent out of the sandbox
         self.handed: dict[str, tuple[int, int]] = {}

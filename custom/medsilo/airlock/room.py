@@ -30,7 +30,8 @@ APP, WORK, KEPT = Path("/room/app"), Path("/room/work"), Path("/room/kept")
 CODE = APP / "custom"  # the script's code
 OUTPUT = WORK / "medsilo"  # folder in the sandbox for the results of a study
 INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that passes facts about the study to the script
-USER = 1000 if os.getuid() != 1000 else 1001  # must differ from the user id of the hospital's own account
+# user id in the sandbox, which must differ from the user id of the hospital's own account
+USER = 1000 if os.getuid() != 1000 else 1001
 ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
 # Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
@@ -46,8 +47,8 @@ HIDDEN = (
     *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
     *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each page of the machine's memory
 )
-LARGEST_LOG = 16 * MiB  # bytes of a script's output that are logged per study, at most
-LEAST_LOG = MiB // 16  # when the log is full, the number of bytes that each new sandbox may still log
+LARGEST_LOG = 16 * MiB  # limit on the logged bytes of a script's output in one study
+LEAST_LOG = MiB // 16  # number of bytes that each new sandbox may still log after the log is full
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -77,8 +78,8 @@ class Room:
     told: str = ""  # the value of the environment variable INSIDE in the sandbox
 
     def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread, Group | None]:
-        """Return the started process, the thread that logs its output, and its control group, if this account may
-        create one.
+        """Start the program, and return its process, the thread that logs its output, and its control group (None if
+        this account can't create control groups).
 
         Args:
             door: the sandbox's end of the socket pair
@@ -108,7 +109,8 @@ class Room:
             for file in files:
                 os.close(file)
         group = Group.of(self.memory + self.settings.scratch * MiB)
-        # bubblewrap starts no process before it has read its arguments, so all processes of the room are in the group
+        # bubblewrap starts no process before it has read its arguments, so the control group contains every process of
+        # the sandbox
         with suppress(BrokenPipeError), arguments:
             if group and not group.takes(process.pid):
                 group = None
@@ -170,7 +172,7 @@ class Room:
             "USER": "script",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": str(CODE),  # the same module path as outside a sandbox, even for a script in a subfolder
+            "PYTHONPATH": str(CODE),  # a script in a subfolder can import the job's modules, as outside a sandbox
             "OMP_NUM_THREADS": str(self.threads),
             INSIDE: self.told,
             **self.settings.variables,
@@ -183,7 +185,7 @@ class Room:
             if odd := [own for own in self.private if own.resolve().is_relative_to(there)]:
                 raise MedsiloError(
                     "the airlock would show a training script this hospital's kit or results; name narrower folders "
-                    "in room.reads and data. Python's environment must lie elsewhere, too",
+                    "in room.reads and data. Python's environment must not contain the kit or results",
                     private=f"{path} has {odd[0]} in it",
                 )
 
@@ -206,7 +208,8 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
 
 
 def _is_socket(path: Path) -> bool:
-    with suppress(OSError):  # a folder that the hospital's account may not enter is closed to the script, too
+    # if the hospital's account may not enter a folder, the script may not enter the folder either
+    with suppress(OSError):
         return path.is_socket()
     return False
 

@@ -78,8 +78,8 @@ class Limited:
     numbers: tuple[int, int]  # the system call's numbers on x86_64 and on aarch64
     argument: int
     values: tuple[int, ...]
-    # True if the filter allows the system call only with `values`; False if the filter allows the system call only with
-    # other values
+    # True if the filter allows the system call only with `values`; False if it allows the system call only with values
+    # outside `values`
     allowed: bool
 
 
@@ -94,7 +94,8 @@ LIMITED = {
 X32 = 0x40000000  # on x86_64, this bit marks a system call of the x32 interface
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-# byte offsets of fields in the kernel's description of a system call, in which each argument has 8 bytes
+# In the kernel's description of a system call: byte offsets of its number, of the architecture and of the first 8-byte
+# argument
 NUMBER, ARCHITECTURE, FIRST = 0, 4, 16
 
 
@@ -109,8 +110,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # Each line of the filter has an instruction, the numbers of lines to skip after a true and after a false condition,
-    # and an operand. DENY and ALLOW mean a jump to the filter's last two lines.
+    # A line of the filter has an instruction, the numbers of lines to skip after true and after false, and an operand.
+    # DENY and ALLOW mean a jump to the filter's last two lines.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]
@@ -128,9 +129,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
 
 
 def _skip(lines: int, left: int) -> int:
-    """Return the number of lines that the filter skips in a jump; ALLOW and DENY are jumps to the filter's last two
-    lines.
-    """
+    """Return the number of the filter's lines that a jump skips; ALLOW and DENY jump to the filter's last two lines."""
     return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 

@@ -36,9 +36,9 @@ from medsilo.site.airlock_settings import MiB
 LOG = logging.getLogger(__name__)
 PRINTED = "script.log"  # the file that contains a script's output in one study
 LOOK = 1.0  # seconds between two measurements of a sandbox's memory and files
-GRACE = 30.0  # seconds that a script has to exit by itself when the study is over
+GRACE = 30.0  # time limit, in seconds, for a script to exit by itself after the end of the study
 LACKING = "a pre-trained file that the network begins with is not here"
-KILLED = 5.0  # seconds that the operating system has to end a sandbox's processes
+KILLED = 5.0  # time limit, in seconds, for the operating system to end a sandbox's processes
 MOST_KEPT = 1000  # limit on the number of state files of a site
 MOST_MESSAGES = 10_000  # limit on the messages that a script may send before an answer
 MOST_SOCKETS = 2048  # limit on sockets in a sandbox, since socket buffers of 208 KiB each count as no process's memory
@@ -66,11 +66,12 @@ class RoomSite:
         self.place, self.border = place, border
         border.protection.admit()
         self.process: subprocess.Popen | None = None
-        self.writes: Thread  # writes the script's output to a file until the last process in the sandbox has ended
+        # the thread that writes the script's output to a file until the last process in the sandbox has ended
+        self.writes: Thread
         self.group: Group | None = None
         self.end: End
         self._look: Stop = lambda: None
-        self._began: float | None = None  # start of the wait for an answer; None between answers
+        self._began: float | None = None  # time at which the wait for an answer began; None between answers
         self.most = 0  # peak memory of the sandbox in bytes
         self.over: OverLimit | None = None  # the limit that the sandbox exceeded, until an answer reports the excess
 
@@ -95,7 +96,8 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
-            # this error discloses to the server that a file is missing, and when the script noticed this
+            # the error Lacks discloses to the server that a weight file is missing, and when the script noticed the
+            # missing file
             self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:
@@ -113,8 +115,8 @@ class RoomSite:
             self._began = None
 
     def _listen(self) -> Head:
-        """Return the head of the script's answer; numbers and files that the script logs before the answer stay at the
-        hospital.
+        """Return the head (the JSON part) of the script's answer; numbers and files that the script logs before the
+        answer stay at the hospital.
         """
         for _ in range(MOST_MESSAGES):
             head = self.end.receive()
@@ -127,16 +129,17 @@ class RoomSite:
         raise OverLimit(f"the script sent more than {MOST_MESSAGES} messages for one answer")
 
     def _take(self, head: Head) -> None:
-        """Accept a message with logged numbers, and raise Refused for every other kind of message."""
+        """Accept a message with logged numbers, and raise Refused for a message of any other kind."""
         if head.kind != "log":
-            raise Refused("the script sends a request")
+            raise Refused("the script sends a request, which only medsilo's own program may send")
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
         """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
-        over = self.process and self._out_of_memory()  # between two answers, so the next answer reports the excess
+        # if memory ran out after the last answer, the next answer reports the exceeded limit
+        over = self.process and self._out_of_memory()
         self.close(0)
         if over:
             self.over = over
@@ -179,7 +182,9 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return the paths of additional readable files of the program, each with the path inside the sandbox."""
+        """Return files that only this program may read, besides the files of the settings: each path outside the
+        sandbox, with the path inside.
+        """
         return {}
 
     def _told(self) -> dict[str, Any]:
@@ -231,13 +236,15 @@ class RoomSite:
             raise over
 
     def _out_of_memory(self, too_much: bool = False) -> OverLimit | None:
-        """Return the exceeded memory limit if the kernel killed a process of the sandbox, or if `too_much` is true."""
+        """Return the exceeded memory limit if the kernel killed a process of the sandbox, or if the caller measured too
+        much memory (`too_much`).
+        """
         if too_much or (self.group and self.group.has_killed()):
             return OverLimit(f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)")
         return None
 
     def _taken_over(self) -> OverLimit:
-        """Return the limit that the sandbox exceeded, and forget this excess, so that only one answer reports it."""
+        """Return the limit that the sandbox exceeded, and clear the limit, so that only one answer reports it."""
         over, self.over = self.over, None
         assert over is not None
         return over
@@ -322,7 +329,7 @@ class ScriptRoom(RoomSite):
         if place.settings.privacy is not None:
             raise Refused(
                 "this hospital demands differential privacy of every study (privacy), and medsilo can't compute the "
-                "privacy of a training script; run a task of medsilo's"
+                "privacy of a training script; run one of medsilo's own tasks"
             )
         super().__init__(place, Border(place))
         self.script, self.program, self.job = script, script.program, job
@@ -354,7 +361,7 @@ class Taken:
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # including sockets that no process has open, but that wait in the queue of another socket
+    sockets: int = 0  # sockets that processes have open, and sockets that wait in the queue of another socket
     opened: int = 0  # open files
 
 
@@ -362,8 +369,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
     """Measure the resources of all processes in a sandbox, and let the kernel kill these processes first if memory runs
     out.
 
-    The first estimate counts shared memory once per process; only a sum above `enough` is computed again with shared
-    memory counted once.
+    Shared memory is first counted once per process; if the sum exceeds `enough`, the function measures again and counts
+    shared memory only once.
     """
     number = held = files = sockets = opened = queued = 0
     for process in inside:
@@ -383,8 +390,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
 
 
 def _living(process: Path) -> Path:
-    """Return the process, or a thread of the process if its first thread has ended. The kernel then shows the memory
-    only at the other threads.
+    """Return the process, or a thread of the process if its first thread has ended. After a process's first thread has
+    ended, the kernel shows the process's memory only at other threads.
     """
     if "RssAnon" not in _told(process / "status"):
         with contextlib.suppress(OSError):
@@ -393,8 +400,9 @@ def _living(process: Path) -> Path:
 
 
 def _sockets(process: Path) -> tuple[int, int]:
-    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. Both
-    numbers are zero if the sandbox's process has ended or has not entered the sandbox yet.
+    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. The
+    number of sockets and the number of bytes are zero if the sandbox's process has ended or has not entered the sandbox
+    yet.
     """
     with contextlib.suppress(OSError):
         if (process / "ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:

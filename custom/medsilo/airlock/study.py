@@ -1,9 +1,9 @@
 """A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
 The program in the sandbox consists of medsilo's participant and the disclosure layer around the participant. The
-hospital's records of patients and counts, its key and its query budget stay outside the sandbox; the program uses these
-by requests. The process outside the sandbox parses the program's answer into a typed message, and sends only this
-message.
+hospital's records of patients and counts, its key and its query budget stay outside the sandbox; the program sends
+requests to use them. The process outside the sandbox parses the program's answer into a typed message, and sends only
+this message.
 """
 
 import json
@@ -69,8 +69,8 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """Checks answers of medsilo's own training, which, unlike a script's answers, also contain counts, thresholds and
-    missing labels.
+    """Checks the answers of medsilo's own training in a sandbox, which may contain more than a script's answers:
+    counts, thresholds and missing labels.
     """
 
     def __init__(self, place: SiteContext) -> None:
@@ -105,7 +105,7 @@ class StudyRoom(RoomSite):
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place, StudyBorder(place))
-        self.taken = 0  # total bytes of the requests with which the program has used the query budget
+        self.taken = 0  # total size, in bytes, of the program's requests to charge the query budget
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         self.border.noted.clear()

@@ -1,5 +1,5 @@
-"""The program in a sandbox that trains medsilo's own study, and that asks the process outside the sandbox to use the
-query budget.
+"""The program that trains one of medsilo's own studies in a sandbox, and that sends requests about the query budget to
+the process outside.
 """
 
 import os
@@ -43,7 +43,7 @@ class RoomBook(QueryBudget):
     def places(self, data: str, split: int, writes: bool) -> Memory:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             found = draw(self._ask("known", names=[*patients]))
-            # if another study has assigned the patient to a data part in the meantime, that earlier assignment counts
+            # if another study has meanwhile assigned a patient to a data part, the other study's assignment counts
             if writes and for_good:
                 return dict(self._ask("place", places=found, for_good=True))
             return found

@@ -57,11 +57,11 @@ class Head(Section):
     name: Annotated[str, Field(max_length=300)] = ""  # name of the logged number or of the file in this message
     value: float = 0.0
     step: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    size: Size = 0  # bytes of the file that follows the message's head
+    size: Size = 0  # size, in bytes, of the file that follows the message's head
 
 
 class End:
-    """One end of a socket pair; while waiting for data, this end regularly checks whether to continue waiting."""
+    """One end of a socket pair; while this end waits for data, it regularly calls a function that can end the wait."""
 
     def __init__(self, pair: socket, look: Callable[[], None] = lambda: None) -> None:
         """Wrap a socket.
@@ -93,7 +93,9 @@ class End:
         """Raises EOFError if the other end of the socket pair is closed, and Refused for invalid data."""
         (length,) = LENGTH.unpack(self.read(memoryview(bytearray(LENGTH.size))))
         if length > LARGEST_HEAD:
-            raise Refused(f"the script's message begins with {length} bytes of text; {LARGEST_HEAD} are the most")
+            raise Refused(
+                f"the script's message begins with {length} bytes of text; at most {LARGEST_HEAD} are allowed"
+            )
         text = self.read(memoryview(bytearray(length)))
         try:
             told = json.loads(bytes(text))

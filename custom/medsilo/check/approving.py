@@ -30,8 +30,8 @@ NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name"
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Compare a hospital's settings with the settings that the hospital's engineer accepted, or accept the present
-    settings.
+    """Compare a hospital's settings with the settings that the hospital's engineer accepted; if `accept` is true,
+    accept the present settings instead.
     """
     if kit.party != "hospital":  # persons and relays do not train, so their kits have no accepted settings
         return
@@ -52,9 +52,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
 
 
 def event_findings(kit: Kit, accept: bool) -> Iterator[Finding]:
-    """Verify the signature of the kit's events.log; `accept` replaces the signature by a signature of the present
-    events.log.
-    """
+    """Verify the signature of the kit's events.log; if `accept` is true, first sign the log as it is now."""
     if kit.party not in ("hospital", "server"):
         return
     chain = EventChain(files_of(kit))
@@ -98,7 +96,7 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return the reason why a plan could not run even if it were approved with the given limits; empty if the plan
+    """Return the reason why a plan could not run even if it were approved with the given limits; return "" if the plan
     could run.
     """
     named = plan.participation.everyone
@@ -155,8 +153,8 @@ def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[
     """Return the last approved plan of the same study as the given plan, together with the approval.
 
     Two plans belong to the same study if both plans have the same title. Two plans without titles belong to the same
-    study if their study names are equal. If both leads are known, the same lead must have submitted both plans. A
-    canary belongs to no study.
+    study if their study names are equal. Two plans whose leads are known belong to the same study only if the same lead
+    submitted both plans. A canary belongs to no study.
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):

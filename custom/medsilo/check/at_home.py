@@ -77,8 +77,8 @@ class KitAtHome:
 
 
 def attached() -> set[str]:
-    """Return the names of installed medsilo packages that every study runs, or that extend the engine by entry
-    points.
+    """Return the names of the installed medsilo packages that run in every study: ALWAYS, and packages whose entry
+    points extend the engine.
     """
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
     found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}

@@ -14,7 +14,7 @@ from medsilo.site.approvals import Decision
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-MOST_COMPARED = 5000  # a file with more lines than this is shown whole instead of as differences
+MOST_COMPARED = 5000  # limit on the lines of a file that the review shows as differences; a longer file is shown whole
 BINARY = "(no text: a person cannot read it here)"
 UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
 RIGHTS = {  # rights of a job's code, by the setting `airlock`

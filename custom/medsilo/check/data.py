@@ -8,14 +8,13 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-# two texts: the first text replaces a count that must not leave the hospital, and the second text replaces the count of
-# unreadable data
+# the text in place of a count that must not leave the hospital, and the text in place of a count of unread data
 SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
 SMALL = 10  # for fewer patients than this number, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
-UNEVEN = 20  # the check warns if the largest class has more than this number of times the cases of the smallest class
+UNEVEN = 20  # the check warns if the largest class has more than this many times as many cases as the smallest class
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
@@ -46,8 +45,8 @@ def unit_of(plan: Plan) -> str:
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Warn if the validation or test data have so few patients that a hospital suppresses scores, or that scores are
-    imprecise.
+    """Warn if a hospital would suppress the validation or test score because of too few patients, or if the score would
+    be imprecise.
     """
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
@@ -125,7 +124,7 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
     """Count the cases with a structure, the cases annotated as being without this structure, and the cases that were
     not annotated.
 
-    If one of these counts of cases is suppressed, the function returns only bounds, because sums would disclose the
+    If one of the counts of cases is suppressed, the function returns only bounds, because exact sums would disclose the
     suppressed count.
     """
     cases = sum(part.cases for part in survey.parts.values())

@@ -258,7 +258,7 @@ def _logs(policy: Policy) -> list[str]:
 
 
 def _filters(policy: Policy) -> list[str]:
-    """Describe how the site's privacy.json changes every answer of the site; a job cannot change these effects."""
+    """Describe how the filters in the site's privacy.json change every answer of the site."""
     if policy.scope is None:
         return ["No privacy.json: nothing is held back or changed."]
     lines = [f"  {path.rpartition('.')[2]} {json.dumps(args)}" for path, args in policy.filters]

@@ -40,14 +40,14 @@ AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 @dataclass(frozen=True)
 class Kit:
     folder: Path  # the folder startup/ in the kit
-    party: str  # the kit's kind of party: hospital, server, person or relay
+    party: str  # the kind of party to which the kit belongs: hospital, server, person or relay
     name: str
     host: str
     port: int
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # description of the party that listens at `host` and `port`
+    meets: str = "the server"  # description of the party to which the kit's party connects at `host` and `port`
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
@@ -92,7 +92,7 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
 
 
 def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
-    """Return the kit of a relay, or of a party that connects to the server through a relay."""
+    """Return the kit of a relay, or of a party that is connected to a relay."""
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
     return Kit(startup, party, name, host, int(port), *names, meets)
@@ -207,7 +207,8 @@ def check_network(kit: Kit) -> Finding:
 
 def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
-    context.check_hostname = False  # NVFlare's clients, like this check, verify only the root certificate
+    # like NVFlare's clients, this check verifies the issuer of the certificate, and not the host's name
+    context.check_hostname = False
     told = f"{kit.meets} at {address}"
     try:
         context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
@@ -225,8 +226,8 @@ def trouble(kit: Kit) -> str | None:
     """Return the reason why a kit's party is not running, or None if the party is running.
 
     A server counts as running if the server completes a TLS handshake on this machine. Any party except a server counts
-    as running if the main process of its kit has a network connection. Connections of other kits' processes, of job
-    processes and of `medsilo status` do not count.
+    as running if the main process of its kit has a network connection. The function ignores connections of other kits'
+    processes, of job processes and of `medsilo status`.
     """
     if kit.party == "server":
         return _no_handshake(kit)
@@ -237,7 +238,7 @@ def trouble(kit: Kit) -> str | None:
         line = process.info["cmdline"] or ()
         if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
             continue
-        # a process of another account, or a process that has ended, raises an error when it is read
+        # psutil raises an error for a process of another account, and for a process that has ended
         with suppress(psutil.Error, OSError):
             if not any(Path(process.cwd(), word).resolve() == home for word in line):
                 continue
@@ -248,7 +249,7 @@ def trouble(kit: Kit) -> str | None:
 
 
 def processes_of(kit: Path) -> "Iterator[psutil.Process]":
-    """Yield each process on this machine, except the present process, whose command line names a kit's folder."""
+    """Yield the processes on this machine whose command lines name a kit's folder, without the present process."""
     import psutil
 
     named = str(kit.resolve())
@@ -265,7 +266,7 @@ def _no_handshake(kit: Kit) -> str | None:
     """Return the reason why the server on this machine accepts no connections, or None if it accepts connections.
 
     The function tries a TLS handshake, because an open port does not prove that the server works. The function sends no
-    certificate, so that the server does not register the function as a client.
+    certificate, because the server would register the sender of a certificate as a client.
     """
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False

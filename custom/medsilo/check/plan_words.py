@@ -1,4 +1,6 @@
-"""List the words in a plan that may come from one hospital, because all other hospitals can read the plan."""
+"""List the words in a plan that may come from one hospital, so that a person can check them; every hospital reads the
+plan.
+"""
 
 from collections.abc import Iterator
 from typing import Any

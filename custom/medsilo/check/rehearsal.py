@@ -115,7 +115,7 @@ def rehearse(
     # the rehearsal must neither charge the query budget nor need an approval
     settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})
     place = SiteContext(plan, site, sites, settings, folder)
-    parts_of(place, data)  # raises the errors that the site would report before the first round
+    parts_of(place, data)  # this call raises each error that the site would report before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried: dict[str, Rehearsal] = {}
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):

@@ -109,8 +109,8 @@ class Commands(TyperGroup):
     others: Mapping[str, str | None] = {}  # commands of other packages than medsilo, which the help does not import
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options of a command with the default False instead of None, because typer would load pydantic to
-        check None.
+        """Return the command's parameters; a missing default becomes False, because typer would load pydantic to check
+        None.
         """
         params: list[Any] = super().get_params(ctx)
         for param in params:
@@ -211,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # if medsilo runs as a program, only this account may read new files
         os.umask(0o077)
-        # skips Python's garbage collection at exit, which would take a fifth of the run time of `medsilo status`
+        # this call skips Python's garbage collection at exit, which would take a fifth of the run time of `medsilo
+        # status`
         atexit.register(gc.freeze)
         codecs.register_error("simplified", simplified)
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -21,8 +21,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, ROOT, from_lab
 
 CHECKOUT = PLACE.parent
-# The compressed documentation pages, which only a wheel contains: pages for a hospital, and pages that medsilo-lab
-# adds.
+# In a wheel, two files contain the compressed documentation pages: the pages for hospitals, and the pages that only
+# medsilo-lab's wheel has.
 PAGES, LAB_PAGES = ROOT / "pages.json.bz2", ROOT / "lab_pages.json.bz2"
 HELP_PAGE = "study/help"  # the first column of the tables on this page contains symptoms
 REFERENCE = "reference/"
@@ -198,7 +198,9 @@ def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
 
 # ---------------------------------------------------------------------------------------------------- for a terminal
 def shown(passage: Passage, width: int) -> str:
-    """Format a passage for a terminal: tables become lists, and links become names for `medsilo docs`."""
+    """Format a passage for a terminal: tables become lists, and a link becomes the name with which `medsilo docs` shows
+    the linked page.
+    """
     parts = []
     text = re.sub(r"<!--.*?-->|<picture>.*?</picture>|^!\[.*?\)$", "", passage.text, flags=re.S | re.M)
     language = "text"

@@ -153,7 +153,7 @@ def folder_of_site(folder: Path | None, site: str) -> Path | None:
 
 
 def settings_of_owner(*given: Any) -> "SiteSettings":
-    """Return the settings of a person who owns all sites; the function has the same arguments as `settings_of`."""
+    """Return the same settings as `settings_of`, but with all permissions that a person who owns all sites can give."""
     from medsilo.site.settings import ALL_MINE
 
     return settings_of(*given, **ALL_MINE)
@@ -198,9 +198,7 @@ TensorBoard = Annotated[
 
 
 def run_settings(run: Path) -> "SiteSettings":
-    """Return the settings that the simulator stored for a run's sites, or the default settings if the simulator stored
-    none.
-    """
+    """Return the settings that the simulator stored in a run's folder, or the default settings if it stored none."""
     from medsilo.runs import paths
     from medsilo.site.settings import read_settings_of_all
 

@@ -33,7 +33,7 @@ def _values_of(place: Path | str | None) -> dict[str, Any]:
     try:
         found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
         values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
-    except (MedsiloError, OSError):  # loading the plan later reports an error of the plan
+    except (MedsiloError, OSError):  # an unreadable plan is reported later, when the plan is loaded
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -46,7 +46,7 @@ def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
         section, _, last = key.partition(".")
         if section in TABLES and last == "name":
             names[section] = TABLES[section].spelled(name) or name
-            # a plan with a changed task has another default network
+            # after a change of the task, the network is unknown, because the default network depends on the task
             names |= {"network": ""} if section == "task" else {}
     if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
         raise PlanError("; ".join(wrong))
@@ -58,7 +58,7 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
     known, place = _known_at(path, names)
     try:
         value = load_yaml(text)
-    except YamlError:  # loading the plan later reports an error of the plan
+    except YamlError:  # an invalid change is reported later, when the plan is loaded
         return ""
     if not place or not equals or not all(path):
         return ""
@@ -70,10 +70,10 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
 
 
 def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the valid keys at the position of an unknown key, and the number of elements in the path up to this
-    unknown key.
+    """If the path contains an unknown key, return the keys that are valid instead, and the position of the unknown key,
+    counted from 1.
 
-    The returned number of path elements is 0 if all keys of the path may be valid.
+    The returned position is 0 if all keys of the path may be valid.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -94,6 +94,6 @@ def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    # a network that wraps another network gives the result None
+    # for a network that wraps another network, keys_in_source returns None
     known = [keys_in_source(table.written_in(name)) for name in table.ours]
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

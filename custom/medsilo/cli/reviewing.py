@@ -198,7 +198,9 @@ def _decide(
 
 
 def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
-    """If there is an approved plan of the same study, yield the differences from the last approved plan."""
+    """Yield the changes of a plan since the last approved plan of the same study; yield nothing if no such plan was
+    approved.
+    """
     from medsilo.check.approving import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 

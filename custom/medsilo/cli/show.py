@@ -47,7 +47,7 @@ class Command:
     'auto'
     """
 
-    # The type of a parameter `out`: the option -o with an output file that must be writable.
+    # The type of a command's parameter `out`: a writable output file, which the user names with the option -o.
     OutFile = Annotated[Path, options.OUT_FILE]
 
     # the command's function, which takes a Console first and returns a nonzero code after a failure
@@ -63,7 +63,7 @@ class Command:
 
     @staticmethod
     def settings(folder: Path | None) -> "SiteSettings":
-        """Return the settings of a hospital, or the defaults.
+        """Return the settings in a hospital's folder, or the default settings if no folder is given.
 
         Args:
             folder: the folder with the hospital's medsilo.yaml; None for the defaults
@@ -117,12 +117,13 @@ class Console:
         self.document: Any = {}
         self.goes_on = ""  # text for an error message that explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
-        self._print: Callable[[str], None] | None = None  # prints a line above the live display
+        self._print: Callable[[str], None] | None = None  # the function that prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Progress | None = None  # describes the present work
         self._aside = False  # whether progress reports are shown only to a person at the terminal
-        self._watcher: threading.Thread | None = None  # reports progress after some seconds without output
+        # the thread that reports progress after some seconds without output
+        self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
 
     def say(self, *lines: str) -> None:
@@ -176,7 +177,7 @@ class Console:
         print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
-        """Print the present work on a terminal; if stderr is not a terminal, print no line."""
+        """Print the command's present work, but only if stderr is a terminal."""
         if sys.stderr.isatty():
             self.aside(f"{line} ...")
             self.doing(line, aside=True)
@@ -197,7 +198,9 @@ class Console:
 
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, and progress between rounds; pass each round's record to the yielded function."""
+        """Show a study's rounds and the progress between rounds; the caller passes each round's record to the yielded
+        function.
+        """
 
         def on_round(record: Any) -> None:
             lines = progress.add(record)
@@ -209,7 +212,7 @@ class Console:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
-        """Show the progress and duration of some work; the caller can pass a source of details to the yielded
+        """Show the name and duration of some work; the caller can add details by passing a function to the yielded
         function.
         """
         more: list[Progress] = [lambda: ""]

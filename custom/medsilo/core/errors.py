@@ -80,8 +80,8 @@ class DataError(MedsiloError):
 class Unfit(DataError):
     """A site's cases do not fit the plan.
 
-    Details stay at the site. If details of errors left the site, a lead could choose plans whose errors reveal facts
-    about patients.
+    The details of the error stay at the site. If details of errors left the site, a lead could choose plans whose
+    errors reveal facts about patients.
     """
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing torch takes 1.5 seconds, and many commands don't 
     from torch import Tensor
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
-UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors where a file system can't sync folders
+UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors of file systems that can't sync folders
 MOST_IN_TREE = 20_000  # largest number of files and folders that `check_tree` allows
 # Only the present user account may read files that medsilo writes, because the files may be about patients.
 FOLDER, FILE = 0o700, 0o600
@@ -55,7 +55,7 @@ def free_disk(folder: Path) -> int:
 def check_unquoted(path: Path | str, remedy: str) -> None:
     """Raise MedsiloError if a path has blanks or quotes, because NVFlare does not quote paths in command lines."""
     if torn := re.search(r"[\s'\"\\#]", str(path)):
-        raise MedsiloError(f"NVFlare starts nothing where a path has {torn[0]!r}: {remedy}", str(path))
+        raise MedsiloError(f"NVFlare can't use a path that has {torn[0]!r}: {remedy}", str(path))
 
 
 def sync_names(folder: Path) -> None:
@@ -109,8 +109,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the temporary files that killed processes left in folders; meanwhile, no other process may write to these
-    folders.
+    """Remove the temporary files that killed processes left in folders; no other process may write to these folders
+    while the function runs.
     """
     for folder in folders:
         for path in folder.glob(".*.part"):
@@ -184,13 +184,13 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Tensors with larger number types come first, so that all values are aligned in the file.
+    # Tensors of larger number types come first, so that each tensor begins at a multiple of its number's bytes.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
         if dtype not in TYPES:
             raise MedsiloError(
-                f"{path.name} could not be written: {name} has the type {dtype}, which has no name there"
+                f"{path.name} could not be written: safetensors has no name for the type {dtype} of {name}"
             )
         begin, end = end, end + shape.numel() * dtype.itemsize
         header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
@@ -262,7 +262,7 @@ def check_tree(folder: Path, largest: int, what: str) -> None:
         for path in (Path(place) / name for name in (*folders, *names)):
             told = plain(path.relative_to(folder).as_posix(), 120)
             if leads_out(path, inside):
-                raise MedsiloError(f"{told} of {what} is a link to another place; put a file there")
+                raise MedsiloError(f"{told} of {what} is a link to another place; replace the link by a file")
             if not (path.is_file() or path.is_dir()):
                 raise MedsiloError(f"{told} of {what} is neither a file nor a folder; remove it")
             if path.is_file() and path.stat().st_size > largest:

@@ -15,7 +15,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # limits on the bytes and on the number of unused files that are kept for reuse
+# limits on the unused files that are kept for reuse: on their bytes, and on their number
+MOST_SPARE, MOST_FILES = 1 << 30, 16
 # the names that safetensors files use for PyTorch's types
 TYPES = {
     torch.float64: "F64",
@@ -34,8 +35,8 @@ TYPES = {
 class _File:
     """A temporary file that has no name.
 
-    A new object reuses a deleted object's file, because allocating a file would take a tenth of a training round with
-    29 million parameters.
+    A new object reuses a deleted object's file, because allocation is slow: for 29 million parameters, allocating a
+    file takes a tenth of a training round.
     """
 
     spare: ClassVar[list[int]] = []
@@ -115,14 +116,14 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        # if the last tensor is empty, aligning its offset has moved the end of the data beyond the end of the file
+        # an empty last tensor begins at an aligned offset, which may lie beyond the end of the file
         if os.fstat(self._file.number).st_size < self.end:
             self.shorten(self.end)
         content = self.mapped(begin)
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Round the offset of the next tensor up, so that the next tensor's address suits any number type."""
+        """Round the end of the data up to a multiple of ALIGNED, so that a tensor of any number type can follow."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
@@ -136,7 +137,7 @@ class Spill:
         try:
             content = _Mapping(self._file.number, self.end - begin, access=mmap.ACCESS_COPY, offset=begin)
         except (OSError, ValueError) as error:
-            raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
+            raise MedsiloError(f"the tensors on the server's disk cannot be mapped into memory: {error}") from error
         content.file = self._file
         numbers = torch.frombuffer(content, dtype=torch.uint8)
         _MAPPED[numbers.data_ptr()] = content

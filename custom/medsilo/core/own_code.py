@@ -45,8 +45,8 @@ def own_line(error: BaseException) -> str:
 def uncalled(kind: Any) -> set[str]:
     """Return the names of a class's public methods that nothing calls.
 
-    An uncalled method is a method whose name the package's code does not use and no base class from another package
-    defines. If nothing calls a method, the author probably misspelt the name of a method that medsilo calls.
+    A method counts as called if the package's code uses its name, or if a base class from another package defines the
+    method. If nothing calls a method, the author probably misspelt the name of a method that medsilo calls.
     """
     package = kind.__module__.partition(".")[0]
     own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]

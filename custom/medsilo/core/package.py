@@ -24,7 +24,8 @@ from medsilo.core.version import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
-ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs whenever the packages are installed
+# medsilo's packages that run in every study wherever the packages are installed
+ALWAYS = (ENGINE, "nvflare_reliability")
 LAB = "medsilo-lab"  # the name of the distribution that servers, leads and researchers install
 OURS = (ENGINE, LAB)  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
@@ -57,7 +58,9 @@ def is_here(name: str) -> bool:
 
 
 def from_lab(what: str) -> str:
-    """Return the end of a message that recommends medsilo-lab, or "" if medsilo-lab is installed."""
+    """Return a clause that recommends medsilo-lab, for the end of an error message; return "" if medsilo-lab is
+    installed.
+    """
     return "" if is_here("medsilo_lab") else f"; {what} come with {LAB}, which is not installed"
 
 
@@ -211,7 +214,7 @@ def files_in(found: Distribution) -> set[Path]:
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
 
-    If the facts of several packages differ between the mappings, the function returns "medsilo" if possible.
+    If the facts of several packages differ between the mappings, the function prefers to return "medsilo".
     """
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)

@@ -1,8 +1,8 @@
 """End a process when its parent dies, and measure the process's peak memory.
 
-A thread regularly checks whether the process's parent has changed. For NVFlare's jobs, Linux's signal PR_SET_PDEATHSIG
-is useless: Linux already sends it when the thread that started the process ends. NVFlare starts jobs from short-lived
-threads.
+A thread regularly checks whether the process's parent has changed. Linux's signal PR_SET_PDEATHSIG can't replace this
+thread for NVFlare's jobs: Linux sends the signal when the thread that started the process ends. NVFlare starts jobs
+from short-lived threads.
 """
 
 import ctypes

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = 1 << 18  # a number of bytes; the C library itself reuses memory blocks with fewer bytes
+LEAST = 1 << 18  # number of bytes from which a block is kept for reuse; the C library itself reuses smaller blocks
 MOST_SPARE = 256 << 20  # limit on the bytes that are kept for later copies
 
 _spare: dict[int, list[np.ndarray]] = {}  # released memory blocks by size in bytes

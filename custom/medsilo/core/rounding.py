@@ -22,19 +22,19 @@ def step_of_at_least(width: float) -> float:
 @dataclass(frozen=True)
 class Resolution:
     weight: float = 0.0  # the cases of the patient with the most cases, as a fraction of all cases in the group
-    # The rounding step of a mean is the largest change that this number of patients can cause; if the number is 0,
-    # means are exact.
+    # A mean's rounding step is the largest change that this number of patients can cause; for 0 patients, means are
+    # exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
-    # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes
-    # this number
+    # number of cases of the patient with the most cases; it is rounded up to one digit, so that one patient seldom
+    # changes it
     largest: int = 1
     size: int = 0  # number of patients
     number: int = 0  # number of cases
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
-        """Return the rounding of means and counts over one group of cases.
+        """Return the rules by which means and counts over one group of cases are rounded.
 
         Args:
             patients: The number of patients who move a mean by at most one rounding step.
@@ -45,7 +45,8 @@ class Resolution:
         return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the rounding for a part of the group, in which one patient may have a larger fraction of the cases.
+        """Return the rounding rules for a subset of the group's cases; one patient's fraction of the cases may be
+        larger in the subset.
 
         Args:
             share: The fraction of the group's cases that are in the subset.

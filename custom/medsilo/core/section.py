@@ -30,7 +30,7 @@ class Section(BaseModel):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Return a section that is validated from values of YAML or JSON. Raises DataError for invalid values.
+        """Return a section with validated values of YAML or JSON. Raises DataError for invalid values.
 
         Args:
             origin: The name of the values' source in errors.
@@ -44,11 +44,12 @@ class Section(BaseModel):
 
     @classmethod
     def received(cls, values: Any) -> Self:
-        """Return a section that is validated from values that another party sent. Raises Refused for invalid values.
+        """Return a section with validated values that another party sent. Raises Refused for invalid values.
 
-        A value of a similar type as the declared type, such as "3" for an integer, is invalid.
+        A value whose type is only similar to the declared type, such as the text "3" for an integer, is invalid.
         """
-        # A class with a special value of `strict` allows values of similar types for some fields.
+        # If a class sets `strict` itself, some of its fields accept values whose type is only similar to the declared
+        # type.
         strict = None if "strict" in cls.model_config else True
         try:
             return cls.model_validate(values, strict=strict)
@@ -77,11 +78,12 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A section of a plan that declares its conflicts with other sections of the plan and the tensors that sites send
-    for it.
+    """A section of a plan with methods that list conflicts with other sections, and that describe the tensors that
+    sites send because of this section.
 
-    In the methods below, `plan` is a `medsilo.Plan`, and `networks` has the networks of the plan's method on PyTorch's
-    meta device. The validation of a plan and the disclosure report call these methods for each feature of the plan.
+    The argument `plan` of the methods is a `medsilo.Plan`, and `networks` has the networks of the plan's method on
+    PyTorch's meta device. The validation of a plan and the disclosure report call the methods of each feature of the
+    plan.
     """
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
@@ -107,7 +109,7 @@ S = TypeVar("S", bound=Section)
 
 
 def checked(kind: type[S], values: Any, origin: str) -> S:
-    """Return a section that is validated from values of YAML or JSON. Raises ValidationError for invalid values.
+    """Return a section with validated values of YAML or JSON. Raises ValidationError for invalid values.
 
     The value true is not valid as a number, and 1 is not valid as a truth value. A list is valid as a tuple, and a
     string is valid as a path.

@@ -60,7 +60,7 @@ def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
     own = source.classes.get(name) if source else None
     if source is None or left == 0:
         return None
-    if own is None:  # the module imports the class from another module
+    if own is None:  # a class that the module does not define is imported from another module
         return _keys_of(source.imported[name], left - 1) if name in source.imported else None
     if not own.bases or not _is_plain(own):
         return None
@@ -77,8 +77,8 @@ def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
 
 
 def _is_plain(own: ast.ClassDef) -> bool:
-    """True if a class has exactly one key per field, which holds without aliases, configurations and early
-    validators.
+    """True if the fields of a class have no aliases, no model configuration and no early validators, so that each field
+    is exactly one key.
     """
     words = {word.arg for node in ast.walk(own) if isinstance(node, ast.Call) for word in node.keywords}
     names = {
@@ -123,7 +123,7 @@ def _source_of(module: str) -> _Source | None:
     try:
         file = _file_of(module)
         tree = ast.parse(file.read_bytes()) if file else None
-    # importing this module later reports the reason of the failure
+    # if the module can't be read, the reason is reported later, when the module is imported
     except (OSError, SyntaxError, ValueError, ImportError, RecursionError):
         tree = None
     if tree is None or file is None:

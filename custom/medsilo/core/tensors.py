@@ -1,4 +1,4 @@
-"""Name the types of collections of tensors, and provide functions that hash, round and check tensors."""
+"""Define types for collections of tensors, and functions that hash, round and check tensors."""
 
 import hashlib
 from collections.abc import Mapping

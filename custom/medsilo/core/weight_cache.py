@@ -1,6 +1,6 @@
 """Find and save files of pre-trained weights by their SHA-256, so that several studies can use one file.
 
-The functions search the folders that the module model_folders.py lists.
+The functions of this module search the folders that the module model_folders.py lists.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
     Args:
         most: The most bytes of all files in the folder; the oldest files are removed to keep within this limit.
     """
-    # The import stands in the function, because the import takes time, and most users of this module don't need it.
+    # imported here, and not at the top, because the import is slow, and most users of this module don't need it
     from medsilo.core.files import write_bytes
 
     if hashlib.sha256(content).hexdigest() != sha256:

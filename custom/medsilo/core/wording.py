@@ -15,7 +15,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # limit on the bytes of a value that an error message quotes
 MOST = 4  # limit on the number of faults that one error message lists
-# the class that the value of the key `name` selects for each section; None if the value is an unknown name
+# for each section with a key `name`: the class that the key's value selects, or None if no class has this name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -101,7 +101,7 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
 def unknown_key(
     key: str, value: Any, known: Sequence[str], sections: Mapping[str, Sequence[str]], tells_value: bool = True
 ) -> str:
-    """Return an error message about an unknown key that suggests a similar valid key.
+    """Return an error message that names an unknown key and suggests a similar valid key.
 
     Args:
         known: The valid keys of the section that has the unknown key.
@@ -162,7 +162,9 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Return the subclass of `base` whose field `name` defaults to the given name, or else `base` itself."""
+    """Return the subclass of `base` whose field `name` has the given name as its default; if there is no such subclass,
+    return `base`.
+    """
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)
     return next((kind for kind, field in fields if field and field.default == name), base)

@@ -84,8 +84,8 @@ class PrivacyAccount:
             return StudyMessage(groups, facts["facts"])
 
     def settle(self, request: StudyMessage, reply: StudyMessage, what: str, charges: Sequence[Charge]) -> None:
-        """Save the answer, replace the saved answer to an earlier request of the same task, and charge the answer to
-        the ledger.
+        """Save the answer in place of the last saved answer to a request of the same task, and charge the answer to the
+        ledger.
 
         The answer may leave the site after this method has returned. Raises Refused if the privacy budget is spent.
         """

@@ -3,8 +3,8 @@
 A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). The disclosure
 layer computes each field of an answer from the participant's exact results. If a plan promises differential privacy,
 private_site.py adds noise and computes the privacy charges. The hospital's query budget counts the answers to each
-requester (protection.py). If the hospital did not demand the plan's noise, the hospital's minimum counts and rounding
-also apply.
+requester (protection.py). If the hospital itself did not demand the noise, its minimum counts and rounding apply in
+addition to the plan's noise.
 """
 
 import math
@@ -44,13 +44,14 @@ from medsilo.tasks.metrics import BINS, BROAD, CHANCES, WEIGHT, Counts, Measures
 from medsilo.tasks.site_data import SiteData, labels_of, patients_of
 from medsilo.tasks.subgroups import Members
 
-if TYPE_CHECKING:  # only studies that promise differential privacy load this module
+# imported only for type checking, because only studies with differential privacy need private_site.py
+if TYPE_CHECKING:
     from medsilo.federation.private_site import How, PrivateNumbers
 
 MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
 CLASS = 4  # counts by class require that each class has at least CLASS times the hospital's minimum number of patients
 LOSS = "loss"  # name of the measure that holds each case's loss
-# number of patients in a pair of patients; among n patients, each patient is in the fraction 2 / n of all pairs
+# number of patients in a pair; of all pairs among n patients, the fraction 2 / n contains a given patient
 PAIR = 2
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
@@ -230,8 +231,8 @@ class Disclosure:
         return {level: found[level] for level in kept}
 
     def _classes_of_patients(self) -> list[Group]:
-        """Return the number of test patients of each class, because counts of decisions let everybody compute the
-        scores of classes.
+        """Return the test patients of each class; the score of each class counts as disclosed, because it follows from
+        counts of decisions.
         """
         labels = labels_of(self.data.test) if self.task.goal.classifies else None
         pairs = [*zip(self.patients["test"], [] if labels is None else labels.tolist(), strict=labels is not None)]

@@ -25,7 +25,8 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-Measuring = Callable[[Dataset], Measure]  # returns the function that measures the cases of a given data set
+# a function that, for a data set, returns the function that measures the data set's cases
+Measuring = Callable[[Dataset], Measure]
 
 
 class Evaluation:
@@ -48,8 +49,8 @@ class Evaluation:
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Cut a random section of the task's shape from each case; every call with the same purpose returns identical
-        sections.
+        """Cut a random section, of the shape that the task states, from each case; calls with the same `purpose` cut
+        identical sections.
         """
         names = names_of(part) if self.plan.privacy else None
         return drawn_cases(part, self.task.piece, seed_for(self.plan.seed, self.site, purpose), names)
@@ -139,7 +140,7 @@ class Evaluation:
         ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
-        # the batches must be equal to those of the test, because a batch norm may use the statistics of the batch
+        # use the same batches as the test, because a batch norm may compute its statistics from the batch
         for inputs, targets, cases in self._with_places(self.data.test, judged):
             if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
                 output = self._output(model, inputs)
@@ -159,8 +160,8 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
 
     The error may leave the site, because the error's text contains counts but no file names.
 
-    If the data are not in memory, the function checks only the first training case, because a study reads test data
-    only at the end.
+    If a site's cases are not in memory, the function checks only the first training case; a study reads test cases only
+    at its end.
     """
     own = shape
     if isinstance(data, Cases):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the server imports this module, so the module must not impo
 
 
 class SuppliedSite:
-    """A layer that saves the network's files that the server sends, and then creates the wrapped site, which reads
+    """The layer first saves the weight files that the server sends, and only then creates the wrapped site, which reads
     these files.
 
     The server sends a file as tensors of bytes. The hash of a received file must equal the hash that the plan states

@@ -19,8 +19,8 @@ MOST_MINUTES = 1440.0  # maximum minutes of work on one answer
 MOST_DISK = 100 << 30  # maximum bytes of a study's folder
 # minimum for the learning rate times the number of optimizer steps at a site, divided by the number of rounds
 LEAST_LEARNING = 1e-5
-# disk space of all saved models, and of a saved state with its optimizer, as multiples of the size of a model in
-# float32
+# Disk space, as a multiple of a model's size in float32: for all saved models, and for a saved training state with the
+# optimizer.
 MODELS, STATE = 2, 8 / 3
 
 

@@ -21,8 +21,8 @@ class OwnChoice:
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
     def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
-        """If this site selects its own model and has saved no better model, save a model, which is the present model by
-        default.
+        """If this site selects its own model and the scored model is the best so far, save the given model or the
+        present model.
         """
         rank = self.disclosure.rank(rounds, scored)
         usable = self.chooses and self.place.plan.course.used_as_scored(rounds)

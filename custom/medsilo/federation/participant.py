@@ -100,7 +100,7 @@ def parts_of(
 
 
 def subgroup_members(place: SiteContext) -> Members:
-    """Return the patients of each level of the subgroups that the hospital's data set declares."""
+    """For each subgroup that the hospital's data set declares, such as sex, return the patients of each level."""
     source, task = place.settings.data, place.plan.task
     if source is None or not source.subgroups or task.synthetic:
         return {}
@@ -153,7 +153,7 @@ class Participant:
         return ExactResult()
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
-        """Load the aggregated tensors, validate, train, and return the tensors that the phase sends."""
+        """Load the aggregated tensors, validate, train, and return the tensors that the site sends in the phase."""
         if not self.place.trains:
             raise Refused("this hospital does not train in this study (participation.evaluation_sites)")
         started, number, trainer = time.monotonic(), asked.round, self.trainer
@@ -232,8 +232,8 @@ class Participant:
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Validate the model after a number of rounds; if the site selects its own best model, save the model if it is
-        the best.
+        """Validate the model after a number of rounds; a site that selects its own best model saves the model if no
+        earlier model was better.
         """
         if not self.place.plan.validates(rounds):
             return None
@@ -284,7 +284,7 @@ class Participant:
             except Refused as error:
                 raise Refused(f"{DIVERGED} in round {number}: {error}; lower the learning rate") from error
 
-    # ------------------------------------------------------------------ the state, and the hospital's files
+    # ------------------------------------------------------------------ saved state, and files for the hospital
     def _stand_after(self, number: int, asked: Request) -> None:
         with self.trainer.protection.fitting():
             self.trainer.truncate(asked.train_cases)

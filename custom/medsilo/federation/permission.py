@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import CodeFacts
     from medsilo.site.query_budget import QueryBudget
 
-# For each task, the fields of a request that, besides the request's tensors, determine the numbers in the answer
+# For each task, the fields of a request (besides its tensors) on which the numbers in the answer depend
 ANSWERED_WITH = {
     "round": {"study", "round", "last", "train_cases"},
     "deliver": {"study", "round", "last", "outcome"},
@@ -42,7 +42,9 @@ def is_canary(plan: "Plan") -> bool:
 
 
 class Permission:
-    """If the hospital requires approval, a site that answers only the requests that the hospital has approved."""
+    """A layer around a site: if the hospital requires approval, the site answers only requests that the hospital has
+    approved.
+    """
 
     # the wrapped site, which is created only after the permission was checked, because creating the site reads data
     inner: Site
@@ -51,7 +53,7 @@ class Permission:
         """Check whether the hospital's settings allow the study.
 
         Raises Refused if the hospital takes part in no study, or if the hospital only tests models and the study would
-        train there. Also raises Refused if approval is required but no startup kit is present, because only the kit's
+        train there. Raises Refused, too, if approval is required but no startup kit is present, because only the kit's
         key can verify approvals.
         """
         self.place = place
@@ -75,8 +77,8 @@ class Permission:
 
     @property
     def approvals(self) -> "Approvals | None":
-        """The hospital's approvals, which the key of the present startup kit verifies, because the kit may be renewed
-        during a study.
+        """The hospital's approvals; each access uses the kit's present key, because the kit may be renewed during a
+        study.
         """
         place = self.place
         if not self._book or not place.kit:
@@ -107,7 +109,7 @@ class Permission:
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
         """Raise Refused unless the hospital has approved the plan for the given sites and round.
 
-        Also raises Refused if the hospital's settings have changed since the hospital accepted the settings.
+        Raises Refused, too, if the hospital's settings have changed since the hospital accepted the settings.
 
         If the hospital has made no decision about a plan, the plan is saved, so that the hospital can review the plan
         and decide.
@@ -141,7 +143,7 @@ class Permission:
     def begin(self) -> None:
         """Save the plan in a form that people can review, even if the plan is already approved.
 
-        Raises Refused under the conditions under which `check` raises it.
+        Raises Refused under the same conditions as `check`.
         """
         if self._book:
             self._keep()

@@ -1,5 +1,5 @@
-"""Compute the noise of differential privacy in a site's training and in the site's disclosed numbers, and the privacy
-charges.
+"""Add the noise of differential privacy to a site's training and disclosed numbers, and compute the privacy charges of
+both.
 
 A number that the hospital declared public is sent exactly. A number that is not public gets noise and a privacy charge
 if the plan offers noise for such numbers; otherwise the number is suppressed. The privacy unit is either one record, or
@@ -154,8 +154,8 @@ class PrivateNumbers:
 
     @cached_property
     def scoring(self) -> Geometric:
-        """The noise on the sum from which a score is computed, as a whole number of rounding steps. All noisy scores of
-        the study together cost at most the fraction of ε that the plan assigns to scores.
+        """The noise for the sum from which a score is computed; the noise is a whole number of rounding steps. All
+        noisy scores of the study together cost at most the fraction of ε that the plan assigns to scores.
         """
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._scaled(self.plan.privacy.scores.epsilon)
@@ -174,7 +174,7 @@ class PrivateNumbers:
         return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str, number: int) -> list[Charge]:
-        """Return the privacy charges of the numbers in an answer. The charges of the noisy counts are excluded, because
+        """Return the privacy charges of the numbers in an answer. The charges do not include the noisy counts, because
         the noise of the counts is drawn once per study.
         """
         found = []
@@ -200,7 +200,7 @@ class PrivateNumbers:
     # ------------------------------------------------------------------ disclosure
     @cached_property
     def counted(self) -> tuple[str, dict[str, int]] | None:
-        """The identifier of a random draw, and the noisy number of privacy units in each part of the data; None if
+        """An identifier of the drawn noise, and the noisy number of privacy units in each part of the data; None if
         counts have no noise.
 
         The noisy numbers are drawn once and saved, because drawing again would disclose more and cost an additional
@@ -283,7 +283,7 @@ class PrivateSite:
     def size(self) -> int:
         """The number of training cases, or the noisy number of privacy units in training if counts have noise.
 
-        The sampling rate, the number of steps and the divisor of sums depend only on this disclosed number of cases or
+        The sampling rate, the number of steps and the divisor of sums depend only on the disclosed number of cases or
         units.
         """
         counted = self.numbers.counted
@@ -359,7 +359,7 @@ class PrivateSite:
         return [Charge.normal("mean over cases", self.releasing, count)] if count else []
 
     def training(self, number: int) -> PrivateSteps:
-        """Return the training steps, with clipping and noise, of this site's networks for one attempt at a round."""
+        """Return the object that trains this site's networks with clipping and noise, for one attempt at a round."""
         secret = self.numbers.secret("round", number)
         assert self.numbers.plan.privacy
         clip = self.numbers.plan.privacy.clip

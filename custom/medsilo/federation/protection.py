@@ -19,7 +19,7 @@ from medsilo.site.query_budget import QueryBudget, Requester, data_set
 from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # this import is late, because only few studies need the privacy ledger
+if TYPE_CHECKING:  # imported only for type checking, because only few studies need the privacy ledger
     from medsilo.site.ledger import Ledger
 
 UNFIT = (
@@ -71,7 +71,8 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # If the reason were public, a lead could find out the hospital's words by trying words.
+                # The refusal stays at the hospital; otherwise, a lead could find out the hospital's words by trying
+                # words.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
@@ -177,8 +178,8 @@ def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
-    """If the accepted data set lacks words that the plan uses, return a refusal that lists these words; otherwise
-    return None.
+    """If the plan uses words, such as names of classes, that the accepted data set lacks, return a refusal that lists
+    them; otherwise return None.
 
     The refusal depends only on the data set's description, so the refusal does not disclose which words occur in the
     data.

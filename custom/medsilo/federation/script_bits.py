@@ -125,7 +125,7 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
     )
-    # a script can also decide whether it sends each metric
+    # one more bit for each metric: a script can choose whether to send the metric
     found["metrics"] = narrowing.score * sum(facts.get(name) is not None for name in METRICS)
     found["metrics"] += MOST_METRICS.get(str(facts.get("task")), 0)
     cases = sum(len(facts.get(of) or ()) for of in COUNTED)
@@ -142,7 +142,7 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
 
 
 def parts_in(answer: StudyMessage) -> dict[DataPart, int]:
-    """Return 1 answer for each part of the data set about which a script's message contains a score or loss.
+    """Return the count 1 for each part of the data set about which a script's message contains a score or loss.
 
     A loss counts like a score, because a script can write any number into a loss.
     """

@@ -42,7 +42,7 @@ class SiteContext:
     # the plan before the study's hospitals were added to the plan
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the code that the NVFlare job contains in its folder custom
-    # The query budget in another process, if that process has already admitted the study
+    # The query budget of the site's other process, if the other process has already admitted the study
     book: QueryBudget | None = None
 
     @property

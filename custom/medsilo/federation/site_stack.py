@@ -12,9 +12,9 @@ From the outermost to the innermost layer, a request passes the following layers
     disclosure      chooses and rounds the numbers of the exact results that may be sent
     participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)
 
-An answer passes the layers from the innermost to the outermost layer. No layer calls the `UpdateCodec`
-(site_context.py); the participant itself calls it, because secure aggregation needs the round's phase and weight.
-Secure aggregation is a separate package, and an entry point of this package lets medsilo find it.
+An answer passes the layers from the innermost to the outermost layer. The participant itself, and not a layer, calls
+the `UpdateCodec` (site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation
+is a separate package, which medsilo finds by the package's entry point.
 """
 
 import time
@@ -87,7 +87,7 @@ def training_site(place: SiteContext, kind: Callable[..., Participant] = partici
     if promises_privacy(place):
         from medsilo.federation.account import Accounting, PrivacyAccount
 
-        # PrivacyAccount.of may reject the study, which must happen before data are read
+        # PrivacyAccount.of may reject the study; a study must be rejected before its data are read
         account = PrivacyAccount.of(place)
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):

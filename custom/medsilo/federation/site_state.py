@@ -1,4 +1,4 @@
-"""Keep a site's networks and optimizers, and save the tensors that the server sends only once."""
+"""Keep a site's networks and optimizers, and save them without the tensors that the server will send again."""
 
 import csv
 import gc
@@ -29,10 +29,11 @@ from medsilo.runs.own_files import Deed, SiteActivity
 from medsilo.schedule.phase import Phase, places_of, views
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
-# number of earlier states that are kept, because a server that dies during a round may repeat the round before
+# number of latest states that a site always keeps, because a server that died during a round may repeat the previous
+# round
 KEPT = 2
-# two older states that are kept are at least this number of rounds apart; older states serve if the server is restored
-# from a backup
+# Among older states, a site keeps at most one per this number of rounds; a server that is restored from a backup needs
+# older states.
 TENTH = 10
 
 
@@ -57,9 +58,10 @@ class SiteState:
         self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute
         self.modules: Modules
         self.optimizers: dict[str, Optimizer]
-        self.done: int  # the last round after which the state was reached; -1 during a round
+        self.done: int  # the networks have the state after this round; -1 while a round changes the networks
         self.best: float | None  # validation score of the site's best model so far
-        self.attempt = ""  # identifier of the attempt at the present answer, if a privacy ledger counts answers
+        # if a privacy ledger charges answers, the identifier of the present attempt to make an answer
+        self.attempt = ""
         # returns True if the site may use the state that was saved in the given attempt
         self.counts: Callable[[str], bool] | None = None
         self.begin()
@@ -72,7 +74,7 @@ class SiteState:
         return self.algorithm.whole(self.modules)
 
     def begin(self) -> None:
-        """Set the state before the first round, which is identical at all sites."""
+        """Set the state that all sites have in common before the first round."""
         settled = self.plan.network.settled
         self.modules = {name: settled(module, self.compute) for name, module in self.plan.build_networks().items()}
         self.make_optimizers()
@@ -101,7 +103,7 @@ class SiteState:
         }
 
     def refuse_divergence(self, number: int) -> None:
-        """Raise Refused if training diverged, so that the site neither sends nor saves the round."""
+        """Raise Refused if training diverged, so that the site neither sends nor saves the networks of the round."""
         for module in self.modules.values():
             for name, tensor in module.state_dict().items():
                 if not is_finite(tensor):
@@ -190,9 +192,10 @@ class SiteState:
         return self.folder / paths.STATE_FILES.replace("*", str(number))
 
     def save(self) -> None:
-        """Save the optimizers, and the tensors that the server sends only once."""
+        """Save the optimizers, and those tensors of the networks that the server will not send again."""
         phase = self.plan.course.phase_of(self.done + 1)
-        # The server does not send a tensor group that each site itself moves towards the aggregate.
+        # With a PullForm, the server does not send the tensor group: each site moves its own tensors towards the other
+        # sites' mean.
         forms = self.plan.sealed_forms(phase)
         every_round = [
             group
@@ -218,7 +221,9 @@ class SiteState:
                 self.state_file(saved).unlink(missing_ok=True)
 
     def besides(self) -> dict[str, Any]:
-        """Return the state of a method beyond tensors as JSON values, which the site saves with the tensors."""
+        """Return the parts of a method's state that are not tensors, as JSON values; the site saves them in the same
+        file as the tensors.
+        """
         return {}
 
     def _load(self, number: int) -> None:

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from medsilo.tasks.subgroups import Subgroup
 
 Group = frozenset[str]
-Level = tuple[str, str]  # the names of a subgroup and its level
+Level = tuple[str, str]  # the name of a subgroup, and the name of a level of the subgroup
 # maximum number of sets of small atoms to check; if there are more sets, the score is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
-# bound on a patient's squared contribution to a score of pairs, since each patient is in many pairs
+# bound on the square of one patient's contribution to a score over pairs of patients, in which each patient is in many
+# pairs
 PAIRS = 4.0
 SLACK = 1e-6  # tolerance for a mean that lies outside its range because of floating-point errors
 
@@ -54,7 +55,8 @@ def safe_levels(
     """Return the levels, largest first, whose scores the site may send in addition to the scores that are already
     disclosed.
 
-    One patient in an empty level would not change the decision, so the decision does not reveal that a level is empty.
+    With one patient in an empty level, the decision would be the same, so the decision does not reveal that a level is
+    empty.
 
     Args:
         known: all patients, then the patients of each class
@@ -78,14 +80,15 @@ def safe_levels(
 
 
 class _World:
-    """Represents all subgroup levels and all groups with disclosed scores as if the hospital had one more patient than
-    it has.
+    """All subgroup levels and all groups with disclosed scores, either as they are or with one hypothetical patient
+    more.
     """
 
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
     ) -> None:
-        """Unless `to` is None, add a hypothetical patient to the groups of patients.
+        """If `to` is a level, add a hypothetical patient to this level, to the hospital and to a class; otherwise, add
+        no patient.
 
         Args:
             to: the level of the added patient
@@ -109,8 +112,8 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     """True if sums and differences of the disclosed totals reveal a total over fewer than `least` patients.
 
     All patients who belong to exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and
-    the groups' totals reveal every linear combination of the rows. A linear combination concerns few patients if it is
-    zero for all atoms outside a set of atoms with fewer than `least` patients in total.
+    the groups' totals reveal every linear combination of the rows. A linear combination reveals the total of few
+    patients if it is zero except on atoms with fewer than `least` patients together.
     """
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}

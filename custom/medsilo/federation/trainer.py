@@ -25,7 +25,8 @@ from medsilo.schedule.train_context import TrainContext
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
-if TYPE_CHECKING:  # only training with differential privacy needs this module, so the import is late
+# imported only for type checking, because only training with differential privacy needs private_site.py
+if TYPE_CHECKING:
     from medsilo.federation.private_site import PrivateSite
 
 # purpose from which the seeds of the training order are derived

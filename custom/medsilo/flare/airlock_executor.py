@@ -46,13 +46,13 @@ from nvflare_reliability.timeouts import limits
 
 EXECUTOR = "medsilo.flare.airlock_executor.AirlockExecutor"
 CONFIG = "config_fed_client.json"
-DESCRIBED = "script.json"  # a file in the folder of the plan that contains the script's command
+DESCRIBED = "script.json"  # in the plan's folder, the name of the file with the script's command
 WEIGHTS = ".safetensors"
 Argument = Annotated[str, Field(max_length=10_000)]
 
 
 class ScriptStart(Section):
-    """The command that starts a job's script, as the file `script.json` stores the command."""
+    """The command that starts a job's script; the file `script.json` contains this command."""
 
     file: Annotated[
         str, Field(max_length=200, pattern=r"^\w([\w /-]|\.\w)*\.py$")
@@ -77,7 +77,7 @@ class ScriptStart(Section):
                 command=words[:place],
             )
         except (ValueError, TypeError, StopIteration) as error:
-            raise Refused("the job does not say which script to start, or by an odd name") from error
+            raise Refused("the job does not name its script, or the script's name has odd characters") from error
 
 
 def words_of(told: Any) -> tuple[str, ...]:

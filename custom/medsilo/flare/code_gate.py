@@ -26,7 +26,7 @@ from medsilo.site.job_code import PLAN, JobCode, as_brought
 from medsilo.site.settings import SiteSettings
 from nvflare_reliability.kit_patches import AskingDeployer, has_image_of_its_own
 
-# The imports are late, because the modules load PyTorch, which only the approval of code needs.
+# imported inside functions, because the modules load PyTorch, which only the approval of code needs
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo.plan import Plan
@@ -37,7 +37,7 @@ OTHER_IMAGE = (
 )
 NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
-    "job's own code sends; run a task of medsilo's"
+    "job's own code sends; run one of medsilo's own tasks"
 )
 UNNAMED = "job"  # name of a study whose job has an invalid name
 LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
@@ -74,8 +74,8 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        # this also applies in a hospital without approvals, because a ledger must record the numbers that the script
-        # sends
+        # a hospital without approvals also needs accepted settings, because its ledger must record the numbers that the
+        # script sends
         if kit:
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":

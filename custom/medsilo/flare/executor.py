@@ -77,12 +77,12 @@ class SiteEvents(StudyEvents):
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
-        self.runs = False  # whether the log has the beginning of the job, but not the end
+        self.runs = False  # whether the log says that the job began, but does not say yet that the job ended
         self.wrong = dict[str, float]()  # for each kind of recent error, the time at which the error last occurred
 
     def begin(self, text: str) -> None:
-        """Log that the site begins or continues a job; if an earlier process ended without a log entry, log this end
-        first.
+        """Log that the site begins or resumes a job; if an earlier process died without logging the end of the job, log
+        that failure first.
         """
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
@@ -129,7 +129,7 @@ class MedsiloExecutor(Executor):
     server.
     """
 
-    # a factory of participants, which benchmarks replace
+    # the function that creates the participant; benchmarks replace this function
     participant: Callable[..., Participant] = staticmethod(participant_of)
 
     def __init__(self) -> None:
@@ -331,13 +331,12 @@ def _used() -> float:
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
     """Wait for the result of a thread's work; while waiting, call `stop` regularly.
 
-    If `stop` raises an error in the waiting thread, `stop` also raises an error in the working thread before the next
-    batch.
+    An error that `stop` raises in the waiting thread also ends the working thread before its next batch.
     """
     while True:
         try:
             return work.result(timeout=ABORT_POLL)
         except NotYet:
-            if work.done():  # the work has finished, and the work itself has raised a TimeoutError
+            if work.done():  # the work is done, so the work itself raised the TimeoutError
                 raise
             stop()

@@ -37,7 +37,7 @@ class OnlyTheseGroups(Filter):
                 raise Refused(f"medsilo has no answer of kind {answer.data_kind}")
             if others := sorted({name.partition("/")[0] for name in answer.data} - self.groups):
                 raise Refused(
-                    f"this hospital does not let {', '.join(others)} out; its privacy.json lists what it does"
+                    f"this hospital does not let {', '.join(others)} out; its privacy.json lists what may leave"
                 )
         except Refused as error:
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {error}")

@@ -74,8 +74,9 @@ def _named(job: str | Path) -> Path:
         return own
     if folder.name == "central":
         raise MedsiloError(
-            "central pools all data, so it is no job: medsilo run local --set algorithm.name=central --engine "
-            "inprocess, or beside others: medsilo compare --methods central,fedavg"
+            "the method central pools all data, so it can't be a job: medsilo run local "
+            "--set algorithm.name=central --engine inprocess, or: "
+            "medsilo compare --methods central,fedavg"
         )
     there = {path.parents[2].name: path.parents[2] for path in folder.parent.glob(f"*/{PLAN.as_posix()}")}
     known = there or {name: Path(name) for name in shipped_jobs()}

@@ -78,7 +78,7 @@ class Attendance:
     """Records which parties are connected and which are absent, and when each party's last message arrived."""
 
     direct: set[str] = field(default_factory=set)  # parties that have had a direct connection to this process
-    # `last_heard`, and the time at which `last_heard` last changed
+    # for each party: the last value of `last_heard`, and the time at which the value changed
     heard: dict[str, tuple[float, float]] = field(default_factory=dict)
     # for each party without a connection, the time at which the connection was lost
     lost: dict[str, float] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class ServerEvents(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
-        self.certificates: CertificateEnds | None = None  # None until the server starts
+        self.certificates: CertificateEnds | None = None  # the object is created when the server starts
         # for each hospital with two running processes: the first and the last time at which the server noticed both
         # processes
         self.twice: dict[str, tuple[float, float]] = {}
@@ -275,9 +275,9 @@ class ServerEvents(FLComponent):
         """Handle the case that two processes of one startup kit run at the same time. NVFlare knows only the process
         that registered last.
 
-        If the process that NVFlare knows is gone, the server logs it out, so that the second process can register at
-        its next heartbeat. Without logging out the lost process, NVFlare would wait ten minutes before it accepts a new
-        registration.
+        If the process that NVFlare knows is gone, the server logs this process out, so that the second process can
+        register at its next heartbeat. Without logging out the lost process, NVFlare would wait ten minutes before it
+        accepts a new registration.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:

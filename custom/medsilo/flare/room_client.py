@@ -124,7 +124,7 @@ class RoomAPI(InProcessClientAPI):
                     self.end.send("log", name=str(name)[:300], value=float(own))
         return True
 
-    # ------------------------------------------------------------------ the other methods of NVFlare's Client API
+    # ------------------------------------------------------------------ methods that send no message
     def system_info(self) -> dict[str, Any]:
         return {"identity": self.site, "site_name": self.site, "job_id": self.job}
 

@@ -50,11 +50,12 @@ ENDED = (
     "send() in each round"
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
-_gates: list[Gate] = []  # the object that limits the messages of this process; empty before `guard`
+# objects that limit the messages of this process; the list is empty until `guard` is called
+_gates: list[Gate] = []
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """Sends numbers that a script logs to the server's tracker, if the plan permits these numbers.
+    """Sends a script's logged numbers to the server's tracker, if the plan permits these numbers.
 
     A recipe adds this component to the configuration of each site in the recipe's job.
     """
@@ -89,7 +90,7 @@ class ScriptProcess(ConvertToFedEvent):
             if self._told:
                 self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
-        # this event occurs if the script ended before the script's answer arrived
+        # FATAL_SYSTEM_ERROR occurs if the script ended before the script's answer arrived
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
             self._end_with_script(fl_ctx)
         super().handle_event(event_type, fl_ctx)
@@ -150,7 +151,8 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
 
 
 def guard(cell: Cell, plan: Path) -> None:
-    """Make this process reject messages that are larger than the plan allows, and repeat lost requests.
+    """Make this process reject messages that are larger than the plan allows, and make the process repeat lost
+    requests.
 
     This function ignores invalid plans, because the site's answer to the request "join" reports what is invalid.
     """

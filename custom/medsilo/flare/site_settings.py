@@ -17,7 +17,8 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     """Return the settings in the startup kit's `local/medsilo.yaml`. In a simulation, each site may have a separate
     settings file.
 
-    Raises MedsiloError if a hospital's startup kit lacks the file, or if the settings changed and were not accepted.
+    Raises MedsiloError if a hospital's startup kit lacks medsilo.yaml, or if the settings changed and were not
+    accepted.
     """
     local, kit = settings_folder(fl_ctx), kit_of(fl_ctx)
     if kit is None:

@@ -25,7 +25,7 @@ class StudyEvents:
         self.kit, self.job, self.study = kit, job, study
         self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash; empty until known
         self.out = set[str]()  # the sites that were absent in the last round
-        # the sites that the server asks again after a rejection, and about which an event was written
+        # the sites that rejected a request and about whose repeated request an event was written
         self.again = set[str]()
         self.told: dict[str, list[float]] = {}  # for each site, the times of the events about repeated requests
 
@@ -68,7 +68,7 @@ class StudyEvents:
     def on_asking(self, again: Mapping[str, str]) -> None:
         """Write an event for each site that has rejected a request and that the server therefore asks again.
 
-        Write a second event for each such site when the site answers the repeated request.
+        When the site has answered the repeated request, write a second event for the site.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

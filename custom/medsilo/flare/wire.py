@@ -71,7 +71,7 @@ def to_shareable(parcel: StudyMessage) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-ENDS = {  # if an answer does not come from medsilo's code, the meaning of NVFlare's return code in the answer
+ENDS = {  # for answers that medsilo's code did not make, the meaning of NVFlare's return codes
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
     ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",

@@ -32,7 +32,7 @@ class Old:
     bytes: int
     why: str
     days: float  # days since the last change of the file or folder
-    stays: str = ""  # name of the one file in the folder that is not deleted with the folder
+    stays: str = ""  # name of a file in the folder that stays when all other files of the folder are deleted
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
@@ -99,7 +99,9 @@ def remove(old: Sequence[Old]) -> int:
         try:
             one.remove()
         except OSError as error:
-            raise MedsiloError("a file could not be removed; check whose it is", f"{one.path}: {error}") from error
+            raise MedsiloError(
+                "a file could not be removed; check who owns the file", f"{one.path}: {error}"
+            ) from error
         freed += one.bytes
     return freed
 

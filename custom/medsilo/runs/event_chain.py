@@ -28,7 +28,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Head(Section):
-    first: Hash  # hash of the oldest line in the kit
+    first: Hash  # hash of the oldest line that the log still has
     last: Hash
     lines: int = Field(ge=1)
     time: int
@@ -59,7 +59,8 @@ class EventChain:
         self.kit, self.head, self._key = kit.kit, kit.kit / HEAD, kit
         # Time of this process's last signature, and the hash of the log file's first line at that time.
         self._signed: tuple[float, str] | None = None
-        # True for a log that was never signed. If a log has hashes but no signed head, somebody removed the head.
+        # True for a log that was never signed. If the lines of a log have hashes but the file with the signed hash is
+        # missing, somebody removed the file.
         self._begins = not self.head.exists() and not any(line.before for line in _lines(self.kit))
 
     def check(self) -> str:

@@ -72,10 +72,12 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    missed = [] if after is None else since(kit, after)  # may contain lines that the open file also contains
+    # the lines after the line `after`; some of these lines may also be in the open file
+    missed = [] if after is None else since(kit, after)
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # the rotation was noticed before the remaining lines of the rotated file were read
+        # the call comes first, so that the remaining lines of a rotated file are read before the new file is opened
+        new = _other(path, file)
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:

@@ -31,16 +31,18 @@ COLUMNS = 7  # number of columns of a line, not counting the hash
 LARGEST, KEPT = 1 << 20, 4  # bytes at which the log file is rotated, and number of rotated files that are kept
 WAIT = 5.0  # seconds to wait for the lock of the log file
 TEXT = 500  # limit on the bytes of the reason of a rejection
-NOT_APPROVED = "has not approved"  # occurs in the reason of a rejection if a hospital has not decided about a plan
+NOT_APPROVED = "has not approved"  # text in the reason of a rejection if a hospital has not decided about a plan
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
-AGAIN = 3600.0  # seconds until a rejection of a party is logged a second time if it is repeated
-# seconds until a party's number of repeated rejections is logged; each time, the interval doubles, up to AGAIN
+# seconds after which a repeated rejection of a party gets a separate line in the log, as the first rejection did
+AGAIN = 3600.0
+# seconds after which a party's number of repeated rejections is first logged; the interval doubles each time, up to
+# AGAIN
 OFTEN = 60.0
 # limits on the kinds of rejections that are counted for a party, and on the number of parties
 MOST_KINDS, MOST_PARTIES = 20, 50
 OTHERS = "others"  # name under which all parties above the limit are counted
 LARGEST_COUNTS = 1 << 20  # limit on the bytes of the file of counts
-START = "0" * 64  # in the first line, replaces the hash of the previous line
+START = "0" * 64  # stands in the first line of the log; every other line has the hash of the previous line in its place
 What = Literal[
     "started",
     "joined",
@@ -85,7 +87,7 @@ class Event:
 
 
 class _Party(Section):
-    """One party's recent rejections, of which repeated rejections are only counted."""
+    """One party's recent rejections; a rejection that repeats an earlier rejection is only counted."""
 
     kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last log line, by kind of rejection
     more: int = Field(0, ge=0)  # number of rejections that are not logged yet
@@ -108,7 +110,7 @@ class _Repeated(Section):
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return events for the counts of rejections that are due to be logged, and return the remaining counts."""
+        """Return the events that now report counts of rejections, and return the counts that are kept."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:

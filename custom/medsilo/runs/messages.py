@@ -25,7 +25,7 @@ from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 MOST_CASES = 10_000_000  # limit on the number of cases of one site
 MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
-# limits on the number and nesting of an answer's values, not counting counts of cases
+# limits on the number and nesting of an answer's values; values that count cases are exempt
 MOST_VALUES, DEEPEST = 10_000, 12
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
@@ -101,7 +101,7 @@ class Request(MessageFacts):
     # If the plan has training.truncate, the number of training cases of the smallest site.
     train_cases: Annotated[int, Field(ge=1)] | None = None
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
-    outcome: dict[str, Any] = {}  # facts about the method's outcome
+    outcome: dict[str, Any] = {}  # values that describe the study's outcome, which the method computed
     # The latest heads of the hospital's privacy ledgers that the server received.
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
     # For a training script, the number of training cases that each site reported when joining the study.
@@ -145,7 +145,7 @@ class SiteWarning(MessageFacts):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if len(self.numbers) != WARNINGS[self.kind].count("{}"):
-            raise ValueError(f"a warning of {self.kind} has other numbers")
+            raise ValueError(f"a warning of {self.kind} has a wrong number of values")
         return self
 
     @property
@@ -176,7 +176,8 @@ class SiteAnswer(MessageFacts):
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     # head of the hospital's privacy ledger, if the hospital has a privacy ledger
     ledger: LedgerHead | None = Field(None, exclude_if=not_)
-    readiness: Readiness | None = Field(None, exclude_if=not_)  # the value occurs only in a canary study
+    # the readiness that a hospital reports in a canary study; None in all other studies
+    readiness: Readiness | None = Field(None, exclude_if=not_)
     _noted: list[str] = PrivateAttr([])  # notes that the server adds to the site's answer
 
     def note(self, text: str) -> None:
@@ -224,12 +225,12 @@ class Joined(SiteAnswer):
     @model_validator(mode="after")
     def _add_up(self) -> Self:
         if set(self.classes) != set(PARTS):
-            raise ValueError(f"the site's counts of classes are not of the parts {', '.join(PARTS)}")
+            raise ValueError(f"the site's counts of classes must name the parts {', '.join(PARTS)}")
         for part, counts in self.classes.items():
             if counts is not None and sum(counts) != (number := getattr(self.counted, part)):
                 of = "patients" if self.by_patient else "cases"
                 raise ValueError(
-                    f"the site's counts of classes in the {part} part make {sum(counts)}, not {number} {of}"
+                    f"the site's counts of classes in the {part} part add up to {sum(counts)}, not {number} {of}"
                 )
         return self
 
@@ -297,9 +298,9 @@ class Tested(SiteAnswer):
     @model_validator(mode="after")
     def _names_each_level_once(self) -> Self:
         if len({(one.subgroup, one.level) for one in self.subgroups}) < len(self.subgroups):
-            raise ValueError("a level of its subgroups is there twice")
+            raise ValueError("a level of the site's subgroups occurs twice")
         if any(one.patients > self.patients.test for one in self.subgroups):
-            raise ValueError("a level of its subgroups has more patients than its test part")
+            raise ValueError("a level of the site's subgroups has more patients than the test part")
         return self
 
 

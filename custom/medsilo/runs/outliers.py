@@ -23,8 +23,8 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# A function that returns the cosine, length or weight that makes a site's update an outlier in a round; None without
-# an outlier.
+# A function that returns the cosine, length or weight that makes a site's update an outlier in a round; None for other
+# updates.
 Sign = Callable[[Round, str, str], float | None]
 
 

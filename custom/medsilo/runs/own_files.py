@@ -62,7 +62,7 @@ class SiteActivity(RecordPart):
     deed: Deed = Field(description="present work of the site")
     share: Share | None = Field(None, description="share of the training that is done; `null` during other work")
     memory: Seconds = Field(0.0, description="bytes of memory that this answer has taken so far")
-    device: Text = Field("", description="its training device")
+    device: Text = Field("", description="training device of the site")
 
 
 class LogEntry(RecordPart):
@@ -74,7 +74,7 @@ class LogEntry(RecordPart):
     kind: Literal["began", "answered", "refused", "died", "ended"]
     task: Text = ""
     round: Count = 0
-    bytes: Count = Field(0, description="bytes of the tensors that left")
+    bytes: Count = Field(0, description="bytes of the tensors that the site sent")
     seconds: Seconds = 0.0
     memory: Seconds = Field(0.0, description="bytes of memory that the answer took")
     reason: Text = ""

@@ -23,7 +23,7 @@ NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
 REFUSED = "medsilo-refused.txt"  # file with the reason of a rejection, in NVFlare's folder of the job
 
-# Names of additional files of runs and hospitals.
+# Names of files in the folders of runs and of hospitals.
 BEST, LAST = "best.safetensors", "last.safetensors"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
@@ -60,7 +60,7 @@ PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
 # Names of a lead's request to a running job, and of two parameters of this request.
 PROGRESS, AFTER = "medsilo.progress", "after"
-CANCELS = "cancels"  # name of the parameter that announces a cancellation, with the person who cancels
+CANCELS = "cancels"  # name of the parameter that contains the person who cancels the study
 OUTCOME = "outcome"  # key in a failed job's metadata under which the reason is stored
 # key in a failed job's metadata under which the time and number of the next automatic restart are stored
 GOES_ON = "goes_on"

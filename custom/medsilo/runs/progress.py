@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from medsilo.core.text import duration, size_text
 from medsilo.runs import paths
 
-if TYPE_CHECKING:  # these imports are slow, and `medsilo --help` does not need them
+# imported only for type checking, because the imports are slow, and `medsilo --help` does not need them
+if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from medsilo.runs.own_files import SiteActivity
@@ -26,8 +27,8 @@ ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "t
 def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | None:
     """Return the seconds after which a site's answer is late.
 
-    The limit on an answer's time depends on the site's earlier answers; in the site's first round, on the answers of
-    other sites.
+    The limit on an answer's time depends on the site's earlier answers, or, in the site's first round, on the answers
+    of other sites.
     """
     own = [line.sites[site].seconds for line in rounds if site in line.sites]
     others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]

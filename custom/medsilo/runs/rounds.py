@@ -11,7 +11,7 @@ Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 class SentUpdate(RecordPart):
-    """The norm and the cosines of one tensor group that a site sent."""
+    """The norm and the cosines of a site's update in one tensor group."""
 
     norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
@@ -99,7 +99,7 @@ class Turns(RecordPart):
 
     task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
     round: Count = Field(description="the round")
-    at: Seconds = Field(description="when this was written, in seconds since 1970")
+    at: Seconds = Field(description="time of writing, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → the state of its request")
 
 
@@ -110,9 +110,9 @@ class Progress(RecordPart):
     planned: Count = Field(description="rounds of the plan")
     metric: str = Field(description="name of the metric")
     absent: dict[str, Text] | None = Field(
-        None, description="site → why it did not join; `null` before the server has asked all sites"
+        None, description="site → why the site did not join; `null` before the server has asked all sites"
     )
-    away: dict[str, Text] = Field({}, description="site → why it can't answer now, and since when")
+    away: dict[str, Text] = Field({}, description="site → why the site can't answer now, and since when")
     rounds: list[Round] = Field([], description="the rounds so far")
     turns: Turns | None = Field(None, description="the state of the present request at each site")
     reason: Text | None = Field(None, description="why the study failed")

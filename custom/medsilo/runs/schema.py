@@ -85,7 +85,7 @@ class Decisions(RecordPart):
             raise ValueError("decided must be four counts")
         judged = 1 if len(self.confusion) == 2 else len(self.confusion)
         if self.reliability is not None and [len(places) for places in self.reliability] != [TENTHS] * judged:
-            raise ValueError(f"reliability is not {TENTHS} places for each class")
+            raise ValueError(f"reliability must have {TENTHS} bins for each class")
         return self
 
 
@@ -194,8 +194,8 @@ class Similarity(RecordPart):
 
 
 class SuperModelFacts(RecordPart):
-    """FedSM's super model, its chosen threshold, and for each site the number of cases for which each model was
-    chosen.
+    """FedSM's super model: the rule that chooses a model for an image, and the numbers of cases for which each model
+    was chosen.
     """
 
     rule: str = Field(description="how a model is chosen for an image")
@@ -219,7 +219,8 @@ class SecureAggregationFacts(RecordPart):
     mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
     keys: Text = Field(description="how hospitals' public keys are verified")
     protects: list[Text] = Field(
-        description="the parties against which it protects or does not protect, and the numbers that it does not mask"
+        description="the parties against which secure aggregation protects or does not protect, and the numbers that "
+        "stay unmasked"
     )
 
 
@@ -242,7 +243,7 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return only those results of the method that the method has set."""
+        """Return the method's results, without the results that the method has not set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -315,7 +316,7 @@ class Summary(RecordPart):
     def _has_the_same_classes(self) -> Self:
         told = [site.decisions for site in (*self.sites.values(), *self.evaluation_sites.values()) if site.decisions]
         if len({len(one.confusion) for one in told}) > 1:
-            raise ValueError("the sites' decisions are of different classes")
+            raise ValueError("the sites' confusion tables have different numbers of classes")
         return self
 
     @property

@@ -11,18 +11,18 @@ class Readiness(RecordPart):
     """A hospital's report about its readiness in a canary study; the report contains no facts from the data."""
 
     data: Literal["readable", "not readable", "not set"] | None = Field(
-        None, description="whether the hospital's data can be read: the first file opens"
+        None, description="whether the first file of the hospital's data can be read"
     )
     code: Literal["none", "approved", "any"] | None = Field(
         None,
         description="which code in jobs may run at the hospital: none, only approved code, or any",
     )
     device: Annotated[Text, Field(max_length=400)] = Field(
-        "", description="`cpu` or `cuda`, or why the device in its settings is not available"
+        "", description="`cpu` or `cuda`, or why the device in the hospital's settings is not available"
     )
-    gpus_promised: Count | None = Field(None, description="number of GPUs in its `resources.json`")
+    gpus_promised: Count | None = Field(None, description="number of GPUs in the hospital's `resources.json`")
     gpus: Count | None = Field(None, description="number of available GPUs")
-    memory: Count | None = Field(None, description="GiB of free memory on its device")
+    memory: Count | None = Field(None, description="GiB of free memory on the hospital's device")
     disk: Count | None = Field(None, description="GiB of free disk space for studies")
     line: Amount | None = Field(
         None, description="network speed to the hospital in bytes per second, measured by the server"

@@ -1,10 +1,10 @@
 """A hospital's approvals of plans, signed with a key of its startup kit.
 
-One signed file contains all decisions, so any change to the file invalidates all decisions. The name of the file
-depends on the kit's key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the
-approvals that the old key had signed. The folder of approvals also contains waiting plans and the code of jobs, each in
-a file whose name is a hash. The signature of approvals does not protect against somebody who can read the key. If
-somebody resets the file of approvals to an earlier state, medsilo does not detect this.
+One signed file contains all decisions, so any change to the file invalidates all decisions. The name of the file of
+approvals depends on the kit's key, so a hospital with a new key has no approvals. If the kit was renewed, the new key
+signs the approvals that the old key had signed. The folder of approvals also contains waiting plans and the code of
+jobs, each in a file whose name is a hash. The signature of approvals does not protect against somebody who can read the
+key. If somebody replaces the file of approvals by an earlier version, medsilo does not notice the replacement.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
-FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # subfolder of the hospital's query budget, and its lock file
+# name of a subfolder in the query budget's folder, and name of the subfolder's lock file
+FOLDER_NAME, LOCK = "approvals", "approvals.lock"
 ASKED, ANSWERED, CODE = "asked", "answered", "code"
 WAIT = 60.0  # seconds to wait for another process's lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
@@ -52,7 +53,9 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval on time, rounds and sites; if a limit is missing, the approval has no such limit."""
+    """The limits of an approval on time, rounds and sites; an approval without one of the limits is unlimited in this
+    respect.
+    """
 
     expires: When | None = None
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # limit on answered rounds, over all studies of the plan
@@ -253,8 +256,8 @@ class Approvals:
         return decision
 
     def take_over(self, before: "Approvals") -> None:
-        """After a kit's renewal, sign the decisions and plans that the old key signed with the new key, and keep the
-        old files.
+        """After a kit's renewal, use the new key to sign the decisions and plans that the old key signed; the old files
+        stay.
         """
         with self._folder.alone():
             if self.file.exists() or not (decisions := before.decisions()):
@@ -292,8 +295,8 @@ class Approvals:
                 raise Refused(f"this hospital answered all {most} rounds that it approved of plan {decision.plan}")
             if task != "round" and len(before) >= max(most // each, 1):
                 raise Refused(
-                    f"this hospital approved {counted(most, 'round')} of plan {decision.plan}, and answered the "
-                    f"{task} of as many studies as have these"
+                    f"this hospital approved {counted(most, 'round')} of plan {decision.plan}, and answered "
+                    f"'{task}' for all studies that so many rounds allow"
                 )
             write_text(file, so_far.model_copy(update={key: (*before, asked)}).model_dump_json(exclude_defaults=True))
 
@@ -334,7 +337,8 @@ class Approvals:
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the last approved code, for a comparison with a plan's code, and the decision that approved it.
+        """Return the last approved code, and the decision that approved this code, so that a plan's code can be
+        compared with approved code.
 
         Approved code of the same plan is preferred; the next choices are code of the same lead or study title, and then
         any code. The method returns None if no approved code is stored.

@@ -40,7 +40,7 @@ LARGEST = 8 << 20  # bytes of accepted.json
 WORKERS = 2  # number of threads that hash files
 PIECE = 1 << 20  # bytes per read
 AT_ONCE = 8  # number of files in each batch that a worker process hashes
-# fixed seconds, and seconds per file; if hashing takes less time than this, one thread is faster than two threads
+# seconds, plus seconds per file: if hashing has taken longer, several threads hash the remaining files
 START, QUICK = 0.02, 50e-6
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
@@ -51,7 +51,8 @@ class Patients(Section):
     known: bool = Field(description="whether the data name the patient of each case")
     by: str = Field(
         max_length=400,
-        description="the column or pattern of the patient, or the person who said that each case is a separate patient",
+        description="the column or file-name pattern that names the patient, or the person who said that each case is "
+        "a separate patient",
     )
     count: Count
     most_cases: Count = Field(description="largest number of cases of one patient")
@@ -62,9 +63,11 @@ class DisclosedCounts(Section):
     gets equal counts.
     """
 
-    patients: Count = Field(description="number of patients, as a multiple of min_patients_per_metric")
+    patients: Count = Field(description="number of patients, rounded to a multiple of min_patients_per_metric")
     cases: Count = Field(description="number of cases, rounded to a multiple of min_patients_per_metric · most_cases")
-    classes: dict[Word, Count] | None = Field(None, description="patients of each class; null if a class has too few")
+    classes: dict[Word, Count] | None = Field(
+        None, description="number of patients of each class; null if a class has too few patients"
+    )
 
 
 class Inventory(Section):
@@ -80,14 +83,14 @@ class DataSet(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] = Field(
-        description="random identifier that all versions of a data set share, and so their count of answers and split"
+        description="random identifier; all versions of a data set share it, the count of answers and the split"
     )
     made: str = Field(max_length=40, description="day on which the data set was made")
     found: tuple[str, ...] = Field((), description="sentences about the files that were found")
     reading: dict[str, Any] = Field(description="folder or table of the data, and the settings for reading them")
     cases: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None,
-        description=f"the SHA-256 of {PRIVATE}/{CASES}, which lists images, labels and patients; null: no such file",
+        description=f"the SHA-256 of {PRIVATE}/{CASES}, a list of images, labels and patients; null without this list",
     )
     patients: Patients
     hospitals: dict[Word, Count] = Field(
@@ -95,13 +98,13 @@ class DataSet(Section):
     )
     learns: dict[str, Any] = Field(description="possible outcomes of a study: type, name, classes")
     left_out: dict[str, Count] = Field({}, description="number of rows or images that are left out, by reason")
-    notes: dict[str, Count] = Field({}, description="number of unusual cases that are used, by oddity")
+    notes: dict[str, Count] = Field({}, description="number of unusual cases that are used, by kind of oddity")
     answers: dict[str, str] = Field({}, description="a person's answers to questions about the data, by question")
     called: dict[Word, Word] = Field(
-        {}, description="names of columns, levels and classes in plans, by their names in these data"
+        {}, description="for each name of a column, level or class in these data, the name that plans use"
     )
     tells: dict[PartName, DisclosedCounts] = Field(
-        description="counts that are disclosed once, to every plan and lead, by part"
+        description="by data part: counts that are disclosed once and do not differ between plans or leads"
     )
     words: tuple[Word, ...] = Field((), description="words of the data that a plan or a message may contain")
     inventory: Inventory
@@ -168,7 +171,8 @@ class DataSet(Section):
         for name, own in source.subgroups.items():
             if unknown := self.unknown([name, *own.words]):
                 raise DataError(
-                    f"{self.FILE}: subgroup {name!r} has names that are not in words; add them there, or remove it",
+                    f"{self.FILE}: subgroup {name!r} has names that the key words lacks; add the names, or remove "
+                    "the subgroup",
                     ", ".join(unknown),
                 )
         return source
@@ -209,7 +213,7 @@ class DataSet(Section):
 
     @staticmethod
     def drawn_lineage() -> str:
-        """Return a random lineage for a data set that is not a version of another data set."""
+        """Return a new random identifier (lineage) for a data set that is not a new version of another data set."""
         return secrets.token_hex(16)
 
 
@@ -223,7 +227,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
-    """Add reasons to the text of data.yaml, as comments above the settings for reading the data."""
+    """Add comments to the text of data.yaml: above each setting for reading the data, the reason for the setting."""
     lines, section = list[str](), ""
     for line in text.splitlines():
         key = line.partition(":")[0]
@@ -237,7 +241,7 @@ def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the inventory
 @dataclass(frozen=True)
 class KnownFile:
-    """The name of a file, with the file's size, modification time and hash when the file was read."""
+    """A file's name, and the file's size, modification time and hash at the time of reading."""
 
     name: str  # path relative to the data folder
     bytes: int
@@ -393,16 +397,16 @@ def files_of(source: DataSource) -> dict[str, Path]:
 
 
 def check_unchanged(folder: Path) -> None:
-    """Raise MedsiloError if a file's size or time differs from the data set's inventory; the function does not hash the
-    file.
+    """Raise MedsiloError if a file's size or modification time differs from the data set's inventory; the function does
+    not hash the file.
     """
     known, there = read_inventory(folder), files_of(DataSet.read(folder).source(folder))
     states = {name: path.stat() for name, path in there.items()}
     now = {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
     if now != {name: (own.bytes, own.changed) for name, own in known.items()}:
         raise MedsiloError(
-            "this hospital's data are others than those of its data set; its engineer sees which with "
-            "'medsilo data check DATASET', and makes the set again",
+            "this hospital's data differ from its data set; its engineer sees the changes with "
+            "'medsilo data check DATASET', and makes the data set again",
             str(folder),
         )
 

@@ -123,13 +123,15 @@ class JobCode:
         packages.
         """
         wanted = {name for name in self.imports - sys.stdlib_module_names - {*DECISIVE} if not is_ours(name)}
-        # slow, because this reads a file of every installed package
+        # this call is slow, because it reads a file of every installed package
         known = packages_distributions() if wanted else {}
         packages = {canonical(own) for name in wanted for own in known.get(name, ())} | {*DECISIVE}
         versions = {"python": platform.python_version(), **dict.fromkeys(wanted - known.keys(), ABSENT)}
         versions |= {name: _version(name) for name in packages}
         if len(versions) > MOST_VERSIONS:
-            raise MedsiloError(f"the job's code imports more than {MOST_VERSIONS} packages; ask the lead for less")
+            raise MedsiloError(
+                f"the job's code imports more than {MOST_VERSIONS} packages; ask the lead for fewer packages"
+            )
         return CodeFacts(hash=self.hash, versions=dict(sorted(versions.items())))
 
     def differing(self, other: "JobCode") -> list[str]:

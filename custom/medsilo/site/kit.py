@@ -29,7 +29,7 @@ class KitFiles:
         try:
             certificate, key, root = (Path(path).read_bytes() for path in (self.certificate, self.key, self.root))
         except OSError as error:
-            raise Passing(  # the error is temporary, because files are missing while startup/ is replaced
+            raise Passing(  # a later attempt may succeed, because files are missing while startup/ is replaced
                 f"the kit's certificate, key or root cannot be read ({type(error).__name__}); put them back, or ask "
                 "the lead for the kit again",
                 private=str(error),

@@ -2,13 +2,13 @@
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
 line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
-its entry is on disk; if the process dies in between, the ledger charges too much, and never too little.
+its entry is on disk; if the process dies before the answer leaves, the ledger charges too much.
 
 A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
 the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's
-folder, and does not protect against anybody who may write there. The ledger detects changed, removed, added or swapped
-lines, a truncated file, and entries that were written without the key. The ledger does not detect changes that the
-owner of the key makes. If ledger and head are reset to an earlier state, the copies of the head in the kit and at
+folder, and anybody who may write to this folder can forge entries. The ledger detects changed, removed, added or
+swapped lines, a truncated file, and entries that were written without the key. The ledger does not detect changes that
+the owner of the key makes. If ledger and head are reset to an earlier state, the copies of the head in the kit and at
 servers reveal the reset.
 """
 
@@ -71,14 +71,16 @@ class LedgerEntry(Section):
     time: int
     kind: Kind
     data: Text
-    spending: Spending | None = None  # None if the entry opens the ledger, or continues the ledger with a new key
+    # the study of the entry; None if the entry opens the ledger, or continues the ledger with a new key
+    spending: Spending | None = None
     what: Text = ""
     # identifies the answer, so that an answer that is sent a second time is not charged a second time
     attempt: Text = ""
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
     delta: float | None = None  # the hospital's δ
     epsilon: float | None = None  # ε of all charges up to this entry; None if ε has no bound
-    # Capacity in bits of a training script's answer by type of content, and ρ of the noise on the script's update.
+    # For a training script's answer: the number of bits in each type of content, and ρ of the noise on the script's
+    # update.
     bits: dict[Text, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=not_)
     update_rho: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=not_)
     handed: str = Field("", exclude_if=not_)  # the next public key, which the signer of this entry accepts
@@ -95,8 +97,8 @@ class _Head(Section):
 class LedgerStanding:
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the ledger's last line
-    # True if the last line is incomplete; an incomplete line does not count, because the answer that it charges did not
-    # leave
+    # True if the last line is incomplete; an incomplete line charges nothing, because the hospital had not sent the
+    # answer yet
     torn: bool
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
@@ -200,7 +202,7 @@ class Ledger:
         """After the hospital's engineer has inspected and accepted the ledger, let the present key sign all further
         entries.
 
-        If the old key also signed the new key, the method returns True.
+        The method returns True if the ledger was empty, or if the key of the last entry signed the present key.
         """
         with self._folder.alone():
             standing = self._lines_read()
@@ -454,7 +456,7 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def _lines(file: Path) -> tuple[list[bytes], bool]:
-    """Return the complete lines, and return True if an incomplete line follows the complete lines.
+    """Return the complete lines, and True if an incomplete line follows them.
 
     After a power failure, the beginning of the last line may read as zeros although its end is on disk.
     """

@@ -32,7 +32,7 @@ class PartySettings(Section):
     output: Path | None = None  # folder for results; by default, the folder medsilo/ in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
-    # CPU threads; if a GPU trains, a number of 2 or more also starts processes that read cases
+    # number of CPU threads; if training uses a GPU and this number is 2 or more, separate processes read the cases
     threads: int = Field(1, ge=1, le=1024)
     # Installed packages whose methods, tasks and networks a plan may use, in addition to medsilo. "*" allows all
     # installed packages.

@@ -29,7 +29,7 @@ class Policy:
     filters: tuple[tuple[str, dict[str, Any]], ...] = ()  # class and arguments of each filter on answers
     starts: bool = True  # whether NVFlare's allow list contains medsilo's executor
     streams_logs: bool = True  # whether a job's error logs may be streamed to the server
-    gpus: int = 0  # number of GPUs without which NVFlare does not start
+    gpus: int = 0  # number of GPUs that the machine must have so that NVFlare starts
 
     def lets_out(self, group: str) -> bool:
         return all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
@@ -43,7 +43,8 @@ class Policy:
         chosen: dict[str, Any] = next((one for one in privacy.get("scopes", ()) if one.get("name") == scope), {})
         results = chosen.get("task_result_filters", ())
         filters = [(one.get("path") or one.get("name", ""), one.get("args", {})) for one in results]
-        allowed = resources.get("class_allow_list", ())  # NVFlare's default list lacks medsilo
+        # the list that NVFlare uses by default does not allow medsilo's classes
+        allowed = resources.get("class_allow_list", ())
         listed = any(entry == "*" or f"{EXECUTOR}.".startswith(f"{entry.rstrip('.')}.") for entry in allowed)
         starts = not resources or listed or resources.get("class_list_enforcement_mode") == "warn"
         given: list[dict[str, Any]] = [one.get("args", {}) for one in resources.get("components", ())]

@@ -1,8 +1,9 @@
 """A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
 
-Each site has a folder that only the site's user account can read. Lines are only appended to the files, under a lock
-that all processes of the hospital share. An answer leaves the hospital only after the answer was counted on disk. If a
-process dies before the counted answer leaves, the count is too high by one, but the count is never too low.
+Each site has a folder that only the site's user account can read. Processes never change a line of the files, but only
+append lines, under a lock that all processes of the hospital share. An answer leaves the hospital only after the answer
+was counted on disk. If a process dies before the counted answer leaves, the count is too high by one, but the count is
+never too low.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds to wait for another process's lock
 MESSAGES = "messages"  # key under which a training script's messages are counted
 MARK = 16  # hexadecimal digits of a patient's keyed hash
-# Keyed hashes of a group of patients: hashes of (patient, number of cases), and hashes of the patient alone.
+# Two sets of keyed hashes for a group of patients: hashes of name and number of cases, and hashes of the name alone.
 Marks = tuple[frozenset[str], frozenset[str]]
 
 
@@ -120,8 +121,8 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return the function that assigns a data set's patients to training, validation and test, and that repeats
-        recorded assignments.
+        """Return the function that assigns a data set's patients to training, validation and test; a patient with a
+        recorded assignment keeps it.
 
         Args:
             writes: whether new assignments are saved
@@ -233,8 +234,8 @@ class QueryBudget:
         begun = {own.study for own in counts if (own.lead, own.data) == (asker.lead, asker.data)}
         if asker.study not in begun and len(begun) >= settings.most_studies:
             raise Refused(
-                f"this lead has begun {len(begun)} studies of this hospital's data, which allows "
-                f"{settings.most_studies}; the hospital can raise answers in its {FILE_NAME}"
+                f"this lead has begun {len(begun)} studies of this hospital's data, and the hospital "
+                f"allows {settings.most_studies}; it can raise answers in its {FILE_NAME}"
             )
 
     def _check(
@@ -249,8 +250,8 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """Return the number of counted answers of another study: planned answers while the study runs, and otherwise
-        sent answers.
+        """Return the number of another study's answers that count: the planned answers while that study runs, and
+        otherwise the sent answers.
         """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
@@ -295,7 +296,7 @@ class QueryBudget:
             others = [other for other in self._running() if other != study]
             if most is not None and len(others) >= most:
                 raise Refused(
-                    f"this hospital works for {len(others)} already and takes {most} at once (studies in its "
+                    f"this hospital works for {len(others)} studies already, and takes {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
             with suppress(Timeout):  # a process of the same study that is about to end may still hold the lock
@@ -336,7 +337,9 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Return keyed hashes of (patient, number of cases) and of the patient alone, which disclose no names."""
+    """Return two sets of keyed hashes, which disclose no names: hashes of each patient with the number of cases, and of
+    each patient alone.
+    """
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
         frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
@@ -359,8 +362,8 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return the identifier of a data set: a hash of the lineage that its versions share, of its folder, or of the
-    task.
+    """Return a data set's identifier: the hash of its lineage; without a lineage, of its folder's path; without a data
+    source, of the task.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]

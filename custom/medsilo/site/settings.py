@@ -24,7 +24,7 @@ LEAST_MEMORY = 256  # minimum MiB of memory for a training process
 SHARE = 0.8  # default fraction of the machine's memory that all concurrent studies may use in total
 TRAIN_ANSWERS = 2000  # smallest limit on disclosed training losses, per lead and data set
 TESTS = 20  # for each test score that a lead may get, the number of validation scores that the lead may get
-SCORE_ROUNDING = 2  # The rounding step of a score is the influence of this number of patients on the score.
+SCORE_ROUNDING = 2  # A score's rounding step is the change that this number of patients can cause.
 Approval = Literal["none", "required", "except-canary"]
 TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
@@ -132,7 +132,9 @@ class SiteSettings(PartySettings):
     @classmethod
     def _enough(cls, limit: int | None) -> int | None:
         if limit and limit < LEAST_MEMORY:
-            raise ValueError(f"{limit} MiB are too few; give {LEAST_MEMORY} or more, or 0 for no process of its own")
+            raise ValueError(
+                f"{limit} MiB are too few; give {LEAST_MEMORY} or more, or 0 to train without a separate process"
+            )
         return limit
 
     @property
@@ -147,7 +149,7 @@ class SiteSettings(PartySettings):
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
 
     def most_answers(self, part: DataPart) -> int:
-        """Return the maximum number of answers with scores over one part of the data that one lead may get."""
+        """Return the maximum number of answers with scores that one lead may get about one part of the data."""
         most = {"train": max(TRAIN_ANSWERS, self.answers), "test": -(-self.answers // TESTS)}
         return most.get(part, self.answers)
 
@@ -186,7 +188,7 @@ class SiteSettings(PartySettings):
         """True if the settings themselves describe how to read the data, instead of naming an accepted data set."""
         if self.data is None or self.data.data_set is not None:
             return False
-        # The folder of the cache, without other settings, does not describe how to read the data.
+        # The cache's folder alone does not describe how to read the data.
         return self.data.model_copy(update={"cache_folder": None}).is_described
 
     def protects(self, synthetic: bool) -> bool:
@@ -194,13 +196,13 @@ class SiteSettings(PartySettings):
         return not synthetic and not self.public_data
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return the unit of disclosed counts, which is also the smallest number of cases and patients that training
-        requires.
+        """Return the number to whose multiples counts are rounded; training requires at least this number of cases and
+        patients.
         """
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
-        """Return the rounding of scores and counts over the cases of the given patients.
+        """Return the rounding steps of scores and counts over cases of the given patients.
 
         Args:
             names: the patient of each case
@@ -214,9 +216,7 @@ class SiteSettings(PartySettings):
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_averaged(self, synthetic: bool) -> int:
-        """Return the minimum number of images for a disclosed average, which is also the minimum number of patients for
-        it.
-        """
+        """Return the number of images, and also of patients, that a disclosed average needs at least."""
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
@@ -271,8 +271,8 @@ class EachSites(SiteSettings):
 
 
 def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
-    """Return the settings of several sites on one machine, and the common settings of all sites that have no
-    settings.
+    """Return the settings of several sites on one machine; a site without settings in `sites` has the common settings
+    `own`.
     """
     return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 

@@ -79,7 +79,7 @@ def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], by
     try:
         found = checked(Signature, json.loads(text), name)
         if form(found) != text:
-            raise ValueError("it was not written by medsilo")
+            raise ValueError("medsilo did not write the file")
         signature, told = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
         verify(load_der_public_key(bytes.fromhex(found.key)), signature, told)
         return checked(kind, found.content, name), found.key
@@ -121,7 +121,7 @@ def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
     content, _ = read_signed(path, kind)
     # The whole file is compared, because the file's signature does not cover the certification of the key.
     if read_bounded(path, LARGEST) != _written(signed(content, key)):
-        raise MedsiloError(f"{path.name} was changed after it was signed, or by another key", str(path))
+        raise MedsiloError(f"{path.name} was changed after it was signed, or another key signed it", str(path))
     return content
 
 

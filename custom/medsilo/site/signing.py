@@ -39,7 +39,7 @@ class UseKey:
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the kit key's signature of the purpose and the derived public key
+    certified: bytes  # the signature, made with the kit's key, of the purpose and of the derived public key
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
@@ -62,7 +62,7 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
     try:
         chain, private = x509.load_pem_x509_certificates(certificate), private_key(key)
         same = chain[0].public_key() == private.public_key()
-    # this error is also raised for an unknown elliptic curve
+    # cryptography raises UnsupportedAlgorithm for an unknown elliptic curve
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise MedsiloError(
             f"the kit's certificate or key cannot be read ({type(error).__name__}); ask the lead for the kit again",
@@ -85,7 +85,8 @@ def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
         same = own.subject == before.subject
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise MedsiloError(
-            f"the certificate in startup-before/ is not of the kit's root ({type(error).__name__}); remove that folder",
+            f"the certificate in startup-before/ was not issued by the kit's root ({type(error).__name__}); remove "
+            "that folder",
             private=str(error),
         ) from error
     if not same:

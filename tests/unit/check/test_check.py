@@ -534,7 +534,7 @@ def test_the_whole_check_with_a_kit(
         assert cli.main(["check", str(job), "--kit", str(kit)]) == 1
     assert "STOPS  certificates  the kit's certificate ended on" in capsys.readouterr().out
     assert cli.main(["check", "--kit", str(kit.rename(tmp_path / "our kit"))]) == 1
-    assert "STOPS  environment   NVFlare starts nothing where a path has ' '" in capsys.readouterr().out
+    assert "STOPS  environment   NVFlare can't use a path that has ' '" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------- a rehearsal trains only a few

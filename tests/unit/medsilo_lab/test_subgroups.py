@@ -136,7 +136,7 @@ def test_a_word_that_is_taken_back_takes_its_subgroup_back(tmp_path: Path) -> No
     values = load_yaml(path.read_text())
     values["words"].remove("female")
     path.write_text(dump_yaml(values))
-    with pytest.raises(DataError, match="subgroup 'sex' has names that are not in words"):
+    with pytest.raises(DataError, match="subgroup 'sex' has names that the key words lacks"):
         make_settings({"data": str(tmp_path / "set")}, "a test")
 
 
@@ -346,7 +346,7 @@ def test_a_lying_answer_costs_its_sender(changes: dict[str, Any]) -> None:
         Tested.received(answer(**changes))
     twice = answer()
     twice["subgroups"] *= 2
-    with pytest.raises(Refused, match="there twice"):
+    with pytest.raises(Refused, match="occurs twice"):
         Tested.received(twice)
 
 

@@ -193,7 +193,7 @@ def test_files_that_change_after_it_was_accepted_stop_a_study(tmp_path: Path) ->
     settings = make_settings({"device": "cpu", "data": str(out)}, "a test")
     with (folder / "registry.csv").open("a") as file:
         file.write("MUSTER-99,50,no\n")
-    with pytest.raises(MedsiloError, match="others than those of its data set"):
+    with pytest.raises(MedsiloError, match="differ from its data set"):
         joined(settings, tmp_path / "one")
 
 
