@@ -193,7 +193,7 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property(BUILD, build_hash())
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups afterwards
+@pytest.hookimpl(tryfirst=True)  # after this hook, pytest-xdist reads the groups of tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests that share a module's fixture to one process, so that pytest creates the fixture once.
 
@@ -279,7 +279,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Compare methods with panels in their reports, on images with masks; tests must not change the comparison."""
+    """Compare methods on images with masks, so that the reports contain pictures of cases; tests must not change the
+    comparison.
+    """
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
@@ -340,8 +342,8 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark a parameter's cases as slow, except the cases in `fast`; if `slow` is given, mark cases in neither
-    collection as long.
+    """Mark every case of a parameter outside of `fast` as slow; if `slow` is given, mark cases in neither collection as
+    long instead.
     """
 
     def of(case: Any) -> Any:

@@ -4,8 +4,7 @@ in parallel.
 Every attempt at an answer runs in a new process, which may end at a random line of the writing code, without `finally`
 and flush.
 
-Two parallel attempts take turns after numbers of lines that the seed determines, so that a seed always gives the same
-history.
+The seed determines after how many lines two parallel attempts take turns, so that a seed always gives the same history.
 """
 
 import json
@@ -37,7 +36,8 @@ TRACED = (
     "tests/histories.py",
 )
 DATA = "0123456789abcdef"
-MOST_LINES = 900  # most lines of the ledger's writing code in one attempt at an answer
+# upper limit on the number of lines that the ledger's writing code runs during one attempt at an answer
+MOST_LINES = 900
 LONGEST_TURN = 200  # most lines of code that a process runs before its parallel process continues
 
 

@@ -3,8 +3,8 @@
 POSIX guarantees a file's content only after an fsync of the file, and a folder's names only after an fsync of the
 folder.
 
-Later writes may survive fully, partly or not at all, in any order. Before recording each operation, the program
-compares the whole folder with the recorded state, so that no operation is missed.
+Writes after the last fsync may survive fully, partly or not at all, in any order. Before recording each operation, the
+program compares the whole folder with the recorded state, so that no operation is missed.
 """
 
 import os
@@ -165,7 +165,7 @@ class Disk:
 
     # ------------------------------------------------------------------ cuts
     def cuts(self, place: Path, count: int, seed: int = 0) -> Iterator[Cut]:
-        """Yield `count` power cuts that are spread over all operations; each cut loses other writes."""
+        """Yield `count` power cuts that are spread over all operations; different cuts lose different writes."""
         draw, span = random.Random(seed), self.count - self._begin + 1
         for number in range(count):
             after = self._begin + (number * span // count if count < span else number % span)

@@ -17,7 +17,8 @@ STRETCH = 1 << 21  # numbers in one search window
 LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
 PAGE = 4096
 OUTLIER = 3  # limit of outliers in standard deviations
-PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and numbers in each piece
+# for the exact search: how many pieces of a model are searched, and how many numbers each piece has
+PIECES, PIECE = 24, 4
 
 
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:

@@ -107,7 +107,7 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
 
 
 def test_a_kit_without_the_ledgers_head_is_refused_until_the_engineer_accepts(tmp_path: Path, kit: Path) -> None:
-    """Without this check, somebody could restore an old ledger together with the old head, and nobody would notice."""
+    """Somebody could otherwise restore an old copy of the ledger and of its head, and nobody would notice."""
     ledger = of_kit(tmp_path, kit, rounds=1)
     shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
     of_kit(tmp_path, kit)
@@ -194,7 +194,7 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     """After an engineer restored the ledger and the kit from an old copy, the server sends a later ledger head that the
     hospital had signed.
 
-    The hospital then sends no answer.
+    After this ledger head from the server, the hospital sends no answer.
     """
     files = make_kit(tmp_path / "kit", "a")
     place = place_of(tmp_path, photos, files)

@@ -148,7 +148,8 @@ class Cells:
         for cell in (self.site, self.job, self.server):
             cell.core_cell.stop()
             CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)
-        StatsPoolManager.pools.clear()  # without an empty pool, this process could not create a second set of cells
+        # if the pool were not emptied, this process could not create a second set of cells
+        StatsPoolManager.pools.clear()
 
 
 @pytest.fixture(scope="module")
@@ -572,7 +573,7 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         gc.enable()
     # On a busy machine, the uncollected buffers stay below three times the limit. Without the patch, the uncollected
     # buffers reach ten times the limit.
-    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's buffers in the same process are larger
+    assert (sum(left) < 5 * MOST_LEFT) == frees
     assert BUFFER in left
 
 
@@ -801,9 +802,7 @@ def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells)
 
 @pytest.mark.parametrize("method", ["harmofl", "adafed", "fedsm-extra"])
 def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_path: Path) -> None:
-    """The study contains all kinds of phases, deliveries and tests. Half of the allowed message size is reserved for
-    additions by NVFlare's filters.
-    """
+    """Half of the allowed message size is reserved for additions by NVFlare's filters."""
     plan, seen = make_plan(method, *FEW), [0, 0]
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

@@ -122,7 +122,6 @@ LINE = re.compile(r"^[+-](?!\+\+ |-- ).*", re.MULTILINE)
 @against
 @over_all("mail", MAILS)
 def test_each_mail_makes_its_patch_of_nvflare_and_brings_a_test(mail: str) -> None:
-    """`git am` accepts a patch's mail whatever the sender's name is."""
     text = (UPSTREAM / f"{mail}.mbox").read_text("utf-8")
     head, *files = text.split("diff --git a/")
     assert re.search(r'^From: "A. Person" <person@example.org>$', head, re.MULTILINE) and "\nSubject: [PATCH] " in head
@@ -259,7 +258,7 @@ def test_each_mail_s_row_says_whether_its_part_is_off_when_merged(root: Path) ->
 
 
 def test_need_of_hear_of_killed_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, NVFlare fails this and all later tasks, and starts no new process."""
+    """Without the patch, NVFlare fails all tasks after a script's process was killed, and starts no new process."""
     own = external_process_backend
     for name in ("_trainer_liveness_error", "_trainer_exit_reason"):
         monkeypatch.setattr(own.ExternalProcessBackend, name, vars(own.ExternalProcessBackend)[name])

@@ -106,7 +106,9 @@ def blocks(page: str, kind: str) -> list[list[str]]:
 
 
 def changed_by(text: str, diff: list[str]) -> str:
-    """Apply a skill's diff to a file; each removed line must occur once in the file."""
+    """Apply the diff of a page in skills/ to a file's text; each line that the diff removes must occur once in the
+    text.
+    """
     hunks = re.findall(r"-(.*)\n((?:\+.*\n?)+)", "\n".join(diff))
     assert hunks
     for gone, come in hunks:

@@ -25,7 +25,8 @@ def drawn(model: nn.Module) -> nn.Module:
 
 
 def keep(folder: Path, name: str, model: nn.Module, images: Tensor, features: Tensor) -> None:
-    if hasattr(model, "save_pretrained"):  # Hugging Face's files use other names than Hugging Face's models
+    # a tensor has different names in Hugging Face's files and in Hugging Face's models
+    if hasattr(model, "save_pretrained"):
         with TemporaryDirectory() as place:
             model.save_pretrained(place)
             (folder / f"{name}.safetensors").write_bytes((Path(place) / "model.safetensors").read_bytes())

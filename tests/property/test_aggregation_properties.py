@@ -151,7 +151,7 @@ def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, draw
 @examples(12)
 @given(drawn=rounds(least=5), power=st.integers(10, 60))
 def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple, power: int) -> None:
-    """The factor is a power of two, so that products are exact in floating point."""
+    """The test multiplies by a power of two, because such products are exact in floating point."""
     models, cases, order = drawn
     finer = {site: {name: own * 2.0**power for name, own in model.items()} for site, model in models.items()}
     one, other = (played(EVERY[kind](), sent, cases, order) for sent in (models, finer))

@@ -60,9 +60,6 @@ def test_all_else_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.xdist_group("relays")
 def test_fedmap_over_tls_equals_the_loop(relayed: Consortium, tmp_path: Path) -> None:
-    """All three hospitals allow sending contributions, and the server sends the learned prior together with the shared
-    model.
-    """
     run_both_ways(relayed, ["fedmap"], SITES, tmp_path)
 
 

@@ -29,7 +29,7 @@ LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     3,
     1.5,
     4,
-)  # smallest number of memory images, seconds between two images, and images between two rounds
+)  # the fewest images of the server's memory, the seconds between two images, and the images between two rounds
 Image = dict[tuple[int, int], bytes]
 
 

@@ -473,7 +473,7 @@ def studied(
 def test_a_study_of_medsilos_own_ends_in_a_room_with_the_same_bits(tmp_path: Path) -> None:
     """A study without a script gives the same bits in a sandbox as outside, even if the sandbox is restarted.
 
-    Rounded scores, the query budget and the split of patients are also the same.
+    Rounded scores, the query budget and the split of patients are the same with and without a sandbox.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     ends = []
