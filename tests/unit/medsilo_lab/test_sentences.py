@@ -153,7 +153,7 @@ def test_as_many_patients_as_are_needed_find_the_difference() -> None:
     assert found(number) == pytest.approx(0.8, abs=0.1) and found(number // 2) < 0.65
     lucky = pilot(0.05)
     assert lucky and lucky.needed(0.06, 0.05).of == "seeds"
-    # the needed number is larger than the largest number that a page states
+    # the needed number of test patients is larger than the largest number that a page states
     assert seen.needed(0.001, 0.05) == ("test patients", None, None)
     assert seen.needed(0.9, 0.05).number is None  # no score can differ by 0.9
 

@@ -814,7 +814,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    # without the error, NVFlare would empty the folder of the earlier run
+    # medsilo raises an error, because NVFlare would otherwise empty the folder of the earlier run
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
@@ -1212,7 +1212,7 @@ def test_a_server_can_not_send_another_model_than_the_scripts(
 
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
-    """Without the error, a study named HarmoFL would train by FedAvg."""
+    """medsilo raises an error, because a study named HarmoFL would otherwise train by FedAvg."""
     loss = nn.CrossEntropyLoss()
     for number, given in enumerate((None, loss, loss)):
         site, model, optimizer = stepped(tmp_path / str(number), "harmofl", {"amplitude": None}, given)

@@ -210,7 +210,9 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
 
 
 def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
-    """A site can decrypt key shares only for the same offer and round, so the site detects changes by the server."""
+    """A site can decrypt key shares only in the round and for the offer of these shares, so the site detects changes by
+    the server.
+    """
     study, models = Hospitals(terms(4)), numbers(4)
     own, groups = block(models), as_groups(models)["site-0"]
     old = study.begin(1, [own]).deals()["site-0"]

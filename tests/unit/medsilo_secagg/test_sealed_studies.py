@@ -26,7 +26,7 @@ IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "t
 OWN: dict[str, list[str]] = {
     "harmofl": IMAGES,
     "moon": [],
-    # A larger τ reduces the effect of rounding in the first step, where masked sums are rounded to multiples of 0.01.
+    # A large τ reduces the effect of rounding in the first step, where masked sums are rounded to multiples of 0.01.
     "fedadam": ["algorithm.tau=0.1"],
     "fedyogi": ["algorithm.tau=0.1"],
     "fedadagrad": ["algorithm.tau=0.1"],

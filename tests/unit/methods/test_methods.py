@@ -1,6 +1,6 @@
 """Each method passes all tests of MethodTester, and equals its reference in plain torch if there is a reference.
 
-At each change, the tests run one method of each kind; all other methods run at night.
+After each change of the code, the tests run one method of each kind; all other methods run at night.
 """
 
 from collections.abc import Callable, Mapping, Sequence

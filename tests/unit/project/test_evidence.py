@@ -62,7 +62,7 @@ def test_no_end_runs_away_where_patients_are_skewed() -> None:
     law = Law(0.0, 1.0, 9.0, 0.0)
     for error in (0.05, 0.01, 0.001):
         student = law.within(error)[1]
-        for skew in np.linspace(0, 1, 41):  # the estimated skewness of ten patients cannot be larger
+        for skew in np.linspace(0, 1, 41):  # ten patients cannot give an estimated skewness above 1
             low, high = law._replace(skewness=float(skew)).within(error)
             assert (
                 low
@@ -245,7 +245,7 @@ def test_one_person_s_cases_decide_nothing() -> None:
 def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = 3000) -> np.ndarray:
     """Draw scores [times, methods, seeds] of studies with six methods and three seeds.
 
-    Method 1 may vary more than other methods, and the score of method 2 is higher by `gain`.
+    The scores of method 1 may vary more than other methods' scores, and the scores of method 2 are higher by `gain`.
 
     A test of a single method finds a difference of 6 points in 11 % of studies, and of 10 points in 27 % of studies.
     """

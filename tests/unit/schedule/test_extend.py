@@ -78,7 +78,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     def forget() -> None:
         package.facts_of.cache_clear()
         registry._installed.cache_clear()
-        registry._entries.cache_clear()  # another test may have used a folder of the same name
+        registry._entries.cache_clear()  # another test may have used a folder with this name
         for module in [name for name in sys.modules if name.partition(".")[0] == "acme_gait"]:
             del sys.modules[module]
 

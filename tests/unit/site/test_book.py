@@ -180,7 +180,7 @@ def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, boo
     path = book.folder / ANSWERS
     path.write_bytes(path.read_bytes()[:-cut])
     book.note(FIRST, {"validation": 1}, FEW)
-    unknown = int(cut > 1)  # an answer over training, validation and test cases counts once more
+    unknown = int(cut > 1)  # a partly written line counts as an answer over training, validation and test cases
     assert book.counts()[FIRST].answered == Counter(validation=4, train=unknown, test=unknown)
     for line in path.read_text().splitlines()[-1:]:
         assert json.loads(line)["answered"] == {"validation": 1}

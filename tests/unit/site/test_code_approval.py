@@ -264,7 +264,7 @@ def test_a_hospital_without_the_demand_starts_any_code(hospital: Hospital) -> No
 
 
 def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: Hospital) -> None:
-    """If somebody changes the setting "approval" to "none", the kit starts no code either."""
+    """If somebody changes the setting "approval" to "none", the kit still starts no code."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
@@ -292,7 +292,7 @@ def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: 
     assert "with other code" in named.launch()
 
 
-# ------------------------------------------------------------------------------------------- the question at a terminal
+# ---------------------------------------------------------------------------------------- medsilo approve at a terminal
 @pytest.mark.slow
 def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
     """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts the job."""
@@ -498,7 +498,8 @@ def test_what_a_script_sends_is_counted_as_other_answers_are(
     assert (found["lead"], found["study"]) == (LEAD, "study")
     tensors = sum(8 * own.nbytes for one in sent for own in one.params.values())
     assert found["script"]["messages"] == len(sent) == 4 and found["script"]["tensors"] == tensors == 2 * 6 * 32
-    # two scores of 64 bits, and whether each metric was sent: three in each of two rounds, two in the delivery
+    # the bits of two scores, and one bit for each metric that may be left out: three in each of two rounds, and two in
+    # the delivery
     assert found["answers"]["validation"] == 2 and found["script"]["metrics"] == 2 * 64 + 2 * 3 + 2
     assert main(["ledger", "show", "--kit", str(hospital.folder)]) == 0
     assert "its script sent 4 messages; bits: " in capsys.readouterr().out

@@ -512,7 +512,7 @@ def test_each_page_says_that_nobody_approves_plans(tmp_path: Path, capsys: pytes
             assert ("plans run at this hospital without an approval" in visitor.page("/")) == said
 
 
-# ------------------------------------------------------------------------------------------------ the results of a walk
+# ---------------------------------------------------------------------------------- files that medsilo finds in folders
 def test_a_table_that_lies_beside_other_data_is_looked_at_again_after_an_answer(tmp_path: Path) -> None:
     """In earlier versions, an answer made `medsilo data` read the whole folder, so images replaced the chosen table."""
     rows = [

@@ -351,7 +351,7 @@ def test_a_folder_with_the_sites_name_is_the_sites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "column"])
 def test_one_folder_is_dealt_to_simulated_sites(kind: str, tmp_path: Path) -> None:
-    """The parts of all sites are disjoint and together complete, and each patient is at one site."""
+    """Each patient is at one site and in one part of the split, and no patient is missing."""
     rows = []
     for number in range(40):
         write_pixels(tmp_path / f"{number}.png", photograph(number, (16, 16))[0])
@@ -729,7 +729,7 @@ def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, wor
 
 
 def test_what_training_refuses_of_a_palette_is_refused_in_prediction_too(tmp_path: Path) -> None:
-    """Without the error, prediction would silently use indices of a palette as pixel values."""
+    """medsilo raises an error, because prediction would otherwise silently use indices of a palette as pixel values."""
     palette(tmp_path / "new.png")
     with pytest.raises(DataError, match="have a palette"):
         scan_of(photos().use, (tmp_path / "new.png",))
@@ -893,7 +893,7 @@ def test_lines_that_lack_something_are_left_out(balls: Path, tmp_path: Path) -> 
         return {**files, "patient": f"p{number}", **others}
 
     outside = write_balls(tmp_path, ["p8"]) / "images" / "p8.nii.gz"
-    # an image's absolute path is allowed, too
+    # an image may have an absolute path in the data set's folder
     rows = [row(n) for n in range(5)] + [row(5, image=str(balls / "images" / "p5.nii.gz"))]
     rows += [row(6, patient=""), row(7, label=""), row(8, image="images/p99.nii.gz"), row(8, image=str(outside))]
     write_table(balls / "some.csv", rows)
@@ -1102,7 +1102,7 @@ def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> Non
 
 
 def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
-    """The test adds rows to the page's table, and uses a plan from jobs/."""
+    """The test adds rows to the table in docs/start/your-data.md, and uses a plan from jobs/."""
     text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
     lines = text.split("```\nfile,")[1].split("```")[0].strip().splitlines()[1:]
     lines += [f"photos/{n:04}.png,{('naevus', 'melanoma')[n % 2]},P{n},{PARTS[n % 3]}" for n in range(20, 32)]

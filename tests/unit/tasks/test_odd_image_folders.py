@@ -1,4 +1,5 @@
-"""`medsilo data` reads image folders as hospitals export them after at most three answers, or gives a reason.
+"""After at most three answers of a user, `medsilo data` reads image folders as hospitals export them, or gives a
+reason.
 
 Even with --yes, the command asks for facts that only a person knows.
 """
