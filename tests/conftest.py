@@ -197,7 +197,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests that share a module's fixture to one process, so that pytest creates the fixture once.
 
-    Tests marked `first` run first and then the largest groups, so that no long test runs alone at the end.
+    Tests marked `first` run first and then the largest groups of tests, so that no long test runs alone at the end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()

@@ -76,7 +76,7 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return the values in double precision; values that cannot be weights become 0, and integers are compressed."""
+    """Return the values in double precision; values that cannot be weights become 0, and large integers are reduced."""
     # the scale of integers is unknown, and a few large integers would hide all smaller integers
     if raw.dtype.kind == "i":
         return np.arcsinh(raw.astype(np.float64))

@@ -115,7 +115,7 @@ def typed(folder: Path, command: list[str]) -> set[str]:
 def test_a_hospital_installs_what_its_own_processes_import(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training with plans for volumes, photographs, tables and approvals imports every required package, and no package
+    """Training on volumes, photographs and tables, and giving approvals, imports every required package, and no package
     of an extra.
     """
     needed = {canonical(Requirement(line).name) for line in project(root)["dependencies"]}

@@ -46,7 +46,9 @@ def run_both_ways(
 @pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
-    """A strict hospital takes part in two simultaneous studies with default settings, and sends only models."""
+    """A strict hospital, which has the default settings, takes part in two simultaneous studies, and sends only
+    models.
+    """
     run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path, "training.rounds=12")
 
 

@@ -537,7 +537,7 @@ def test_the_whole_check_with_a_kit(
     assert "STOPS  environment   NVFlare starts nothing where a path has ' '" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------- rehearsals
+# ----------------------------------------------------------------------------------------------------------- rehearsals
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)

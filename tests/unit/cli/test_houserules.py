@@ -364,7 +364,9 @@ def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
 
 
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """The package raises only subclasses of MedsiloError on purpose, which the command line prints as one line."""
+    """On purpose, the package raises only subclasses of MedsiloError, each of which the command line prints as one
+    line.
+    """
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
     allowed |= {"SkipTest", "AssertionError"}
     # ImportError reports a missing package, and nvflare_reliability turns Rejected into a message of one line.

@@ -278,7 +278,9 @@ def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> 
 
 # ----------------------------------------------------------------------------------------------------------- neighbours
 def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_path: Path) -> None:
-    """A hospital suppresses scores if one to four patients have changed parts of the split since an earlier study."""
+    """A hospital suppresses scores if one to four patients have moved between training, validation and test since an
+    earlier study.
+    """
     parts = {name: ("train", "validation", "test")[number % 3] for number, name in enumerate(NAMES)}
     photos = write_photos(tmp_path / "photos", NAMES, parts)
 

@@ -1,5 +1,5 @@
-"""`medsilo data` reads DICOM studies and recordings as hospitals' systems export them, and asks if the files do not
-identify the patient.
+"""`medsilo data` reads DICOM studies and recordings as hospitals' systems export them, and asks the user when the files
+do not identify the patient.
 """
 
 import csv

@@ -1378,8 +1378,8 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
 
 @pytest.mark.parametrize("thaws", [False, True])
 def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: Path) -> None:
-    """In earlier versions, the server rejected each site for missing groups, and the script raised an error from round
-    3 on.
+    """In earlier versions, the server rejected each site for missing groups of tensors, and the script raised an error
+    from round 3 on.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     model[0].requires_grad_(not thaws)
@@ -1828,8 +1828,8 @@ def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
 def test_log_calls_carry_no_more_than_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, 20,000 logged values could leave in a round, with steps of any length and free text as a
-    name.
+    """In earlier versions, 20,000 logged values could leave in a round, with step numbers of any length and with free
+    text as names.
     """
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())

@@ -32,7 +32,9 @@ def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no
 
 
 def test_seeds_that_do_nothing_leave_students_interval_of_patients_who_are_not_skewed() -> None:
-    """In earlier versions, the interval for 20 patients was six times wider, because a worst-case patient was added."""
+    """In earlier versions, the interval for 20 patients was six times as wide as now, because a worst-case patient was
+    added.
+    """
     values = 0.03 * np.random.default_rng(0).normal(0, 1, 10)
     own = [{"a": scores(0.7 + np.concatenate([values, -values]))} for _ in range(4)]
     found = compare(own, [{"a": scores(np.full(20, 0.7))}] * 4)
