@@ -317,10 +317,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a single test that runs all cases and reports all failures together.
-
-    The decorator is for cases without special fixtures, because all cases share one set of fixtures.
-    """
+    """Make a single test that runs all cases and reports all failures together."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         own, every_case = [name.strip() for name in names.split(",")], list(cases)
@@ -342,8 +339,8 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark every case of a parameter outside of `fast` as slow; if `slow` is given, mark cases in neither collection as
-    long instead.
+    """Mark every case of a parameter that is not in `fast` as slow; if `slow` is given, mark a case that is in neither
+    collection as long.
     """
 
     def of(case: Any) -> Any:

@@ -1,8 +1,8 @@
 """Generate random histories of a hospital's studies to test the hospital's ledger: processes die, resume, fork and run
 in parallel.
 
-Every attempt at an answer runs in a new process, which may end at a random line of the writing code, without `finally`
-and flush.
+Every attempt at an answer runs in a new process, which may end at any line of the writing code, before `finally` and
+flush run.
 
 The seed determines after how many lines two parallel attempts take turns, so that a seed always gives the same history.
 """
@@ -38,7 +38,7 @@ TRACED = (
 DATA = "0123456789abcdef"
 # upper limit on the number of lines that the ledger's writing code runs during one attempt at an answer
 MOST_LINES = 900
-LONGEST_TURN = 200  # most lines of code that a process runs before its parallel process continues
+LONGEST_TURN = 200  # largest number of lines that a process runs before its parallel process continues
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ class Cut:
     folder: Path
     number: int
     after: int
-    known: list[Any]  # values whose storing had ended before the cut
-    begun: list[Any]  # values whose storing had begun before the cut
+    known: list[Any]  # values whose storing had ended before the power cut
+    begun: list[Any]  # values whose storing had begun before the power cut
 
 
 class Disk:
@@ -91,7 +91,7 @@ class Disk:
 
     @contextmanager
     def keeping(self, value: Any) -> Iterator[None]:
-        """Mark the block in which a writer stores a value; every cut after the block must preserve the value."""
+        """Mark the block in which a writer stores a value; every power cut after the block must preserve the value."""
         with self._lock:
             self._look()
             self.facts.append(fact := Fact(value, self.count))

@@ -116,8 +116,8 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
 def test_a_round_after_which_others_diverge_is_taken_back(
     method: str, group: str, begins: int, changes: list[str], tmp_path: Path
 ) -> None:
-    """In the first round of a group of tensors, site C multiplies its weights by 1000, which the server cannot compare
-    with an earlier round. In a later round of the group, site C multiplies its weights by 1e37.
+    """In the first round of a group of tensors, the server has no earlier round for a comparison, and site C multiplies
+    its weights by 1000. In a later round of the group, site C multiplies its weights by 1e37.
     """
     lies = {begins: 1000.0, begins + 2: 1e37}
     folder = tmp_path / f"{method} {group}"

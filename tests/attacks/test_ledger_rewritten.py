@@ -107,7 +107,7 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
 
 
 def test_a_kit_without_the_ledgers_head_is_refused_until_the_engineer_accepts(tmp_path: Path, kit: Path) -> None:
-    """Somebody could otherwise restore an old copy of the ledger and of its head, and nobody would notice."""
+    """If a kit without the ledger's head were accepted, somebody could restore an old ledger unnoticed."""
     ledger = of_kit(tmp_path, kit, rounds=1)
     shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
     of_kit(tmp_path, kit)
@@ -194,7 +194,7 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     """After an engineer restored the ledger and the kit from an old copy, the server sends a later ledger head that the
     hospital had signed.
 
-    After this ledger head from the server, the hospital sends no answer.
+    A hospital whose ledger is older than the ledger head from the server sends no answer.
     """
     files = make_kit(tmp_path / "kit", "a")
     place = place_of(tmp_path, photos, files)

@@ -151,7 +151,7 @@ def beginning_with(file: str) -> str:
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
     """The hospital parses a plan before anybody approves the plan.
 
-    In a plan's network, a file's path could test whether a patient's file exists, or could name an endless device.
+    A path in a plan's network settings could reveal whether a patient's file exists, or could name an endless device.
     """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")
@@ -287,7 +287,7 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     """In an earlier version, a lead read a patient's creatinine to two digits in 323 questions, because a plan's bounds
     chose the counted lines.
 
-    A hospital's answer to a plan no longer depends on the known patient's values.
+    A hospital's answer to a plan does not depend on the known patient's values.
     """
     others: list[dict[str, Any]] = [{}, {"creatinine": 41.0}, {"creatinine": ""}, {"hiv": "yes"}, {"age": 57.4}]
     for number, known in enumerate(others):
@@ -390,6 +390,6 @@ def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     promise = PrivacyGuarantee(epsilon=20.0, delta=1e-3)
     own, drawn = PrivateNumbers(plan, "a", None, promise, True, tmp_path, units, 5), iter(range(-1500, 1500))
     monkeypatch.setattr("medsilo.privacy.noise.NoiseSource.geometric", lambda self, scale: next(drawn))
-    own.__dict__["scoring"] = Geometric(scale=1.0)  # the replacement skips a computation that takes some seconds
+    own.__dict__["scoring"] = Geometric(scale=1.0)
     told = [own.score("validation", 1, torch.full((10,), 0.5), 0.0, 1.0, 0.05) for _ in range(3000)]
     assert Counter(told) == {0.45: 1000, 0.5: 1000, 0.55: 1000}

@@ -163,7 +163,7 @@ def test_who_bisects_a_column_finds_nobody(hospital: str, questions: int, tmp_pa
     """In an earlier version, a plan's bounds chose the counted rows, so 323 questions read the known patient's value,
     134.0, to two decimals.
 
-    The hospital now counts the rows of the whole data set.
+    The hospital counts the rows of the whole data set.
     """
     private = hospital == "epsilon of 1"
     settings = settings_of(tmp_path, registry(tmp_path / "data", {}), answers=UNLIMITED, **HOSPITALS[hospital])

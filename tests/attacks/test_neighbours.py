@@ -1,7 +1,7 @@
 """Two hospitals' folders are equal except for one patient with extreme values. The clipped sums that the test
 calculates from the two hospitals' files differ by at most one clipping bound.
 
-The test removes the noise, and gives both hospitals the same earlier messages.
+The test removes the noise, and gives both hospitals the same messages of earlier rounds.
 
 SETTINGS contains every setting that a private plan accepts, and the last tests fail if SETTINGS lacks such a setting.
 """
@@ -41,7 +41,7 @@ SITES = ["a", "b"]
 ODD = "a-odd"  # the name that sorts first, so that removing this patient changes the position of all other patients
 PEOPLE = [ODD, *(f"p{number}" for number in range(5))]
 RECORDS = 2
-# The second hospital always lacks these records.
+# Records that the second hospital always lacks.
 OTHERS = {(person, 1) for person in PEOPLE}
 SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}

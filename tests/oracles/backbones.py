@@ -1,4 +1,5 @@
-"""Create small vision transformers of timm and of Hugging Face with random weights, and their outputs for two images.
+"""Create small vision transformers of timm and of Hugging Face with random weights, and compute the transformers'
+outputs for two images.
 
     python -m tests.oracles.backbones     # needs timm and transformers; writes tests/fixtures/backbones
 

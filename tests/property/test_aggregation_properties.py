@@ -111,7 +111,7 @@ def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple)
 @examples(12)
 @given(drawn=rounds(least=5), turn=st.integers(1, 4))
 def test_a_mean_does_not_know_who_sent_what(kind: str, drawn: tuple, turn: int) -> None:
-    """Two sites exchange their models and numbers of cases."""
+    """If sites exchange their models and numbers of cases with each other, the mean stays the same."""
     models, cases, order = drawn
     given_to = dict(zip(models, [*[*models][turn:], *[*models][:turn]], strict=True))
     moved, with_them = ({given_to[site]: own[site] for site in own} for own in (models, cases))
@@ -223,7 +223,8 @@ def test_capped_shares(weights: list[int], cap: float) -> None:
     shares, plain = capped(given_to, cap), given_to / given_to.sum()
     assert shares.sum() == pytest.approx(1) and (shares > 0).all()
     assert (shares <= max(cap, 1 / len(weights)) + 1e-12).all()
-    assert (shares[given_to.argsort()].diff() >= -1e-12).all()  # a site with more cases never has less weight
+    # a site with more cases never has less weight than a site with fewer cases
+    assert (shares[given_to.argsort()].diff() >= -1e-12).all()
     if plain.max() <= cap:
         torch.testing.assert_close(shares, plain)
     below = shares < cap - 1e-12

@@ -269,7 +269,7 @@ End.send = send
 @pytest.mark.slow
 @needs_room
 def test_a_loss_in_place_of_a_score_is_an_answer_and_leaving_it_out_is_a_bit(tmp_path: Path) -> None:
-    """A script can write any number into a loss, and can decide in each round whether it sends one."""
+    """A script can write any number into a loss, and can decide in each round whether to send a loss."""
     settings = {"public_data": False, "approval": "none"}
     for name, lines in {"loss": AS_LOSS + LEARNS, "none": LEARNS.replace('metrics={"accuracy": accuracy}', "")}.items():
         ran = in_room(tmp_path / name, lines, settings)

@@ -270,7 +270,7 @@ def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_forty_configurations_at_six_hospitals_take_seconds(tmp_path: Path) -> None:
-    """The time limit does not include reading the scores."""
+    """The test's time limit does not include reading the scores."""
     random, sites = np.random.default_rng(0), "abcdef"
     plan = make_plan("fedavg", *SMALL, f"participation.sites=[{','.join(sites)}]")
     titles = [

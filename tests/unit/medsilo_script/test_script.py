@@ -1352,9 +1352,9 @@ def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: P
 def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The script has two optimizers, only one of which joins.
+    """The script has two optimizers, but registers only one of them with medsilo.
 
-    In earlier versions, HarmoFL perturbed only the half of the weights that belongs to the joined optimizer.
+    In earlier versions, HarmoFL perturbed only the weights of the registered optimizer, which are half of all weights.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     numbers = {"amplitude": None} if method == "harmofl" else {}
@@ -1368,7 +1368,8 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
         with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
             join()
     else:
-        join()  # one of two optimizers may join, with a warning that a restart loses the other optimizer's state
+        # a script may register one of two optimizers; a warning says that a restart loses the other optimizer's state
+        join()
         assert "0.weight" in caplog.text
         caplog.clear()
     model[0].requires_grad_(False)
@@ -1654,7 +1655,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
     script.start()
     script.join()
-    # NVFlare returns these codes in three rounds after the script's thread has ended.
+    # Return codes of NVFlare in three rounds, after the script's thread has ended.
     for code in (ReturnCode.OK, *[ReturnCode.EXECUTION_EXCEPTION] * 2):
         context.set_prop(FLContextKey.TASK_RESULT, make_reply(code), private=True, sticky=False)
         process.handle_event(EventType.AFTER_TASK_EXECUTION, context)

@@ -182,7 +182,7 @@ def test_rows_without_a_label_are_of_no_rare_class(tmp_path: Path) -> None:
 def test_a_data_set_says_that_rhythms_are_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "afdb"
     write_holter(folder, 24)
-    # signals that the other recordings lack
+    # recording 099 has signals that the recordings of write_holter lack
     write_wfdb(folder / "099.hea", np.zeros((6000, 2), int), names=("V5", "V2"))
     write_annotations(folder / "099.atr", [(0, "(N")])
     own = made(folder, EACH)

@@ -103,7 +103,7 @@ for given in [*((method,) for method in METHODS), *VARIANTS]:
 
 # ---------------------------------------------------------------------------------------------------- in plain torch
 class OfReference(MethodTester):
-    """Run only the comparison with the reference, because other classes run the other tests."""
+    """This class runs only the comparison with the reference; other test classes run all other tests."""
 
     by_hand: ByHand
 

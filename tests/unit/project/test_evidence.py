@@ -60,7 +60,9 @@ def test_skewed_patients_have_halls_and_johnsons_interval() -> None:
 
 
 def test_no_end_runs_away_where_patients_are_skewed() -> None:
-    """In earlier versions, one limit was +68.5 points, because Hall's cubic has no bounded inverse where it is flat."""
+    """In earlier versions, one limit of the interval was +68.5 points, because Hall's cubic has no bounded inverse
+    where it is flat.
+    """
     law = Law(0.0, 1.0, 9.0, 0.0)
     for error in (0.05, 0.01, 0.001):
         student = law.within(error)[1]
@@ -284,7 +286,7 @@ def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> No
 @pytest.mark.parametrize(("unsteady", "most"), [(1.0, 0.05), (2.0, 0.06), (3.0, 0.08)])
 def test_a_row_that_is_far_unsteadier_than_the_rest_raises_few_false_alarms(unsteady: float, most: float) -> None:
     """If variances were always pooled, more than 15 % of studies would have a false result for a method that varies
-    three times as much.
+    three times as much as others.
     """
     alarms = sure(studies(np.random.default_rng(24), 0.0, unsteady), True).any(-1).mean()
     assert alarms <= most

@@ -100,7 +100,7 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
     for seconds in (0, 4, 6, 50):
         now[0] = 20 + seconds
         left.append(progress.seconds_left())
-    assert left == [20, 16, 14, 10]  # the last round took very long, and does not count for the usual time
+    assert left == [20, 16, 14, 10]  # the usual time of a round excludes the last round, which took very long
 
 
 def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> None:

@@ -186,7 +186,7 @@ def further_examples() -> dict[str, str]:
 def test_the_pages_further_examples_do_what_it_says(
     acme: Path, data: Path, tmp_path: Path, seen: Callable[[Path], None]
 ) -> None:
-    """The test inserts each example unchanged into the class that the page names."""
+    """The test inserts each example unchanged into the class that docs/research/extend.md names."""
     examples, files = further_examples(), files_of_page()
     assert examples.keys() == {"train_round", "private", "across_patients", "cases_in"}
     method = ["training.batch_size=8", *GAIT]

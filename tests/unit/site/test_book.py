@@ -46,7 +46,9 @@ def answered(folder: Path) -> Counter[str]:
 
 
 def test_only_the_account_that_trains_makes_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The account that trains could not read files that another account had created."""
+    """The query budget's files belong to the account that trains, because this account could not read another account's
+    files.
+    """
     budget = QueryBudget(tmp_path / "new" / "book")
     assert budget.may_begin
     another = os.geteuid() + 1

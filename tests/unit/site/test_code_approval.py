@@ -281,7 +281,9 @@ def test_a_hospital_that_demands_privacy_runs_no_code(hospital: Hospital) -> Non
 
 
 def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script's arguments differ between sites, and an approval covers only the own site's arguments."""
+    """The script's arguments differ between sites, and an approval covers only the arguments for the hospital's own
+    site.
+    """
     monkeypatch.setattr(AppAuthzService, "app_validator", DefaultAppValidator("client"))
     named = Hospital(tmp_path, sites=[SITE, "b"], launch_external_process=True)
     assert named.app.name == f"app_{SITE}"
@@ -461,7 +463,7 @@ def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """Without its code, or after the approved rounds and the delivery, the script is rejected."""
+    """The kit rejects the script if the script's code is missing, or after the approved rounds and the delivery."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     assert len(script()) == 4
@@ -477,7 +479,9 @@ def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, scri
 
 
 def test_a_script_runs_at_a_new_kit_that_approves_nothing(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """In earlier versions, the script's first answer made the kit demand accepted settings that were missing."""
+    """In earlier versions, a new kit rejected its script after the first answer, because the file
+    accepted-settings.json was missing.
+    """
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
     assert hospital.launch() == ""
     assert len(script()) == 4

@@ -429,7 +429,7 @@ def test_whoever_decides_reads_which_words_of_a_plan_nobody_accepted(
 ) -> None:
     """The lead learns only that the hospital's data do not fit the plan.
 
-    The hospital learns which column of the plan is missing before approving the plan.
+    Before approving a plan, the hospital learns which columns of the plan are missing in the hospital's data.
     """
     kit, _ = hospital(tmp_path)
     write_job(tmp_path / "other", parse_plan(STUDY, ['task.columns=["age","hiv"]']))

@@ -511,7 +511,8 @@ def test_turned_and_scaled_images_are_monai_s_by_the_same_matrix(grid: tuple[int
         matrix[-3:-1, -3:-1] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
         monai = {"affine": matrix @ np.diag([*scales, 1]), "padding_mode": "border", "image_only": True}
         torch.testing.assert_close(found[case], Affine(mode="bilinear", **monai)(images[case]).as_tensor())
-        numbers = torch.arange(labels[case].numel()).view(1, *grid)  # float32 represents these voxel numbers exactly
+        # float32 represents the voxel numbers of this test exactly
+        numbers = torch.arange(labels[case].numel()).view(1, *grid)
         places = Affine(mode="nearest", **monai)(numbers.float()).as_tensor().long()[0]
         assert torch.equal(picked[case], labels[case].flatten()[places])
         changed += 1
@@ -1117,7 +1118,7 @@ def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> No
 
 
 def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
-    """With a smaller upper limit, the server would reject real hospitals' distances."""
+    """The upper limit is high enough for distances at real hospitals, which the server must not reject."""
     task = volumes()
     ranges = {name: task.goal.range_of(name) for name, numbers in task.goal.layout.items() if numbers == 2}
     distances = {name for name in ranges if name.startswith("hd95")}
