@@ -339,7 +339,7 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark every case of a parameter that is not in `fast` as slow; if `slow` is given, mark a case that is in neither
+    """Mark every case of a parameter that is not in `fast` as slow. If `slow` is given, mark a case that is in neither
     collection as long.
     """
 

@@ -375,7 +375,7 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
 
 @pytest.mark.skipif(not inside.landlock(), reason="no Landlock in this kernel")
 def test_landlock_is_a_wall_by_itself(tmp_path: Path) -> None:
-    """Landlock alone isolates a process on a machine without bubblewrap."""
+    """On a machine without bubblewrap, only Landlock isolates a process."""
     (tmp_path / "work").mkdir()
     tries = """
 import os, signal, sys

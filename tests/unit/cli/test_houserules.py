@@ -127,7 +127,7 @@ def test_the_course_knows_no_method() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- plug-ins
 
-# developers may lower these three limits, but may not raise them
+# developers may lower the limits MOST_NAMES, MOST_OF_METHODS and MOST_OF_NETWORKS, but may not raise the limits
 MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4
 FURTHER = {"methods": extend_methods, "networks": extend_networks}
 

@@ -582,7 +582,7 @@ def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
     with pytest.raises(MedsiloError, match="loss:.*shape .*different shape"):
         medsilo.run(sites={"a": with_axis}, model=net, loss=DiceLoss(softmax=True), **MASKS)
     numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    # torch alone would broadcast targets of shape [8] against outputs of shape [8, 1]
+    # torch itself would broadcast targets of shape [8] against outputs of shape [8, 1]
     for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):
         far = medsilo.run(task="regression", sites={"a": (numbers, sums)}, loss=nn.MSELoss(), device="cpu")
         assert far.summary.mean_test > 0.7

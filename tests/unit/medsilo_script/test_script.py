@@ -123,7 +123,7 @@ class Script:
         self.started: ScriptSite | None = None
 
     def start(self) -> ScriptSite:
-        torch.manual_seed(7)  # the weights in the recipe replace these initial weights
+        torch.manual_seed(7)  # the weights in the recipe replace the network's initial weights
         self.model = self.own.network.build(self.own.task.channels, self.own.task.goal.outputs)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=0.9)
         self.loader = Shuffled(self.own, self.name, self.data.train)

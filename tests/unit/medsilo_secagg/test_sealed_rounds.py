@@ -110,8 +110,8 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
 
 
 def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
-    """If a server repeats a round after a stop, the server can open only a sum over the sites of the first attempt,
-    even without the server's keys.
+    """A server that stops and repeats a round can open only a sum over the sites of the first attempt, even without the
+    server's keys.
     """
     study, models = Hospitals(terms(5)), numbers(5)
     own, groups = block(models), as_groups(models)
