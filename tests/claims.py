@@ -3,9 +3,9 @@
     python -m tests.claims build/tests/*.xml      # the promises that the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-guards
 
-`make test` and `make test-guards` run these tests and write the result files. Some promises have an additional test
-in `make test-long`, which runs every night and before a release. The check of promises does not wait for long tests,
-and prints the names of long tests that did not run.
+`make test` and `make test-guards` run the tests of the promises and write the result files. Some promises have an
+additional test in `make test-long`, which runs every night and before a release. The check of promises does not wait
+for long tests, and prints the names of long tests that did not run.
 """
 
 import argparse
@@ -30,8 +30,8 @@ class Claim:
     tests: tuple[str, ...]
 
 
-# The slow tests of the mission: a method gives the same bits over TLS, in the simulator, in a room and after a power
-# cut. A script gives the same bits with and without a room. A file name stands for all slow tests in the file.
+# The slow tests of the mission: a method gives the same bits over TLS, in the simulator, in a sandbox and after a power
+# cut. A script gives the same bits with and without a sandbox. A file name stands for all slow tests in the file.
 MISSION = (
     "tests/attacks/test_scripts_in_rooms.py",
     "tests/faults/test_power_cuts.py::test_a_study_goes_on_after_a_power_cut_with_the_same_numbers",
@@ -48,7 +48,7 @@ CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(L
 
 
 def marks_of(test: str) -> list[str]:
-    """Return the decorators of a test and the marks of its file; fails for an unknown name."""
+    """Return the decorators of a test and the pytest marks of the test's file; raise an error for an unknown name."""
     file, _, name = test.partition("::")
     body = ast.parse((ROOT / file).read_text("utf-8")).body
     (found,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -63,7 +63,7 @@ def is_long(test: str) -> bool:
 
 
 def guards() -> list[str]:
-    """Return the tests of promises and of the mission that are slow, or slow with some parameters."""
+    """Return the slow tests among the tests of promises and the tests in MISSION."""
     files = {test for test in MISSION if "::" not in test}
     named = {*MISSION, *(test for claim in CLAIMS for test in claim.tests)} - files
     slow = (test for test in named if "pytest.mark.slow" in " ".join(marks_of(test)) and not is_long(test))

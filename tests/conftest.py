@@ -193,11 +193,11 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property(BUILD, build_hash())
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups afterwards
+@pytest.hookimpl(tryfirst=True)  # after this hook, pytest-xdist reads the groups of tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests that share a module's fixture to one process, so that pytest creates the fixture once.
 
-    Tests marked `first` run first and then the largest groups, so that no long test runs alone at the end.
+    Tests marked `first` run first and then the largest groups of tests, so that no long test runs alone at the end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
@@ -279,7 +279,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Compare methods with panels in their reports, on images with masks; tests must not change the comparison."""
+    """Compare methods on images with masks, so that the reports contain pictures of cases; tests must not change the
+    comparison.
+    """
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
@@ -315,10 +317,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a single test that runs all cases and reports all failures together.
-
-    The decorator is for cases without special fixtures, because all cases share one set of fixtures.
-    """
+    """Make a single test that runs all cases and reports all failures together."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         own, every_case = [name.strip() for name in names.split(",")], list(cases)
@@ -340,7 +339,7 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark a parameter's cases as slow, except the cases in `fast`; if `slow` is given, mark cases in neither
+    """Mark every case of a parameter that is not in `fast` as slow. If `slow` is given, mark a case that is in neither
     collection as long.
     """
 

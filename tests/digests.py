@@ -6,7 +6,7 @@
 A processor that adds in another order produces other digests. On a processor with another order of addition, the tests
 compare the norms of tensors.
 
-A small computation without medsilo detects such a processor.
+A small computation without medsilo detects a processor that adds in another order.
 """
 
 import hashlib
@@ -137,7 +137,7 @@ def left_by(case: str) -> dict[str, Any]:
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         run = inprocess.run(plan, folder=root, settings=SITE)
-        # each run masks the file of secure aggregation with other random values
+        # the file secure-aggregation.safetensors has random masks, which differ between runs
         passing = {"checkpoints", "secure-aggregation.safetensors"}
         paths = sorted(path for path in root.rglob("*.safetensors") if not passing & set(path.parts))
         files = {

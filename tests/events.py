@@ -13,7 +13,9 @@ Curves = dict[str, dict[str, dict[int, float]]]  # site → tag → step → num
 
 
 def curves_in(folder: Path) -> Curves:
-    """Return the curves in a folder that has a subfolder for each site. A step that occurs twice fails."""
+    """Return the curves in a folder that has a subfolder for each site. It is an error if a curve has two values for
+    one step.
+    """
     curves: Curves = {}
     for place in sorted(folder.iterdir()):
         events = EventAccumulator(str(place))
@@ -25,7 +27,9 @@ def curves_in(folder: Path) -> Curves:
 
 
 def curves_of(run: Path) -> Curves:
-    """Return the curves of a run whose sites all disclose exact scores: its own numbers, and means over its sites."""
+    """Return the curves of a run whose sites all disclose exact scores: each site's numbers, and the means over the
+    sites.
+    """
     summary, rounds = read_summary(run), read_rounds(run)
     own: Curves = defaultdict(lambda: defaultdict(dict))
     for line in rounds:

@@ -1,6 +1,4 @@
-"""Draw random federations for nnU-Net's planner, with hospitals' cases as arrays, and nnU-Net's results for the pooled
-cases.
-"""
+"""Draw random federations with cases as arrays, and compute nnU-Net's own results for the pooled cases."""
 
 import json
 from collections.abc import Mapping, Sequence

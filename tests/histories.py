@@ -1,11 +1,10 @@
 """Generate random histories of a hospital's studies to test the hospital's ledger: processes die, resume, fork and run
 in parallel.
 
-Every attempt at an answer runs in a new process, which may end at a random line of the writing code, without `finally`
-and flush.
+Every attempt at an answer runs in a new process, which may end at any line of the writing code, before `finally` and
+flush run.
 
-Two parallel attempts take turns after numbers of lines that the seed determines, so that a seed always gives the same
-history.
+The seed determines after how many lines two parallel attempts take turns, so that a seed always gives the same history.
 """
 
 import json
@@ -37,8 +36,9 @@ TRACED = (
     "tests/histories.py",
 )
 DATA = "0123456789abcdef"
-MOST_LINES = 900  # most lines of the ledger's writing code in one attempt at an answer
-LONGEST_TURN = 200  # most lines of code that a process runs before its parallel process continues
+# upper limit on the number of lines that the ledger's writing code runs during one attempt at an answer
+MOST_LINES = 900
+LONGEST_TURN = 200  # largest number of lines that a process runs before its parallel process continues
 
 
 @dataclass(frozen=True)

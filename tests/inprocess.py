@@ -47,7 +47,7 @@ def run(plan: Plan, *, folder: Path | None = None, **how: Any) -> StudyResult:
         assert summary
         done = StudyResult(plan, root, record.rounds(), summary)
         if not folder:
-            _ = done.models  # loads the models before their folder is removed
+            _ = done.models  # loads the models before the folder with the models is removed
         return done
 
 

@@ -13,8 +13,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, facts_of
 from medsilo.core.text import plain
 
-LARGEST = 100_000_000  # most bytes of a JUnit file
-LONGEST_REASON = 300  # most characters of the reason for a failure
+LARGEST = 100_000_000  # largest size of a JUnit file in bytes
+LONGEST_REASON = 300  # largest number of characters in the reason for a failure
 BEHIND = r"[\[(@]"  # characters that begin a test's parameters or pytest-xdist group
 BUILD = "medsilo"  # the JUnit property with the tested package's hash
 Outcome = Literal["passed", "failed", "skipped", "missing"]

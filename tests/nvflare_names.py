@@ -4,7 +4,7 @@
     python -m tests.nvflare_names --known   # record the installed NVFlare's code that nvflare_reliability patches
 
 tests/federation/test_nvflare_names.py compares the recorded list with medsilo's source and with the installed NVFlare.
-After an upgrade of NVFlare, the test prints the names that NVFlare has removed.
+After an upgrade of NVFlare, tests/federation/test_nvflare_names.py prints the names that NVFlare has removed.
 
 tests/federation/test_patches.py checks NVFlare's internal objects.
 """
@@ -29,7 +29,7 @@ MODULES = "nvflare"
 RECORDED = Path(__file__).with_name("nvflare-uses.json")
 # tests/unit/cli/test_houserules.py asserts that no other package imports NVFlare.
 KNOW_NVFLARE = ("medsilo/flare", "medsilo_lab/consortium", "nvflare_reliability")
-# Uses that the parser cannot detect: variables of any type, and attributes that medsilo's classes set.
+# Uses of NVFlare that the parser cannot detect: variables of any type, and attributes that medsilo's classes set.
 BY_HAND = {
     "apis.shareable.Shareable.get_peer_context",
     "fuel.f3.cellnet.cell.Cell.get_fobs_context",

@@ -6,7 +6,7 @@ A use is a chain of names that starts with an imported name. For example,
 `get_engine`.
 
 The parser infers a variable's type from annotations, assignments and loops. For an attribute of `self`, the parser also
-searches the NVFlare base of the class.
+searches the class's base class in NVFlare.
 """
 
 import ast

@@ -37,10 +37,11 @@ from tests import inprocess
 from tests.hospital import KEY, split_of, write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
-HOPED = 0.1  # fraction of the charged noise for which the guesser is optimised
+HOPED = 0.1  # the guesser is optimised for this fraction of the charged noise
 OTHERS = 20
 SHARES, SPLIT = (0.6, 0.2, 0.2), split_of(KEY)
-SIGNALS, WINDOW = 8, 32  # number of signals in a recording, which is also the number of classes; length of a recording
+# number of signals in a recording (also the number of classes), and number of values of each signal
+SIGNALS, WINDOW = 8, 32
 SIDE = 8  # width and height of a photograph in pixels
 Write = Callable[[Path, list[str], int], None]
 
@@ -124,8 +125,8 @@ class Found:
 def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
     """Run a study with about half of the canaries, and guess which canaries the study included.
 
-    `noise` multiplies the charged noise; values below 1 make the mechanism wrong. `seed` determines coins and noise, so
-    that a test gives the same result again.
+    `noise` multiplies the charged noise; values below 1 make the mechanism wrong. `seed` determines the coin tosses and
+    the noise, so that a test always gives the same result.
     """
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     others, every = trained("p", OTHERS), trained("c", canaries)

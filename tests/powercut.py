@@ -3,8 +3,8 @@
 POSIX guarantees a file's content only after an fsync of the file, and a folder's names only after an fsync of the
 folder.
 
-Later writes may survive fully, partly or not at all, in any order. Before recording each operation, the program
-compares the whole folder with the recorded state, so that no operation is missed.
+Writes after the last fsync may survive fully, partly or not at all, in any order. Before recording each operation, the
+program compares the whole folder with the recorded state, so that no operation is missed.
 """
 
 import os
@@ -58,8 +58,8 @@ class Cut:
     folder: Path
     number: int
     after: int
-    known: list[Any]  # values whose storing had ended before the cut
-    begun: list[Any]  # values whose storing had begun before the cut
+    known: list[Any]  # values whose storing had ended before the power cut
+    begun: list[Any]  # values whose storing had begun before the power cut
 
 
 class Disk:
@@ -91,7 +91,7 @@ class Disk:
 
     @contextmanager
     def keeping(self, value: Any) -> Iterator[None]:
-        """Mark the block in which a writer stores a value; every cut after the block must preserve the value."""
+        """Mark the block in which a writer stores a value; every power cut after the block must preserve the value."""
         with self._lock:
             self._look()
             self.facts.append(fact := Fact(value, self.count))
@@ -165,7 +165,7 @@ class Disk:
 
     # ------------------------------------------------------------------ cuts
     def cuts(self, place: Path, count: int, seed: int = 0) -> Iterator[Cut]:
-        """Yield `count` power cuts that are spread over all operations; each cut loses other writes."""
+        """Yield `count` power cuts that are spread over all operations; different cuts lose different writes."""
         draw, span = random.Random(seed), self.count - self._begin + 1
         for number in range(count):
             after = self._begin + (number * span // count if count < span else number % span)

@@ -82,8 +82,8 @@ class Vectors:
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def shares(self, dealer: str, reader: str) -> bytes:
-        """Return the dealer's two key shares for the reader: a share of the seed, and a share of the key for pairwise
-        masks.
+        """Return the two key shares that the site `dealer` gives to the site `reader`: of the seed, and of the key for
+        pairwise masks.
         """
         found = b""
         for what in ("seed", "mask"):
@@ -109,7 +109,7 @@ class Vectors:
         return stream(key, len(NUMBERS[site]) + CHECK)
 
     def pair_mask(self, site: str, other: str) -> np.ndarray:
-        """Return the pairwise mask that `site` adds because of `other`."""
+        """Return the mask that the site `site` adds to its numbers for the pair with the site `other`."""
         mine, theirs = SITES.index(site), SITES.index(other)
         secret = agree(secret_of(site, "mask"), self.mask[other])
         key = derive(secret, "pair", self.context, NAME, min(mine, theirs), max(mine, theirs))

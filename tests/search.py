@@ -13,11 +13,12 @@ CHANCE = 0.01  # greatest |correlation| of a model with unrelated values
 KINDS = ("<f4", "<f8", "<i8")  # number types that weights may have in memory
 SMALLEST, LARGEST = 1e-10, 100.0  # range that contains the absolute values of nearly all weights
 HALF, FEW = 0.5, 0.2
-STRETCH = 1 << 21  # numbers in one search window
+STRETCH = 1 << 21  # how many numbers one search window contains
 LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
 PAGE = 4096
 OUTLIER = 3  # limit of outliers in standard deviations
-PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and numbers in each piece
+# for the exact search: how many pieces of a model are searched, and how many numbers each piece has
+PIECES, PIECE = 24, 4
 
 
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:
@@ -75,7 +76,7 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return the values in double precision; values that cannot be weights become 0, and integers are compressed."""
+    """Return the values in double precision; values that cannot be weights become 0, and large integers are reduced."""
     # the scale of integers is unknown, and a few large integers would hide all smaller integers
     if raw.dtype.kind == "i":
         return np.arcsinh(raw.astype(np.float64))

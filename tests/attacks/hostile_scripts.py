@@ -17,7 +17,7 @@ BESIDE = {"lead"}
 
 # Expected results of hostile scripts. "walls": each attempt fails, and the script sends no answer. "refused": the
 # hospital rejects the script's answer and gives a reason. "nothing": the answer contains no result of the attack.
-# "counted": bits of data leave, and left.jsonl records the number of these bits.
+# "counted": bits of data leave the hospital, and left.jsonl records the number of these bits.
 Verdict = Literal["walls", "refused", "nothing", "counted"]
 ENDED = "the training script ended before its answer"
 SENT = "its tensors are not those that the plan sends"
@@ -31,7 +31,7 @@ HOURS = "hours for an answer (room.hours)"
 class Case:
     verdict: Verdict
     reason: str = ""  # words in the hospital's reason for rejecting the script
-    as_user: str = ""  # the hospital's reason for rejecting the script if an ordinary account runs the kit
+    as_user: str = ""  # the hospital's reason for rejecting the script if the kit runs without root's rights
     leaves: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 1

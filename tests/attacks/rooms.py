@@ -98,7 +98,7 @@ def in_room(
     command: tuple[str, ...] = ("python3", "-u"),
     **plan: Any,
 ) -> Ran:
-    """Run a script at hospitals with the settings ROOM, changed by `settings`.
+    """Run a script at hospitals whose settings are ROOM with the changes in `settings`.
 
     Args:
         files: Additional modules for the script's folder.

@@ -69,7 +69,7 @@ def test_a_damaged_file_of_a_backup_is_one_line(
 
 
 def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
-    """Without the limit, a backup of 10 MB took 10 GB of memory."""
+    """In an earlier version, reading a backup of 10 MB took 10 GB of memory."""
     with ZipFile(tmp_path / "server.zip", "w", ZIP_DEFLATED) as archive:
         archive.writestr("kit/startup/fed_server.json", "{}")
         with archive.open("backup.json", "w") as facts:
@@ -82,7 +82,7 @@ def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
-    """Without the check, a DICOM file of 4.3 MB took 4.4 GB of memory."""
+    """In an earlier version, reading a DICOM file of 4.3 MB took 4.4 GB of memory."""
     pytest.importorskip("pydicom")
     from pydicom.dataset import Dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED

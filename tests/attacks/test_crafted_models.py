@@ -66,8 +66,6 @@ def craft(parameters: list[Any], below: float, known: int, above: float) -> None
 
 @dataclass
 class Attacker:
-    """An attacker who starts one study for each question, at an honest server with default settings."""
-
     folder: Path
     settings: SiteSettings
     known: int
@@ -141,7 +139,7 @@ def test_a_crafted_model_reads_a_known_patients_value_for_a_price(priced: Callab
 
 
 def test_fewer_answers_end_it(tmp_path: Path) -> None:
-    """A hospital that limits a study to eight scores rejects the attack's seventh question."""
+    """A hospital that limits a study to eight scores stops the attack before the attack finds the patient's value."""
     known = HALF + 3
     registry(tmp_path / "data", known)
     data = {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}

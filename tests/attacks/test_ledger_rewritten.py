@@ -107,7 +107,7 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
 
 
 def test_a_kit_without_the_ledgers_head_is_refused_until_the_engineer_accepts(tmp_path: Path, kit: Path) -> None:
-    """Without this check, somebody could restore an old ledger together with the old head, and nobody would notice."""
+    """If a kit without the ledger's head were accepted, somebody could restore an old ledger unnoticed."""
     ledger = of_kit(tmp_path, kit, rounds=1)
     shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
     of_kit(tmp_path, kit)
@@ -142,7 +142,7 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
 
 
 def test_the_ledger_of_other_data_is_not_this_one(tmp_path: Path) -> None:
-    """The hospital's own key signed every line and the head of a ledger for other data."""
+    """The ledger was written for other data, but the hospital's own key signed the ledger's lines and head."""
     of_kit(tmp_path, None)
     other = Ledger(tmp_path, "f" * 16, KEY)
     other.plan(CountedStudy(ONE, DEMANDS), ROUND)
@@ -194,7 +194,7 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     """After an engineer restored the ledger and the kit from an old copy, the server sends a later ledger head that the
     hospital had signed.
 
-    The hospital then sends no answer.
+    A hospital whose ledger is older than the ledger head from the server sends no answer.
     """
     files = make_kit(tmp_path / "kit", "a")
     place = place_of(tmp_path, photos, files)

@@ -71,16 +71,12 @@ def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
 
 
 def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
-    """A difference of half a unit in the last of 192 bits decides a comparison."""
     source = NoiseSource.from_seed(2, "long")
     drawn = [source.long_uniform(first) for first in (0, 1 << 63, (1 << 64) - 1)]
     assert all(0 < own < 1 and len(own.as_tuple().digits) > 55 for own in drawn) and drawn == sorted(drawn)
 
 
 def test_what_is_decided_exactly_takes_all_words_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three random words of 64 bits select a cell of the distribution, and the test uses random words in the middle of
-    a cell.
-    """
     source = NoiseSource.from_seed(2, "long")
     monkeypatch.setattr(source, "words", lambda count: np.array([3, 5, 7], "u8")[:count])
     with localcontext(prec=80):

@@ -98,9 +98,7 @@ def test_another_leads_job_forges_no_line_of_the_status() -> None:
 def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reports describe jobs without code, so reports must not describe a script's job or a usual job with additional
-    code.
-    """
+    """The reports are written for jobs without code, so no report may describe a job with code."""
     (tmp_path / "medsilo.yaml").write_text("device: cpu\n")
     told = {}
     for name, plan in (("usual", make_plan()), ("code", make_plan()), ("script", parse_plan(scripted))):
@@ -153,7 +151,7 @@ def beginning_with(file: str) -> str:
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
     """The hospital parses a plan before anybody approves the plan.
 
-    A plan's network could test whether a patient's file exists, or read an endless device.
+    A path in a plan's network settings could reveal whether a patient's file exists, or could name an endless device.
     """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")
@@ -289,7 +287,7 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     """In an earlier version, a lead read a patient's creatinine to two digits in 323 questions, because a plan's bounds
     chose the counted lines.
 
-    A hospital's answer to a plan no longer depends on the known patient's values.
+    A hospital's answer to a plan does not depend on the known patient's values.
     """
     others: list[dict[str, Any]] = [{}, {"creatinine": 41.0}, {"creatinine": ""}, {"hiv": "yes"}, {"age": 57.4}]
     for number, known in enumerate(others):
@@ -298,7 +296,7 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     told = []
     for number in range(questions):
         plan, hospital = parse_plan(question(drawn)), number % len(others)
-        # The attacker chooses the study's folder, but a hospital splits the data of all studies with the same key.
+        # The attacker chooses the study's folder, but a hospital uses one key to split the data of every study.
         told.append(joining(plan, tmp_path / f"studies/{number}", tmp_path / f"data{hospital}"))
     assert all(facts == told[0] for facts in told), "a question has an answer of its own"
     assert told[0]["patients"] == {"train": 35, "validation": 10, "test": 10}
@@ -323,7 +321,8 @@ def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x")
     with pytest.raises(Refused, match=r"learning rate . steps is less") as caught:
         site_of(little, "a", ["a"], settings, tmp_path / "little")
-    assert "e-1" not in str(caught.value)  # the message must not contain a product that reveals the number of cases
+    # the message must not state the product of learning rate and steps, which would reveal the number of cases
+    assert "e-1" not in str(caught.value)
 
 
 NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 + ["train"] * 16 + ["test"] * 12)]
@@ -384,15 +383,13 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise comes in thousandths of a rounding step, and must make even and odd multiples of a rounding step equally
-    likely.
-    """
+    """Noise consists of thousandths of a rounding step, and a rounded result is even or odd with equal probability."""
     offer = {"epsilon": 20.0, "delta": 1e-3, "scores": {"epsilon": 8.0}}
     plan = parse_plan({**TABLE, "privacy": offer}, ["task.standardise=none"])
     units = {part: [f"p{number}" for number in range(10)] for part in PARTS}
     promise = PrivacyGuarantee(epsilon=20.0, delta=1e-3)
     own, drawn = PrivateNumbers(plan, "a", None, promise, True, tmp_path, units, 5), iter(range(-1500, 1500))
     monkeypatch.setattr("medsilo.privacy.noise.NoiseSource.geometric", lambda self, scale: next(drawn))
-    own.__dict__["scoring"] = Geometric(scale=1.0)  # skips a computation of some seconds
+    own.__dict__["scoring"] = Geometric(scale=1.0)
     told = [own.score("validation", 1, torch.full((10,), 0.5), 0.0, 1.0, 0.05) for _ in range(3000)]
     assert Counter(told) == {0.45: 1000, 0.5: 1000, 0.55: 1000}

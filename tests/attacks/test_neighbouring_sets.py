@@ -118,7 +118,8 @@ def test_drawn_plans_see_no_difference_of_two_tables(
 def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
     known: dict[float, str] = {}
     edges, places = set(), [(0.0, 200.0)]
-    for step in range(0, 200, 2):  # bisection needs two different answers, which a grid finds first
+    # bisection starts from two questions with different answers, which the search on a grid finds
+    for step in range(0, 200, 2):
         places.append((float(step), float(step + 2)))
 
     def at(high: float) -> str:
@@ -162,7 +163,7 @@ def test_who_bisects_a_column_finds_nobody(hospital: str, questions: int, tmp_pa
     """In an earlier version, a plan's bounds chose the counted rows, so 323 questions read the known patient's value,
     134.0, to two decimals.
 
-    The hospital now counts the rows of the whole data set.
+    The hospital counts the rows of the whole data set.
     """
     private = hospital == "epsilon of 1"
     settings = settings_of(tmp_path, registry(tmp_path / "data", {}), answers=UNLIMITED, **HOSPITALS[hospital])
@@ -210,8 +211,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plans_see_no_class_structure_or_visit_of_one_patient(
     odd: str, images: Path, tmp_path: Path, known_key: None
 ) -> None:
-    """In an earlier version, a class with one patient disclosed the patient: with the patient, the hospital rejected
-    the study.
+    """In an earlier version, a hospital rejected a study if only one patient had some class, and thereby disclosed this
+    patient.
     """
     told: list[list[str]] = []
     kind = "segmentation" if odd == "structure" else "classification"

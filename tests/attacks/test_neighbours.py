@@ -1,7 +1,7 @@
 """Two hospitals' folders are equal except for one patient with extreme values. The clipped sums that the test
 calculates from the two hospitals' files differ by at most one clipping bound.
 
-The test removes the noise, and gives both hospitals the same earlier messages.
+The test removes the noise, and gives both hospitals the same messages of earlier rounds.
 
 SETTINGS contains every setting that a private plan accepts, and the last tests fail if SETTINGS lacks such a setting.
 """
@@ -38,10 +38,10 @@ from tests.dicoms import write_segmentation, write_series
 from tests.hospital import Volume, affine_of, split_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
-ODD = "a-odd"  # the first name in the alphabet, so that removing this patient moves all other patients
+ODD = "a-odd"  # the name that sorts first, so that removing this patient changes the position of all other patients
 PEOPLE = [ODD, *(f"p{number}" for number in range(5))]
 RECORDS = 2
-# The second hospital lacks these records, so that the sums depend on the first hospital's messages alone.
+# Records that the second hospital always lacks.
 OTHERS = {(person, 1) for person in PEOPLE}
 SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}
@@ -351,6 +351,7 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------------- nothing is missed
+
 # Keys whose values are sizes or names, which do not change behaviour.
 SIZES = {
     *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event"),
@@ -415,7 +416,7 @@ def test_every_task_that_is_private_is_compared() -> None:
 def test_every_setting_that_is_private_is_compared() -> None:
     """The test tries all values of each key in each setting.
 
-    SETTINGS must contain each accepted value, for the task or for a task that inherits the key from the same class.
+    SETTINGS must contain each value that a key accepts, either for this task or for a task of the same parent class.
     """
     compared = [setting.plan().task for setting in SETTINGS.values()]
     missing = []
@@ -470,7 +471,7 @@ def test_what_is_computed_across_patients_is_refused(name: str, changes: Choices
 
 def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
     class Other(TASKS["image-folder"]):  # type: ignore[misc]
-        """An unknown task, of which a private plan must assume the worst."""
+        """A task that does not declare whether private studies may use the task."""
 
     assert "computes across patients" in Other().not_private
 

@@ -66,8 +66,8 @@ def test_a_room_has_walls(wants: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "ended before its answer" in ran.error and "secret" not in ran.error
 
 
-# Each script writes directly to the socket that leaves the room, without medsilo's protocol code. In each script, `end`
-# is the socket and `head` is an honest answer that the script changes.
+# Each script writes directly to the socket that leaves the sandbox, without medsilo's protocol code. In each script,
+# `end` is the socket and `head` is an honest answer that the script changes.
 SPEAKS = """
 from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.client.api_spec import CLIENT_API_KEY

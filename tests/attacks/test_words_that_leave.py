@@ -1,7 +1,7 @@
 """Only words that a person at the hospital accepted leave the hospital.
 
-A lead cannot read other words of a hospital's data by naming the words in plans or by provoking errors. The names of a
-hospital's own columns stay at the hospital.
+A lead cannot read a word that nobody accepted, neither by naming the word in a plan nor by provoking an error. The
+names of a hospital's own columns stay at the hospital.
 """
 
 import json

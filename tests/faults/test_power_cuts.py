@@ -32,7 +32,8 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.federation.test_participant import SMALL, planned
 
-CUTS, MORE, MANY = 40, 200, 1000  # number of power cuts for each writer: at every change, before a release, at night
+# numbers of power cuts for each writer: after a change of the code, before a release, and at night
+CUTS, MORE, MANY = 40, 200, 1000
 KEY_OF = "this hospital's test"
 
 

@@ -1,9 +1,9 @@
-"""Print the parts of nvflare_reliability that work with the installed NVFlare, and the parts that leave their work to
-NVFlare.
+"""Print the patches in nvflare_reliability that work with the installed NVFlare, and the patches that leave NVFlare
+unchanged.
 
     python -m tests.federation.parts     # test_patches.py, with NVFlare as it is, and with its patches merged
 
-The program uses each part for which NVFlare's code is found, and checks the part's effect.
+The program applies each patch for which NVFlare's code is found, and checks the patch's effect.
 """
 
 import gc

@@ -39,8 +39,6 @@ def cells() -> Iterator[Cells]:
 
 
 class Server:
-    """NVFlare's job runner and its sender of commands, with one registered hospital."""
-
     def __init__(self, cells: Cells, folder: Path) -> None:
         for kept in ("startup", "local"):
             (folder / kept).mkdir()
@@ -70,7 +68,8 @@ class Server:
 
 @pytest.mark.slow
 def test_a_refusal_after_twelve_seconds_reaches_the_lead(cells: Cells, tmp_path: Path) -> None:
-    """NVFlare alone gives up after ten seconds. A command other than a deployment keeps its time limit.
+    """Without medsilo's patch, NVFlare waits only ten seconds for a hospital's reply to a deployment. A command other
+    than a deployment keeps its time limit.
 
     The hospital replies only to the second deployment.
     """

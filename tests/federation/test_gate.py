@@ -148,7 +148,8 @@ class Cells:
         for cell in (self.site, self.job, self.server):
             cell.core_cell.stop()
             CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)
-        StatsPoolManager.pools.clear()  # without an empty pool, this process could not create a second set of cells
+        # if NVFlare's pool of statistics were not emptied, this process could not create a second set of cells
+        StatsPoolManager.pools.clear()
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,9 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
 def test_arrays_that_a_site_compressed_are_not_unpacked(
     inline: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare's filters can turn tensors into compressed arrays; without the check, 2 MB became 11 GB at the server."""
+    """In an earlier version, 2 MB became 11 GB at the server, because NVFlare's filters can turn tensors into
+    compressed arrays.
+    """
     small, file = np.arange(6, dtype=np.float32), io.BytesIO()
     meta = {META: {"facts": {}, "dtypes": {"model": {"w": "torch.float32"}}}}
     answer = with_context(DXO(DataKind.WEIGHTS, {"model/w": small}, meta).to_shareable())
@@ -515,7 +518,7 @@ def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells
 
 
 def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each unanswered question would leave a warning in the log of an NVFlare kit."""
+    """Each unanswered request would leave a warning in the log of an NVFlare kit."""
     presence = Liveness(cells.job, {}, sync=lambda: None, silence=420.0)
     with monkeypatch.context() as away:
         away.setattr(cells.job, "send_request", lambda **asked: make_reply(CellCode.COMM_ERROR, error="timeout"), False)
@@ -572,7 +575,7 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         gc.enable()
     # On a busy machine, the uncollected buffers stay below three times the limit. Without the patch, the uncollected
     # buffers reach ten times the limit.
-    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's buffers in the same process are larger
+    assert (sum(left) < 5 * MOST_LEFT) == frees
     assert BUFFER in left
 
 
@@ -593,7 +596,7 @@ def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> N
 
 
 def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare stores up to 1024 early messages of each stream, whatever their size."""
+    """For each stream, NVFlare stores up to 1024 messages that arrive out of order, whatever their size."""
     monkeypatch.setattr(cells.gate, "most", Bounds(size=200_000))
     most = MOST_OPEN * 200_000
 
@@ -614,8 +617,8 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
 
 
 def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> None:
-    """The server's main process has no plan that would limit the size of messages. NVFlare itself stores early pieces
-    of any size and number for an hour.
+    """The server's main process has no plan that would limit the size of messages. For an hour, NVFlare itself stores
+    any number of pieces that arrive out of order, whatever their size.
     """
     got: list[Message] = []
     cells.server.register_request_cb(channel="notes", topic="leave", cb=got.append)
@@ -801,9 +804,7 @@ def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells)
 
 @pytest.mark.parametrize("method", ["harmofl", "adafed", "fedsm-extra"])
 def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_path: Path) -> None:
-    """The study contains all kinds of phases, deliveries and tests. Half of the allowed message size is reserved for
-    additions by NVFlare's filters.
-    """
+    """Half of the allowed message size is reserved for additions by NVFlare's filters."""
     plan, seen = make_plan(method, *FEW), [0, 0]
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

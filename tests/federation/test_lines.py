@@ -62,7 +62,7 @@ from tools.tables import LIMITS
 LARGE = StudyMessage({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
 LINE = Line(rate=4e6, delay=0.01, loss=0.005)
 GRANTED = Timeouts(silence=120.0, again=4.0)
-DOWN = 4.0  # seconds of an interruption during which NVFlare's own download would fail
+DOWN = 4.0  # seconds for which the connection is interrupted; after this time, NVFlare's own download would fail
 
 
 @pytest.fixture
@@ -153,13 +153,16 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     assert send_over_a_cut(cells) == ReturnCode.OK
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
-    assert cells.relay.up.passed < 1.5 * LARGE.size()  # a restarted transfer would send 1.8 times the size
+    # if the transfer restarted, the site would send 1.8 times the size of the tensors
+    assert cells.relay.up.passed < 1.5 * LARGE.size()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", ["get_task", "submit_update"])
 def test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again(cells: Cells, topic: str) -> None:
-    """NVFlare alone waits until the request's time limit, which is five minutes in a job with a training script."""
+    """Without medsilo, NVFlare waits until the request's time limit, which is five minutes in a job with a training
+    script.
+    """
     codes: list[str] = []
 
     def ask(timeout: float) -> None:

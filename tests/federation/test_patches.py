@@ -1,6 +1,6 @@
 """Show NVFlare's behaviour without each patch of nvflare_reliability/patches.py.
 
-A failing test shows that a newer NVFlare makes the patch unnecessary.
+If a test fails, a newer NVFlare makes the test's patch unnecessary.
 """
 
 import inspect
@@ -122,7 +122,6 @@ LINE = re.compile(r"^[+-](?!\+\+ |-- ).*", re.MULTILINE)
 @against
 @over_all("mail", MAILS)
 def test_each_mail_makes_its_patch_of_nvflare_and_brings_a_test(mail: str) -> None:
-    """`git am` accepts a patch's mail whatever the sender's name is."""
     text = (UPSTREAM / f"{mail}.mbox").read_text("utf-8")
     head, *files = text.split("diff --git a/")
     assert re.search(r'^From: "A. Person" <person@example.org>$', head, re.MULTILINE) and "\nSubject: [PATCH] " in head
@@ -192,7 +191,7 @@ def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
-    """With the patch, a full disk loses log lines only."""
+    """With the patch, only log lines are lost if the disk is full."""
     AuditService.initialize(str(tiny_disk / "audit.log"))
     try:
         with (tiny_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
@@ -227,8 +226,8 @@ def parts_in_use(*first: Path) -> dict[str, bool]:
 
 @against
 def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
-    """The test applies the patches to NVFlare's source, as NVFlare's maintainers would. With today's NVFlare, every
-    part of nvflare_reliability works.
+    """The test applies the patches to NVFlare's source, as NVFlare's maintainers would. With the supported NVFlare,
+    every patch in nvflare_reliability works.
     """
 
     def merged(*names: str) -> dict[str, bool]:
@@ -259,7 +258,7 @@ def test_each_mail_s_row_says_whether_its_part_is_off_when_merged(root: Path) ->
 
 
 def test_need_of_hear_of_killed_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, NVFlare fails this and all later tasks, and starts no new process."""
+    """Without the patch, NVFlare fails all tasks after a script's process was killed, and starts no new process."""
     own = external_process_backend
     for name in ("_trainer_liveness_error", "_trainer_exit_reason"):
         monkeypatch.setattr(own.ExternalProcessBackend, name, vars(own.ExternalProcessBackend)[name])
@@ -337,8 +336,8 @@ def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyP
 
 
 def test_need_of_StreamLimits(cell: Cell) -> None:
-    """Without the patch, the sender decides how long a finished stream keeps a thread, and the receiver stores early
-    pieces.
+    """Without the patch, the sender decides how long a finished stream keeps a thread, and the receiver stores pieces
+    that arrive out of order.
     """
     keys, place = StreamHeaderKey, {MessageHeaderKey.ORIGIN: "hospital-a.patches"}
     wishes = {keys.RELIABLE: True, keys.RETRY_TIMEOUT: 3500.0, keys.RETRY_WAIT: 5.0}

@@ -1,4 +1,4 @@
-"""Lose an answer between a relay and the server, between NVFlare's real cells. The site's own connection stays open."""
+"""Lose an answer between a relay and the server, between NVFlare's real cells."""
 
 import threading
 from collections.abc import Iterator
@@ -52,10 +52,10 @@ def behind_relay(cells: Cells) -> Iterator[Cell]:
 def test_an_answer_that_a_relays_far_line_lost_is_over_soon(
     cells: Cells, behind_relay: Cell, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The relay's connection to the server breaks; the site's connection to the relay stays open. NVFlare alone waits
-    until the answer's time limit, which is five minutes in a job with a training script.
+    """The relay's connection to the server breaks; the site's connection to the relay stays open. Without medsilo,
+    NVFlare waits until the answer's time limit, which is five minutes in a job with a training script.
     """
-    # NVFlare sends a reply again for so many seconds. By default, this takes a minute.
+    # Shorten the time for which NVFlare repeats an unacknowledged reply, which is a minute by default.
     again = {VarName.STREAMING_RETRY_WAIT: 0.2, VarName.STREAMING_RETRY_TIMEOUT: 1.0}
     monkeypatch.setattr(ConfigService, "_var_values", again)
     codes = list[str]()

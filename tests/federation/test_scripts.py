@@ -65,8 +65,8 @@ def gains(summary: dict[str, Any]) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("external", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp_path: Path) -> None:
-    """With `external`, the script runs in its own process, whose tensors the server of an earlier version did not
-    fetch.
+    """In an earlier version, the server did not fetch the tensors of a script that runs in a separate process, as with
+    `external`.
     """
     script = (root / "examples/hello-fedbn/client.py").read_text()
     (line,) = (line for line in script.splitlines() if "flare.init()" in line)
@@ -106,7 +106,9 @@ def blocks(page: str, kind: str) -> list[list[str]]:
 
 
 def changed_by(text: str, diff: list[str]) -> str:
-    """Apply a skill's diff to a file; each removed line must occur once in the file."""
+    """Apply the diff of a page in skills/ to a file's text; each line that the diff removes must occur once in the
+    text.
+    """
     hunks = re.findall(r"-(.*)\n((?:\+.*\n?)+)", "\n".join(diff))
     assert hunks
     for gone, come in hunks:
@@ -218,7 +220,9 @@ BATCH_NORM = "features.1."  # the two ranks have different batches, and therefor
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
 def test_two_processes_train_one_model_or_are_refused(method: str, root: Path, tmp_path: Path) -> None:
-    """In an earlier version, the ranks' models differed with FedProx, and the second process died with FedAvg."""
+    """In an earlier version, the models of the two processes differed with FedProx, and the second process died with
+    FedAvg.
+    """
     shutil.copy(root / "examples/hello-fedbn/model.py", tmp_path)
     script = (root / "examples/hello-fedbn/two_processes.py").read_text()
     sends = "        flare.send("

@@ -115,7 +115,7 @@ def typed(folder: Path, command: list[str]) -> set[str]:
 def test_a_hospital_installs_what_its_own_processes_import(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training with plans for volumes, photographs, tables and approvals imports every required package, and no package
+    """Training on volumes, photographs and tables, and giving approvals, imports every required package, and no package
     of an extra.
     """
     needed = {canonical(Requirement(line).name) for line in project(root)["dependencies"]}
@@ -151,8 +151,8 @@ def test_a_hospital_installs_what_its_own_processes_import(
     assert lacking == set(), "no process of a site imports these: make them extras"
 
 
-# Remove names that Linux has and macOS lacks. Libraries are imported before the names are removed, because the macOS
-# builds of these libraries do not need the names.
+# Remove functions and constants that Python has on Linux and lacks on macOS. Libraries are imported before the names
+# are removed, because the macOS builds of these libraries do not need the names.
 AS_ON_A_MAC = """
 import os, pathlib, select, signal, socket, sys
 import monai, nibabel, numpy, psutil, pyarrow, scipy, SimpleITK, torch

@@ -1,4 +1,5 @@
-"""Create small vision transformers of timm and of Hugging Face with random weights, and their outputs for two images.
+"""Create small vision transformers of timm and of Hugging Face with random weights, and compute the transformers'
+outputs for two images.
 
     python -m tests.oracles.backbones     # needs timm and transformers; writes tests/fixtures/backbones
 
@@ -25,7 +26,8 @@ def drawn(model: nn.Module) -> nn.Module:
 
 
 def keep(folder: Path, name: str, model: nn.Module, images: Tensor, features: Tensor) -> None:
-    if hasattr(model, "save_pretrained"):  # Hugging Face's files use other names than Hugging Face's models
+    # a tensor has different names in Hugging Face's files and in Hugging Face's models
+    if hasattr(model, "save_pretrained"):
         with TemporaryDirectory() as place:
             model.save_pretrained(place)
             (folder / f"{name}.safetensors").write_bytes((Path(place) / "model.safetensors").read_bytes())

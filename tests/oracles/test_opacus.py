@@ -102,7 +102,7 @@ def test_the_clipped_sum_is_opacus(name: str, bound: float) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_noise_has_opacus_scale_and_comes_at_the_same_place(name: str) -> None:
-    """The test uses Opacus' random numbers, and a batch that is larger than the expected batch."""
+    """The test uses Opacus' random numbers, and a batch with more cases than the expected number."""
     for ours, theirs in zip(*trained(name, bound=0.3, noise=1.3, expected=4), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
@@ -114,7 +114,7 @@ def test_training_goes_to_opacus_weights() -> None:
         assert not torch.allclose(start, ours, atol=1e-2)
 
 
-# noise, sampling rate, steps and δ, for little and much noise, and for small and large fractions of the data
+# Each row has noise, sampling rate, steps and δ; noise is little or much, and the sampling rate is small or large.
 STEPS = [(0.7, 0.01, 500, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.05, 1000, 1e-5)]
 
 

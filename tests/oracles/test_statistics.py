@@ -91,7 +91,7 @@ def test_an_interval_over_patients_is_statsmodels_students_for_many() -> None:
 
 @pytest.mark.parametrize("patients", [60, 200])
 def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> None:
-    """If all variance comes from many patients, the power is the power of a paired t-test."""
+    """If patients are many and cause all variance, the power equals the power of a paired t-test."""
     values = 0.15 * stats.norm.ppf((np.arange(patients) + 0.5) / patients)
     mine, theirs = [{"a": scores(0.5 + values)}] * 5, [{"a": scores(np.full(patients, 0.5))}] * 5
     pilot = Pilot.of(compare(mine, theirs), mine, theirs, ["a"])
@@ -103,7 +103,7 @@ def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> Non
 @pytest.mark.parametrize(("positives", "negatives"), [(60, 60), (40, 200), (300, 150)])
 def test_an_interval_of_the_area_under_the_curve_is_near_statsmodels(positives: int, negatives: int) -> None:
     """statsmodels has Brunner and Munzel's interval, whose variance is DeLong's variance. Medsilo's interval is shifted
-    towards the middle like Wilson's interval, and is at most a quarter wider.
+    towards the middle like Wilson's interval, and is at most a quarter wider than Wilson's interval.
     """
     random = np.random.default_rng(positives)
     ill, well = random.normal(1.2, 1.0, positives).round(1), random.normal(0.0, 1.0, negatives).round(1)
@@ -120,7 +120,7 @@ def test_an_interval_of_the_area_under_the_curve_is_near_statsmodels(positives: 
 
 # ---------------------------------------------------------------------------------------------------- survival
 def followed(seed: int, patients: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return times with ties, events, and risks with ties."""
+    """Return survival times, events and risks; several patients have the same time or the same risk."""
     random = np.random.default_rng(seed)
     risk = random.normal(size=patients).round(1)
     time = np.ceil(20 * random.exponential(np.exp(-0.7 * risk))) + 1

@@ -21,7 +21,7 @@ class Curves(OwnFolder):
     goal: ClassVar[Classification] = Classification(("even", "uneven"))
 
     name: Literal["curves"] = "curves"
-    steps: int = Field(16, ge=4, description="numbers of a curve that the network reads")
+    steps: int = Field(16, ge=4, description="how many numbers of a curve the network reads")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -24,7 +24,12 @@ class Elastic(ServerStep):
     paper = "Chen et al. 2023"
 
     name: Literal["elastic"] = "elastic"
-    tau: float = Field(0.5, ge=0, le=1, description="how far the least sensitive elements go beyond the mean (τ)")
+    tau: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="how far the least sensitive weights move beyond the sites' mean (τ)",
+    )
     decay: float = Field(0.95, ge=0, lt=1, description="weight of earlier batches in a sensitivity (μ)")
 
     def networks(self, build: ModelFactory) -> Modules:

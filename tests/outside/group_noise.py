@@ -16,7 +16,7 @@ class GroupNoise(Layer):
 
     name: Literal["group-noise"] = "group-noise"
     group: str = Field(description="the group of tensors that gets noise")
-    noise: float = Field(ge=0.1, description="standard deviation of the noise over the bound (σ)")
+    noise: float = Field(ge=0.1, description="standard deviation of the noise, divided by the bound C (σ)")
     bound: float = Field(gt=0, description="norm to which the group is clipped (C)")
 
     def conflicts(self, plan: Plan, networks: Mapping[str, nn.Module]) -> Iterable[str]:

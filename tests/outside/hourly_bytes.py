@@ -1,4 +1,4 @@
-"""A layer from another package that writes the bytes of tensors on the server's channel into a file, hour by hour."""
+"""A layer from another package that writes into a file, for each hour, the bytes of tensors on the server's channel."""
 
 import json
 import time

@@ -29,7 +29,8 @@ OLD, NEW = "the server", "the new server"
 CLOCKS = {OLD: 0, NEW: 20, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}
 KIT = "kits/lead@clinic.example"
 BLOCK = re.compile(r"^```(yaml)?\n(.*?)^```$", re.M | re.S)
-INSIDE = (  # each machine has a separate disk; root's home is hidden, except for Python
+# each machine has a separate disk; root's home folder is hidden, except for the Python installation in this folder
+INSIDE = (
     "mount -t tmpfs -o mode=755 tmpfs /srv && mkdir /srv/medsilo /srv/python && mount --bind {home} /srv/medsilo "
     "&& mount --bind {python} /srv/python && mount -t tmpfs -o mode=755 tmpfs /root && mkdir -p {python} "
     "&& mount --bind /srv/python {python} && cd /srv/medsilo "

@@ -111,7 +111,7 @@ def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple)
 @examples(12)
 @given(drawn=rounds(least=5), turn=st.integers(1, 4))
 def test_a_mean_does_not_know_who_sent_what(kind: str, drawn: tuple, turn: int) -> None:
-    """Two sites exchange their models and numbers of cases."""
+    """If sites exchange their models and numbers of cases with each other, the mean stays the same."""
     models, cases, order = drawn
     given_to = dict(zip(models, [*[*models][turn:], *[*models][:turn]], strict=True))
     moved, with_them = ({given_to[site]: own[site] for site in own} for own in (models, cases))
@@ -136,7 +136,7 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """Weights are not negative, and their sum is at most 1; the initial zeros have the remaining weight."""
+    """Weights are not negative, and their sum is at most 1; the server's initial zeros have the rest of the weight."""
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
@@ -151,7 +151,7 @@ def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, draw
 @examples(12)
 @given(drawn=rounds(least=5), power=st.integers(10, 60))
 def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple, power: int) -> None:
-    """The factor is a power of two, so that products are exact in floating point."""
+    """The test multiplies by a power of two, because such products are exact in floating point."""
     models, cases, order = drawn
     finer = {site: {name: own * 2.0**power for name, own in model.items()} for site, model in models.items()}
     one, other = (played(EVERY[kind](), sent, cases, order) for sent in (models, finer))
@@ -223,7 +223,8 @@ def test_capped_shares(weights: list[int], cap: float) -> None:
     shares, plain = capped(given_to, cap), given_to / given_to.sum()
     assert shares.sum() == pytest.approx(1) and (shares > 0).all()
     assert (shares <= max(cap, 1 / len(weights)) + 1e-12).all()
-    assert (shares[given_to.argsort()].diff() >= -1e-12).all()  # a site with more cases never has less weight
+    # a site with more cases never has less weight than a site with fewer cases
+    assert (shares[given_to.argsort()].diff() >= -1e-12).all()
     if plain.max() <= cap:
         torch.testing.assert_close(shares, plain)
     below = shares < cap - 1e-12

@@ -1,7 +1,7 @@
 """Test properties of a hospital's two budgets with random studies in random order, and with processes that die.
 
-A hospital never exceeds its budget. A study keeps the budget with which the hospital admitted the study. Budget files
-are only appended to, and a new process reads the earlier counts from the files.
+A hospital never exceeds its budget. A study keeps the budget with which the hospital admitted the study. Processes only
+append to budget files, and a new process reads the earlier counts from the files.
 """
 
 import shutil

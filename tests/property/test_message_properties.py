@@ -1,4 +1,6 @@
-"""Valid messages and plans return unchanged; all other input is rejected quickly with a message of one line."""
+"""Valid messages and plans are the same after writing and reading; all invalid input is rejected quickly with a message
+of one line.
+"""
 
 import json
 import random

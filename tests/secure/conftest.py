@@ -1,5 +1,5 @@
-"""Start federations over mutual TLS, each of which several test files share; all tests of a federation run in one
-process.
+"""Start federations over mutual TLS; several test files share a federation, and all tests with one federation run in
+one process.
 
 The first federation has three hospitals: two teaching hospitals and one strict hospital. The second federation has two
 teaching hospitals. The third federation has three hospitals, two of which are behind relays.

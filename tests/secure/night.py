@@ -7,8 +7,8 @@ Machines stop, processes die, connections break, disks fill, clocks are wrong, a
 Unknown clients hold connections open, the webhook dies, and the server is restored from a backup in another folder.
 
 Each study must end with the tensors of the undisturbed run. The program prints a table of each disturbance with its
-party, its length and the lost answers. The table also has the time until the study continued, and the messages to the
-webhook.
+party, its length and the lost answers. For each disturbance, the table has the time until the study continued, and the
+messages to the webhook.
 """
 
 import argparse
@@ -50,7 +50,7 @@ from tests.secure.test_silent_connections import held
 SITES = ["hospital-1", "hospital-2", "hospital-3", "hospital-4"]
 ISOLATED = SITES[1]  # this hospital trains in a separate process
 DISK = "48m"
-# rounds of a study for each disturbance, and smallest and largest number of rounds between two disturbances
+# three counts: the rounds of a study for each disturbance, and the fewest and the most rounds between two disturbances
 ROUNDS, GAP = 56, (2, 4)
 STUDIES = ("fedbn", "adafed", "script")
 MOST = 300.0  # seconds within which a study must continue after a disturbance
@@ -184,7 +184,7 @@ HEAD = (
 
 
 class Machines(Consortium):
-    """Keep each party running, as a service manager would, with the party's kit and results on one small disk."""
+    """Keep each party running, as a service manager would; the party's kit and results are on one small disk."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.stack = stack

@@ -17,7 +17,7 @@ from typing import Self
 
 SEGMENT = 1448  # bytes of payload in one packet
 PIECE = 11 * SEGMENT  # bytes that the relay forwards at once
-AHEAD = 64  # most pieces of data in transit
+AHEAD = 64  # largest number of pieces of data in transit
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ BETWEEN = (10, 60)  # rounds between two events
 CUT = (2, 45)  # seconds for which a connection is cut
 STALLED = 900.0  # seconds without a round after which a job counts as stalled
 EVERY = 60.0  # seconds between two measurements of the processes
-WARM = 5  # measurements of a process before the test checks the process's growth
-LEAST = 12  # fewest later measurements of a process for a verdict
-GROWTH = 50.0  # most MB by which the memory of a process may grow
-LEAK = 3  # most file handles or threads that a process may gain
+WARM = 5  # number of measurements of a process before the test checks whether the process grows
+LEAST = 12  # fewest measurements of a process after its warm-up that allow a verdict
+GROWTH = 50.0  # the memory of a process may grow by at most this number of MB
+LEAK = 3  # a process may gain at most this number of file handles or threads
 LOST = "participation.when_missing"
 GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut", "site rebooted")
 ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted", "server stopped")
@@ -315,7 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=600, help="of one lap")
     parser.add_argument("--only", choices=ROUGH, help="nothing else happens")
-    parser.add_argument("--between", type=int, nargs=2, default=BETWEEN, help="rounds from one event to the next")
+    parser.add_argument(
+        "--between", type=int, nargs=2, default=BETWEEN, help="number of rounds from one event to the next"
+    )
     parser.add_argument("--when", choices=("wait", "continue", "stop"), default="wait", help=LOST)
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
     asked = parser.parse_args(arguments)

@@ -1,5 +1,5 @@
-"""Over mutual TLS, a lead's script gives the same result in the airlock of hospitals that demand an airlock, and runs
-in no other process.
+"""Over mutual TLS, a lead's script runs in the airlock of hospitals that demand an airlock, and runs in no other
+process.
 """
 
 import json

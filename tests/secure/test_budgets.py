@@ -45,7 +45,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
 
 @pytest.mark.long
 def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium, tmp_path: Path) -> None:
-    """At a hospital that does not demand privacy, three patients disclose no score, and counts are rounded."""
+    """A hospital that does not demand privacy discloses no score of three patients, and rounds its counts."""
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 16))

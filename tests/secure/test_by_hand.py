@@ -1,4 +1,4 @@
-"""Run the same job as provisioning/README.md describes: in NVFlare's admin console, and with NVFlare's commands."""
+"""Run a job as provisioning/README.md describes, in NVFlare's admin console and with NVFlare's commands."""
 
 import json
 import os

@@ -75,7 +75,7 @@ def test_a_canary_that_nobody_approved_is_said_to_be_refused(pair: Consortium, c
     finally:
         for path, text in zip(locals_, before, strict=True):
             path.write_text(text)
-            # removes the promises that other tests' settings made
+            # removes the file with the settings that other tests accepted
             (path.parents[1] / REMEMBERED).unlink(missing_ok=True)
     log = (pair.root / f"{SERVER}.log").read_text()
     assert any("INFO" in line and f"joined {ONE}: connected" in line for line in log.splitlines())

@@ -103,7 +103,7 @@ def full(disk: Path) -> Iterator[None]:
 @pytest.mark.long
 @alone
 def test_a_full_disk_at_a_hospital_pauses_the_study(pair: Consortium, tmp_path: Path) -> None:
-    """The job's logs and audit files are also on the full disk, and the study waits until the test frees space."""
+    """The job's logs and audit files are on the full disk, and the study waits until the test frees space."""
     plan = make_plan("fedbn", "training.rounds=12", "participation.when_missing=wait", sites=[A, B])
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "full", plan, study="full")

@@ -28,7 +28,8 @@ A, B = SITES[:2]
 VPN = Line(rate=125_000, delay=0.15, loss=0.05)  # 1 Mbit/s, 300 ms round trip, 5 % packet loss
 # width and depth of a frozen network of 40 MB, and the bandwidth of the network connection in bytes per second
 WIDTH, DEPTH, RATE = 512, 3, 3e6
-DOWN, BACK = 5.0, 8.0  # seconds of an interruption, and seconds until NVFlare reconnects and requests the lost pieces
+# two durations in seconds: of the interruption, and until NVFlare reconnects and requests the lost pieces
+DOWN, BACK = 5.0, 8.0
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
 
@@ -149,7 +150,7 @@ def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium,
             "line's time"
         )
         assert again < 0.05 * size
-        assert (
-            size < once - again < 1.03 * size + 2 * line.rate
-        )  # the connection loses two seconds of data; a restarted transfer would send 1.6 times the network
+        # the connection loses two seconds of data; if the transfer restarted, the server would send 1.6 times the
+        # network's size
+        assert size < once - again < 1.03 * size + 2 * line.rate
         assert DOWN + seconds < 1.05 * (size / line.rate + DOWN) + BACK

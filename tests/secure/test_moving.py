@@ -170,7 +170,7 @@ def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
     job = lead_of.submit(tmp_path / "job", lead, print)
 
     def done() -> int:
-        # only the files' names, because the server removes old files
+        # reads only the names of the files, because the server may remove a file before its content is read
         saved = record.checkpoints.glob("round-*.safetensors")
         return max((int(path.stem.removeprefix("round-")) for path in saved), default=0)
 
@@ -293,7 +293,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
 def test_only_hospitals_that_the_backup_knows_are_expelled(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If medsilo accepted a mistyped name, the hospital would stay admitted."""
+    """If medsilo accepted a mistyped name of a hospital that is to be expelled, this hospital would stay admitted."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
     for wrong in ("st-ana", "server"):

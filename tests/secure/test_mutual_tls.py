@@ -46,7 +46,9 @@ def run_both_ways(
 @pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
-    """A strict hospital takes part in two simultaneous studies with default settings, and sends only models."""
+    """A strict hospital, which has the default settings, takes part in two simultaneous studies, and sends only
+    models.
+    """
     run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path, "training.rounds=12")
 
 
@@ -60,9 +62,6 @@ def test_all_else_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.xdist_group("relays")
 def test_fedmap_over_tls_equals_the_loop(relayed: Consortium, tmp_path: Path) -> None:
-    """All three hospitals allow sending contributions, and the server sends the learned prior together with the shared
-    model.
-    """
     run_both_ways(relayed, ["fedmap"], SITES, tmp_path)
 
 

@@ -62,7 +62,7 @@ def expired(kit: Path, root: Path) -> bytes:
 
 
 def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortium: Consortium, tmp_path: Path) -> None:
-    """NVFlare's server does not log the rejection, but TLS reports the rejection to the client."""
+    """NVFlare's server does not log a rejected connection, but TLS reports the rejection to the client."""
     write_consortium(tmp_path / "consortium.yaml", {SITES[0]: "teaching-hospital"}, consortium.port)
     provision = ["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(tmp_path / "kits")]
     assert cli.main(provision) == 0

@@ -102,8 +102,8 @@ def let_end(kit: Path, state: Path, seconds: float) -> None:
 
 @pytest.mark.long
 def test_a_certificate_that_ends_makes_the_study_wait(tmp_path: Path) -> None:
-    """After its certificate has expired, a process that dies cannot return until somebody renews the kit. The study
-    uses none of its automatic restarts.
+    """A process that dies after its certificate has expired cannot return until somebody renews the kit. The study uses
+    none of its automatic restarts.
     """
     began, lasting = time.time(), 100.0
     own = Consortium(tmp_path, dict.fromkeys((A, B), "teaching-hospital"), lasts(lasting, B))

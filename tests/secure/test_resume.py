@@ -206,10 +206,7 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
 def test_hospitals_are_back_at_once_when_their_killed_server_is(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The server is killed three times in one study, and stays away for three different durations.
-
-    In an earlier version, a hospital waited ten seconds to reconnect, and reported at its next heartbeat.
-    """
+    """The server is killed three times in one study, and stays away for three different durations."""
     plan = make_plan("fedbn", "training.rounds=60", "participation.resume=30", sites=TWO)
     record, until_round = prepared(pair, plan, tmp_path, "killed-thrice")
     lead.submit(tmp_path / "job", pair.kit(LEAD), print)

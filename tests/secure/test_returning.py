@@ -34,7 +34,7 @@ def start(pair: Consortium, folder: Path, study: str, *changes: str) -> tuple[st
 
 
 def die(pair: Consortium, site: str, by: signal.Signals = signal.SIGKILL) -> float:
-    """Kill a hospital's NVFlare process, which ends the job's processes and the trainer; return the time."""
+    """Kill a hospital's NVFlare process, which ends the job's processes and the trainer; return the kill's time."""
     family = pair.family(site)
     assert len(family) >= 3 and pair.family(site, "medsilo.federation.process.worker")
     pair.processes[site].send_signal(by)
@@ -91,7 +91,8 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
             pair.start_party(B)
     with capsys.disabled():
         print(f"next round {alone:.1f} s after its death; first answer {taken_in:.1f} s after its return; {missed}")
-    assert alone < 25 and taken_in < 85  # limits for a loaded machine; on an idle machine, below 10 s and 60 s
+    # time limits on a loaded machine; an idle machine needs less than 10 s and 60 s
+    assert alone < 25 and taken_in < 85
     assert "connection" in missed
     assert ended(pair.kit(LEAD), job, within=60) == "FINISHED:ABORTED"
     told = [line.split("\t") for line in event_reading.read(pair.kit(SERVER))]

@@ -114,8 +114,8 @@ def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
 def test_a_message_that_a_cut_swallowed_does_not_hold_up_the_study(
     external: Sequence[str], undisturbed: str, teaching: Consortium, root: Path, tmp_path: Path
 ) -> None:
-    """In an earlier version, the study continued 295 s after the connection was restored, because NVFlare waits five
-    minutes for a reply.
+    """In earlier versions, the study waited 295 s after the connection was restored, because NVFlare waits five minutes
+    for a reply.
     """
     before, startup = studies(teaching), teaching.kit("hospital-2") / "startup"
     job = exported(root, tmp_path / "work", "FedBN", ROUNDS, external=external)

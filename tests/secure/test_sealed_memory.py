@@ -1,6 +1,6 @@
 """Search the memory, disk and logs of a running server for the hospitals' models over TLS.
 
-The search finds no model with secure aggregation, and finds the models without secure aggregation.
+With secure aggregation, the search finds no model; without secure aggregation, the search finds the models.
 """
 
 import os
@@ -29,7 +29,7 @@ LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     3,
     1.5,
     4,
-)  # smallest number of memory images, seconds between two images, and images between two rounds
+)  # the fewest images of the server's memory, the seconds between two images, and the images between two rounds
 Image = dict[tuple[int, int], bytes]
 
 
@@ -66,7 +66,7 @@ def memory_of(process: psutil.Process) -> Image:
 class Watch:
     def __init__(self, consortium: Consortium, lines: Path) -> None:
         self.consortium, self.lines = consortium, lines
-        self.first: Image = {}  # the memory before any model arrived
+        self.first: Image = {}  # the server's memory before any model arrived
         self.changed: set[bytes] = set()
         self.looks = 0
 
@@ -136,7 +136,7 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
     [(1, "pairwise"), (2, "none")],
 )
 def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
-    """Each study has another seed, so that remains of an earlier study do not resemble the models of this study."""
+    """Each study has a different seed, so that remains of an earlier study do not resemble the models of this study."""
     plan = make_plan(
         "fedsm",
         *WIDE,

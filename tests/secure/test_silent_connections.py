@@ -18,8 +18,9 @@ from tests.conftest import SITES
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
-MANY, JOINS = 500, 5.0  # number of silent connections, and the most additional seconds that a hospital may need to join
-GROWTH = 40e6  # most bytes by which the memory of the server's main process may grow
+# number of silent connections, and largest delay in seconds of a hospital that joins
+MANY, JOINS = 500, 5.0
+GROWTH = 40e6  # the memory of the server's main process may grow by at most this number of bytes
 
 
 @contextmanager

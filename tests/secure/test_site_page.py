@@ -100,8 +100,8 @@ def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consorti
             visitor.begin()
 
             def dies() -> bool:
-                """Kill the trainer until the trainer dies during a round, because events.log alone reports a death
-                between two rounds.
+                """Kill the trainer repeatedly, until a kill happens during a round, because events.log alone reports a
+                death between two rounds.
                 """
                 for trainer in consortium.family(ISOLATED, "medsilo.federation.process.worker"):
                     with suppress(psutil.NoSuchProcess):

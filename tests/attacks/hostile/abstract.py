@@ -1,4 +1,4 @@
-# Tries to reach a helper outside the room at an abstract Unix socket, which file-system isolation does not block.
+# Tries to reach a helper process outside the sandbox at an abstract Unix socket, which is not part of the file system.
 import socket
 
 from knows import ABSTRACT

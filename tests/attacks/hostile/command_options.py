@@ -1,4 +1,4 @@
-# Tries to make bubblewrap read the first words of the command as options that open the room. command: --bind / /
+# Tries to make bubblewrap read the first words of the command as options that open the sandbox. command: --bind / /
 # python3
 
 from knows import KIT

@@ -1,4 +1,4 @@
-# Tries to pass open files out of the room, to keep them open, and to exhaust the hospital's file descriptors.
+# Tries to pass open files out of the sandbox, to keep files open, and to exhaust the hospital's file descriptors.
 import array
 import os
 import socket

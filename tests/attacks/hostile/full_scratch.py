@@ -1,4 +1,4 @@
-# Tries to fill the hospital's disk or memory through its scratch folder and through any other folder.
+# Tries to fill the hospital's disk or memory through the script's scratch folder and through any other folder.
 import os
 
 from lead import tries

@@ -1,4 +1,4 @@
-# Tries to get a second name for a file outside the room, by hard links, file handles and open descriptors.
+# Tries to get a second name for a file outside the sandbox, by hard links, file handles and open descriptors.
 import ctypes
 import os
 import stat

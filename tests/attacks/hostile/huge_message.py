@@ -1,4 +1,4 @@
-# Tries to exhaust the hospital's memory with a message that claims to have 2 GiB, and with a message that has them.
+# Tries to exhaust the hospital's memory with two messages: one claims a size of 2 GiB, and the other has this size.
 import struct
 
 from lead import door, learn

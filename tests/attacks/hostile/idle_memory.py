@@ -1,4 +1,4 @@
-# Tries to exhaust the memory between two answers, when the hospital waits for no answer of this script.
+# Tries to exhaust the memory after the script's answer, while the hospital is not waiting for an answer of this script.
 import json
 import os
 import time

@@ -1,4 +1,4 @@
-# Tries to read the keys that the kernel keeps for the hospital's account: its keyrings and inherited secret memory.
+# Tries to read the keys in the kernel's keyrings of the hospital's account, and to find an inherited open file.
 import ctypes
 import os
 
@@ -13,7 +13,7 @@ def call(*numbers: object) -> int:
     return got
 
 
-for ring in (-1, -2, -3, -4, -5):  # the keyrings of thread, process, session, user and user session
+for ring in (-1, -2, -3, -4, -5):  # the keyrings of a thread, a process, a session, a user, and a user's session
     tries(f"keyring {ring}", lambda: call(250, 11, ring, ctypes.create_string_buffer(4096), 4096, 0))
 tries("a key of its own for others", lambda: call(248, b"user", b"miller", b"1961", 4, -4))
 tries("a request of a key", lambda: call(249, b"user", b"miller", b"", -4))

@@ -1,4 +1,4 @@
-# Tries to read the hospital's startup kit: its private key and certificate, which would let it act as the hospital.
+# Tries to read the hospital's startup kit, whose private key would let the script act as the hospital.
 import os
 
 from knows import KIT

@@ -1,4 +1,4 @@
-# Tries to have its library loaded into every program that the hospital starts.
+# Tries to make every program that the hospital starts load a library of the script.
 import os
 import pathlib
 

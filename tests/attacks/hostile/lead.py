@@ -40,7 +40,7 @@ def learn(does: Callable[[Any, dict[str, Any]], None] = lambda model, metrics: N
 
 
 def door() -> Any:
-    """Return the socket that leads out of the room, for scripts that bypass medsilo's protocol code."""
+    """Return the socket that leads out of the sandbox, for scripts that bypass medsilo's protocol code."""
     from nvflare.client.api_spec import CLIENT_API_KEY
     from nvflare.fuel.data_event.data_bus import DataBus
 

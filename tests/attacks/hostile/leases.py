@@ -1,4 +1,4 @@
-# Tries to delay the hospital's own process with leases on files, for which each later writer has to wait.
+# Tries to delay the hospital's own process with file leases, because a writer must wait until a lease ends.
 import fcntl
 import os
 

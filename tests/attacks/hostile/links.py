@@ -1,4 +1,4 @@
-# Tries to leave a symbolic link in its scratch folder that leads out of the room, for itself and for later readers.
+# Tries to leave symbolic links in the script's scratch folder, through which a reader would leave the sandbox.
 import os
 
 from knows import KIT

@@ -1,4 +1,4 @@
-# Tries to use up what the kernel counts for the whole machine, and to read its list of the machine's memory pages.
+# Tries to use up resources that the kernel limits for the whole machine, and to read the kernel's list of memory pages.
 import ctypes
 import os
 import socket

@@ -1,4 +1,4 @@
-# Tries to exhaust the machine's memory through memory shared with later processes, which no process limit counts.
+# Tries to exhaust the machine's memory through shared memory, which no memory limit of a process counts.
 import mmap
 import time
 

@@ -1,4 +1,4 @@
-# Tries to exhaust the machine's memory through unnamed files that are not mapped.
+# Tries to exhaust the machine's memory through files in memory that have no name and are not mapped.
 import os
 import time
 

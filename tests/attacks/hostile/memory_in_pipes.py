@@ -1,4 +1,4 @@
-# Tries to move pages into a pipe, which the kernel counts for no process, and to wait for events of files.
+# Tries to move memory pages into a pipe, where the kernel counts the pages for no process.
 import ctypes
 import os
 import platform

@@ -1,4 +1,4 @@
-# Tries to send each patient's score under the patient's number.
+# Tries to send each patient's score as a separate metric, whose name contains the patient's number.
 from lead import learn
 
 

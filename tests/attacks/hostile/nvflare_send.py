@@ -1,4 +1,4 @@
-# Tries to send data through NVFlare's own functions, around medsilo.
+# Tries to send data through NVFlare's own functions, which bypass medsilo.
 import contextlib
 
 import nvflare.client as plain

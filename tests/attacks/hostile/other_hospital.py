@@ -1,4 +1,4 @@
-# Tries to read and change another hospital's folder, its study's state, and the disk around them.
+# Tries to read and change another hospital's folder, the study's stored state, and other folders on the disk.
 import os
 
 from knows import FOLDER, OTHER, STUDY

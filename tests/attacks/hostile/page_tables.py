@@ -2,7 +2,7 @@
 import ctypes
 import time
 
-STEP = 2 << 20  # bytes that one page of the page table maps
+STEP = 2 << 20  # bytes of memory that one page of the page table covers
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 size = 400 << 30

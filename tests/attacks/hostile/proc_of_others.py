@@ -1,4 +1,4 @@
-# Tries to read other processes of this account: command lines with the token, variables, memory, files.
+# Tries to read data of other processes of this account: command lines, environment variables, memory and files.
 import glob
 import os
 

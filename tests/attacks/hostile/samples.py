@@ -1,4 +1,4 @@
-# Tries to send an arbitrary number as its count of patients.
+# Tries to send an arbitrary number as the script's count of patients.
 from lead import door, learn
 
 

@@ -1,4 +1,4 @@
-# Tries to reach another room of this hospital through scratch folders, shared memory, queues, sockets or locks.
+# Tries to reach another sandbox of the same hospital through scratch folders, shared memory, queues, sockets or locks.
 import ctypes
 import os
 import socket

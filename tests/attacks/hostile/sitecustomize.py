@@ -1,4 +1,4 @@
-# Tries to make the hospital's next Python process run its code: sitecustomize, usercustomize, modules beside its own.
+# Tries to make the hospital's next Python process run the script's code, by writing files such as sitecustomize.py.
 import os
 import pathlib
 import site

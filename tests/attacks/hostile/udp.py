@@ -10,5 +10,5 @@ tries("IPv6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(S
 tries("a ping", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1).sendto(SECRET, ("192.0.2.1", 0)))
 tries("a raw packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 tries("a virtual machine's socket", lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))
-# the loopback interface inside the room
+# the loopback interface inside the sandbox
 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(SECRET, ("127.0.0.1", UDP))

@@ -1,4 +1,4 @@
-# Tries to reach a service of the hospital through its Unix socket: docker, dbus, a database, a socket beside the kit.
+# Tries to reach a service of the hospital through the service's Unix socket, for example docker's or a database's.
 import glob
 import socket
 

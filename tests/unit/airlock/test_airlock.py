@@ -269,7 +269,7 @@ End.send = send
 @pytest.mark.slow
 @needs_room
 def test_a_loss_in_place_of_a_score_is_an_answer_and_leaving_it_out_is_a_bit(tmp_path: Path) -> None:
-    """A script can write any number into a loss, and can decide in each round whether it sends one."""
+    """A script can write any number into a loss, and can decide in each round whether to send a loss."""
     settings = {"public_data": False, "approval": "none"}
     for name, lines in {"loss": AS_LOSS + LEARNS, "none": LEARNS.replace('metrics={"accuracy": accuracy}', "")}.items():
         ran = in_room(tmp_path / name, lines, settings)
@@ -375,7 +375,7 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
 
 @pytest.mark.skipif(not inside.landlock(), reason="no Landlock in this kernel")
 def test_landlock_is_a_wall_by_itself(tmp_path: Path) -> None:
-    """Landlock alone isolates a process on a machine without bubblewrap."""
+    """On a machine without bubblewrap, only Landlock isolates a process."""
     (tmp_path / "work").mkdir()
     tries = """
 import os, signal, sys
@@ -473,7 +473,7 @@ def studied(
 def test_a_study_of_medsilos_own_ends_in_a_room_with_the_same_bits(tmp_path: Path) -> None:
     """A study without a script gives the same bits in a sandbox as outside, even if the sandbox is restarted.
 
-    Rounded scores, the query budget and the split of patients are also the same.
+    Rounded scores, the query budget and the split of patients are the same with and without a sandbox.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     ends = []

@@ -260,7 +260,7 @@ def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.Mo
 
 
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
-    # memory limits in MiB, of which the import of torch alone exceeds 256 MiB
+    # memory limits in MiB; importing torch alone needs more than 256 MiB
     for limit, go in ((256, False), (100_000, True)):
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
         report = check(visit(local=local))
@@ -537,7 +537,7 @@ def test_the_whole_check_with_a_kit(
     assert "STOPS  environment   NVFlare can't use a path that has ' '" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------- a rehearsal trains only a few
+# ----------------------------------------------------------------------------------------------------------- rehearsals
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)

@@ -271,8 +271,8 @@ def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_is_quick(arguments: list[str]) -> None:
-    """The goal is 0.3 s of processor time on an idle machine; the test's limit is higher, because machines differ in
-    speed.
+    """The option --help should take 0.3 s of processor time on an idle machine; the test's limit is higher, because
+    machines differ in speed.
     """
     assert processor_seconds(arguments) < 0.6 * pace()
 
@@ -373,7 +373,7 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
         pass
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    # medsilo prints this line only if reading the plan takes longer than a second
+    # the output contains the seconds only if reading the plan takes longer than a second
     text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)
     assert re.match("reading the plan of fedavg\r\n.*3 hospitals, 2 rounds\r\n", text)
     assert all(f"round {number}/2  hospital-a  " in text for number in (1, 2)) and "report: " in text

@@ -87,7 +87,8 @@ def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> N
 def test_pages_come_with_the_wheel(root: Path, tmp_path: Path) -> None:
     """`medsilo docs` prints the same pages from the two wheels and from a checkout of the repository.
 
-    The hospital's wheel has the pages for hospitals. For any other page, `medsilo docs` names the wheel medsilo-lab.
+    The hospital's wheel has the pages for hospitals. For a page that is not for hospitals, `medsilo docs` names the
+    wheel medsilo-lab.
     """
     for name in ("medsilo", "nvflare_reliability"):
         shutil.copytree(root / "custom" / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

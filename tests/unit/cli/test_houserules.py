@@ -126,7 +126,8 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- plug-ins
-# developers may lower these three limits, but may not raise them
+
+# developers may lower the limits MOST_NAMES, MOST_OF_METHODS and MOST_OF_NETWORKS, but may not raise the limits
 MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4
 FURTHER = {"methods": extend_methods, "networks": extend_networks}
 
@@ -175,7 +176,9 @@ def test_contributing_tells_the_rooms() -> None:
 
 
 def test_no_text_stands_alone() -> None:
-    """A string outside of a message's parentheses would be a statement without effect."""
+    """A string outside of a call's parentheses would be a statement without effect, for example the second half of a
+    message.
+    """
     alone = []
     for path in everything():
         for node in ast.walk(tree_of(path)):
@@ -221,7 +224,7 @@ def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
 
 
 def test_folders_of_other_packages_have_no_circles() -> None:
-    """A module beside the folders of another package, such as medsilo_lab.api, counts as a folder."""
+    """Beside folders, the test compares modules that are in no subfolder of their package, such as medsilo_lab.api."""
     known = {module_of(path): path for path in everything()}
     folders = {name.rpartition(".")[0] for name in known}
 
@@ -289,7 +292,9 @@ def test_methods_are_listed_without_torch(root: Path) -> None:
 
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
-    """Without importing torch, commands that only send requests to a server take a fifth of the processor time."""
+    """Commands that only send requests to a server do not import torch, because the import would take four fifths of
+    their processor time.
+    """
     commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
     assert "medsilo_lab.consortium.lead" in loaded
@@ -359,7 +364,9 @@ def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
 
 
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """The package raises only subclasses of MedsiloError on purpose, which the command line prints as one line."""
+    """On purpose, the package raises only subclasses of MedsiloError, each of which the command line prints as one
+    line.
+    """
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
     allowed |= {"SkipTest", "AssertionError"}
     # ImportError reports a missing package, and nvflare_reliability turns Rejected into a message of one line.

@@ -198,7 +198,7 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
 
 
 def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
-    """SimpleITK alone would silently read the missing voxels of a truncated image as zeros."""
+    """SimpleITK itself would silently read the missing voxels of a truncated image as zeros."""
     for name in ("cut.nii", "cut.nii.gz"):
         write_volume(tmp_path / name, Volume(drawn((6, 32, 32)), np.eye(4)))
         content = (tmp_path / name).read_bytes()

@@ -177,7 +177,7 @@ def test_a_selector_of_other_sites_or_without_numbers_is_refused() -> None:
 # -------------------------------------------------------------------------------------- the threshold gamma
 def test_gamma_is_the_middle_of_the_widest_plateau() -> None:
     tuning = tune({1.0: (8, 5.0), 0.0: (8, 6.0), 0.9: (8, 6.0), 0.5: (8, 5.5)})
-    # each plateau consists of one threshold, and the higher threshold wins
+    # each plateau contains a single threshold, and the code chooses the higher of two equally good thresholds
     assert (tuning.threshold, tuning.plateau) == (0.9, (0.9, 0.9))
     assert tuning.curve == ((0.0, 8, 0.75), (0.5, 8, 0.6875), (0.9, 8, 0.75), (1.0, 8, 0.625))
     assert tune({0.0: (1, 0.2), 1.0: (1, 0.1)}).threshold == 0.0

@@ -98,5 +98,7 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
 
 
 def test_no_message_is_forgotten() -> None:
-    """The test that searches exact numbers covers all kinds of answers, except the messages of secure aggregation."""
+    """The test that searches for exact numbers covers all kinds of answers, except the messages of secure
+    aggregation.
+    """
     assert set(ANSWERS) == {"join", "round", "deliver", "test", *LETTERED}

@@ -35,8 +35,8 @@ from tests.sites import CPU, site_of, sites_of
 from tests.unit.core.test_files import files_of_at_most
 
 A = SITES[0]
-# The tests of this file use methods of three kinds. Tests in tests/unit/methods check for each method that the saved
-# state is complete.
+# The tests of this file use the methods fedavg, apfl and scaffold. Tests in tests/unit/methods check for each method
+# that the saved state is complete.
 KINDS: list[tuple[str, list[str]]] = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]
 every_kind = pytest.mark.parametrize(("method", "changes"), KINDS, ids=lambda part: str(part)[:40])
 

@@ -150,7 +150,8 @@ def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> No
         told = larger.mean(values.mean(), 0, MOST), smaller.mean(values[1:].mean(), 0, MOST)
         errors.append(patients * told[0] - (patients - 1) * told[1] - values[0])
     assert max(map(abs, errors)) <= bound + 1e-9
-    assert np.std(errors) > MOST / np.sqrt(12)  # a uniformly random guess within the range has a smaller error
+    # a random guess, uniform within the range of losses, would have a smaller error than the attack
+    assert np.std(errors) > MOST / np.sqrt(12)
 
 
 def test_a_patient_with_many_images_makes_steps_larger() -> None:
@@ -277,7 +278,9 @@ def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> 
 
 # ----------------------------------------------------------------------------------------------------------- neighbours
 def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_path: Path) -> None:
-    """A hospital suppresses scores if one to four patients have changed parts of the split since an earlier study."""
+    """A hospital suppresses scores if one to four patients have moved between training, validation and test since an
+    earlier study.
+    """
     parts = {name: ("train", "validation", "test")[number % 3] for number, name in enumerate(NAMES)}
     photos = write_photos(tmp_path / "photos", NAMES, parts)
 

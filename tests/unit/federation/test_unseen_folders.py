@@ -85,7 +85,9 @@ def test_a_small_or_test_only_hospital_is_tested(
 
 
 def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path) -> None:
-    """If the hospital later trains with more patients, the earlier test patients remain test patients."""
+    """If a hospital that only tested models later trains with more patients, its earlier test patients remain test
+    patients.
+    """
     root = write_hospital(tmp_path / "data", 2, "classification")
     described = {"folder": str(root), "label_map": {"0": "no", "1": "yes"}}
     settings = make_settings({"device": "cpu", "data": described}, "x")

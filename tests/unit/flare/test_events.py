@@ -61,7 +61,7 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
         look(now, north=Seen(True, now), relayed=Seen(False, now))
     assert told == [("joined", "north", False), ("joined", "relayed", False)]
     told.clear()
-    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a connection that broke often returns within seconds
+    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a broken connection often returns within seconds
     look(6.0, north=Seen(True, 2.0), relayed=Seen(False, 2.0))
     assert told == []
     for now in (8.0, 9.0 + GRACE, 10.0 + GRACE, 3.0 + SILENCE, 4.0 + SILENCE):

@@ -170,7 +170,7 @@ def test_a_job_comes_with_medsilo(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_wheel_has_every_file_of_a_job(root: Path, tmp_path: Path) -> None:
     given = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
-    # the build of medsilo's wheel copies the jobs in the same way
+    # the build of medsilo's wheel copies all files of the jobs, as copytree does
     shutil.copytree(JOBS, place := tmp_path / "medsilo/jobs")
     matched = {path for pattern in given for path in (tmp_path / "medsilo").glob(pattern)}
     assert {path for path in place.rglob("*") if path.is_file()} <= matched

@@ -191,8 +191,8 @@ def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
 
 
 def test_what_hides_a_source_of_another_package_is_in_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash of another package includes a compiled module or a folder that Python would import instead of a source
-    file.
+    """The hash of a package outside of medsilo includes a compiled module or a folder that Python would import instead
+    of a source file.
     """
     (tmp_path / "acme").mkdir()
     (tmp_path / "acme/rule.py").write_text("LIMIT = 5\n")

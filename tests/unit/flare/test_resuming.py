@@ -266,7 +266,7 @@ def test_a_job_that_never_led_goes_on_with_the_study_it_was_for(kit: Path) -> No
 
 
 def test_a_time_counts_for_a_day_and_until_ten_more_rounds_are_done(kit: Path) -> None:
-    """An automatic resumption counts until a day has passed or ten more rounds are complete.
+    """An automatic resumption counts towards the limit until a day has passed or ten more rounds are complete.
 
     A study without progress ends after some resumptions, while a long study survives many interruptions.
     """

@@ -1,4 +1,6 @@
-"""Class weights in the loss equal separate computations, have an effect in a study, and exclude some plans."""
+"""Class weights in the loss equal separate computations, change a study's results, and are rejected for unsuitable
+plans.
+"""
 
 from pathlib import Path
 

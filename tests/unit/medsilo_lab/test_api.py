@@ -253,7 +253,7 @@ def test_central_gives_every_site_the_one_model() -> None:
 
 @pytest.mark.parametrize(("method", "file"), [("central", "pooled"), ("fedbn", SITES[0])])
 def test_a_model_of_another_study_is_refused_though_it_fits(method: str, file: str, tmp_path: Path) -> None:
-    """Without the check, another study's checkpoint with equal tensor shapes would load and give plausible scores."""
+    """A checkpoint of another study may have equal tensor shapes, and would then load and give plausible scores."""
     plan = make_plan(method, *SMALL, "training.rounds=1")
     runs = [
         medsilo.run(plan.with_changes([f"seed={seed}"]), folder=tmp_path / f"{seed}", device="cpu") for seed in (0, 1)
@@ -582,7 +582,7 @@ def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
     with pytest.raises(MedsiloError, match="loss:.*shape .*different shape"):
         medsilo.run(sites={"a": with_axis}, model=net, loss=DiceLoss(softmax=True), **MASKS)
     numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    # without the error, torch would broadcast [8] against [8, 1]
+    # torch itself would broadcast targets of shape [8] against outputs of shape [8, 1]
     for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):
         far = medsilo.run(task="regression", sites={"a": (numbers, sums)}, loss=nn.MSELoss(), device="cpu")
         assert far.summary.mean_test > 0.7

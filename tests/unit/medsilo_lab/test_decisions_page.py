@@ -106,7 +106,9 @@ def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
 
 
 def test_each_hospital_has_its_classes_with_their_cases_beside_the_mean_of_their_areas(tmp_path: Path) -> None:
-    """A mean area alone would rank a hospital without class 2 first, and a hospital with two cases of class 2 last."""
+    """The mean area under the ROC curve would rank a hospital without class 2 first, and a hospital with two cases of
+    class 2 last.
+    """
     folder = save(tmp_path, several_classes())
     text, parsed = rendered([folder])
     assert parsed.row(f"{B} class 2", "decisions")[1:] == ["0.501 of 2", "1.0020 of 20", "0.10"]

@@ -1,6 +1,4 @@
-"""Test users' own data as hospitals: data frames with text labels and a text column of hospitals, survival data, and
-one logit.
-"""
+"""Test users' own data as hospitals: data frames, text labels, survival data, and networks with one output."""
 
 from pathlib import Path
 from typing import Any
@@ -209,7 +207,7 @@ def test_what_can_not_be_learned_is_said_in_a_line(given: Any, how: dict[str, An
 
 # ---------------------------------------------------------------------------------------------------- folders
 def test_a_table_s_file_is_read_as_medsilo_data_reads_it(tmp_path: Path) -> None:
-    """In earlier versions, `data` gave a wrong hint about a folder, and `run` also demanded a plan."""
+    """In earlier versions, `data` and `run` did not read a table's file."""
     clinics = [["north", "south"][number // 3 % 2] for number in range(COUNT)]
     frame(clinic=clinics).to_csv(tmp_path / "export.csv", index=False)
     with pytest.raises(DataError, match=r"nothing names the patient.*answers=\{'patients': ...\}"):
@@ -251,6 +249,6 @@ def test_a_folder_of_images_with_hospitals_is_run(tmp_path: Path) -> None:
 
 
 def test_what_is_given_as_data_is_sent_to_sites() -> None:
-    """In earlier versions, medsilo took data that medsilo.data had read for a description of a folder."""
+    """In earlier versions, medsilo mistook the result of medsilo.data for a description of a folder."""
     with pytest.raises(MedsiloError, match="give this object as sites="):
         medsilo.run("fedavg", data=read(frame()))  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""`medsilo data` reads DICOM studies and recordings as hospitals' systems export them, and asks if the files do not
-identify the patient.
+"""`medsilo data` reads DICOM studies and recordings as hospitals' systems export them, and asks the user when the files
+do not identify the patient.
 """
 
 import csv
@@ -95,7 +95,7 @@ def write_recordings(folder: Path, head: tuple[str, ...], named: bool = True) ->
 
 
 def test_a_recording_is_no_patient_unless_somebody_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In earlier versions, medsilo silently took a column `record` with file names for the patients' numbers."""
+    """In earlier versions, medsilo silently used file names in a column `record` as patients' numbers."""
     write_recordings(tmp_path / "ecg", ("record", "diagnosis"))
     text = asked(tmp_path / "ecg", capsys)
     assert "patients: nothing names the patient" in text and "rec000.hea" in text
@@ -106,7 +106,9 @@ def test_a_recording_is_no_patient_unless_somebody_says_so(tmp_path: Path, capsy
 def test_names_of_folders_are_no_labels_of_annotated_recordings_unless_somebody_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In earlier versions, two databases in a folder silently became two classes. Here, annotations have no rhythms."""
+    """In earlier versions, two databases in a folder silently became two classes. The annotations in this test contain
+    no rhythms.
+    """
     folder = tmp_path / "ecg"
     for number in range(24):
         signal = np.random.default_rng(number).normal(0, 1, 1000)

@@ -163,8 +163,8 @@ def page_at(ranked: Path, local: Path, capsys: pytest.CaptureFixture) -> tuple[d
 def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
     ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of 84 patients, 7 are ill; the marker is wrong for 11 healthy patients and one ill patient, whom accuracy would
-    hide.
+    """Of 84 patients, 7 are ill; the marker is wrong for 11 healthy patients and one ill patient, and accuracy would
+    hide the ill patient.
     """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     _, text, parsed = page_at(ranked, marked(tmp_path / "hospital", 84, each=12), capsys)

@@ -112,7 +112,9 @@ def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Pa
 
 
 def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
-    """The model's errors are a fifth of the errors of predicting the mean, so the closeness is 0.9 and not 0.5."""
+    """The model has an error of 1 and a closeness of 0.9; predicting the mean has an error of 5 and a closeness of
+    0.5.
+    """
     folder = tmp_path / "sites/hospital-a"
     values = torch.tensor([0.0, 10.0, 0.0, 10.0], dtype=torch.float64)
     measures = {"closeness": torch.full((4,), 0.9), "mae": torch.ones(4), "value": values}
@@ -122,6 +124,7 @@ def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- one list
+
 # with this small learning rate, medsilo selects the model of round 0
 UNTAUGHT = ["task.name=synthetic-activity", *SMALL, "training.rounds=1", "training.learning_rate=1e-5"]
 AS_OPTIONS = [word for change in UNTAUGHT for word in ("--set", change)]
@@ -153,7 +156,9 @@ def test_a_run_says_everywhere_that_its_model_was_not_trained(tmp_path: Path, ca
 def test_a_comparison_says_everywhere_that_its_models_were_not_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """In earlier versions, each seed tested the untrained model of round 0, and the headline did not say so."""
+    """In earlier versions, each seed tested the untrained model of round 0, and the headline did not mention the
+    missing training.
+    """
     command = ["compare", "--methods", "local,fedavg", "--seeds", "0,1", *AS_OPTIONS, "--at-once", "1"]
     assert main([*command, "-o", str(tmp_path / "c"), "--json"]) == 0
     said = capsys.readouterr()

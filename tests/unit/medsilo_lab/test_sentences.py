@@ -126,8 +126,8 @@ def test_each_verdict_is_given_where_it_holds(
 
 
 def test_as_many_patients_as_are_needed_find_the_difference() -> None:
-    """The stated number of patients finds the difference in 80 % of simulated studies, and half of the stated number in
-    fewer studies.
+    """With the stated number of patients, 80 % of simulated studies find the difference; with half of this number,
+    fewer studies find the difference.
     """
     spread, gain, random = 0.1, 0.04, np.random.default_rng(0)
     own = spread * np.linspace(-1.6, 1.6, 30)
@@ -153,9 +153,9 @@ def test_as_many_patients_as_are_needed_find_the_difference() -> None:
     assert found(number) == pytest.approx(0.8, abs=0.1) and found(number // 2) < 0.65
     lucky = pilot(0.05)
     assert lucky and lucky.needed(0.06, 0.05).of == "seeds"
-    # the needed number is larger than the largest number that a page states
+    # the needed number of test patients is larger than the largest number that a page states
     assert seen.needed(0.001, 0.05) == ("test patients", None, None)
-    assert seen.needed(0.9, 0.05).number is None  # no score can differ by 0.9
+    assert seen.needed(0.9, 0.05).number is None  # a difference of 0.9 between scores is impossible here
 
 
 def study(**changes: Any) -> str:

@@ -224,7 +224,7 @@ def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> No
     """One to four of 60 test patients are men, whose score would follow from the women's score and all patients'
     score.
     """
-    for number in range(20):  # a hospital's random key draws so few men in two of three attempts
+    for number in range(20):  # in two of three attempts, a hospital's random key assigns one to four men to the test
         root = tmp_path / f"draw {number}"
         summary = protected(root, women=0.95)
         if all(0 < _men_tested(root, site) < 5 for site in SITES):
@@ -272,7 +272,8 @@ def test_no_sum_or_difference_of_what_is_told_is_of_few_patients() -> None:
         only_floor = [own for own in levels.values() if len(own) >= 4]
         floored += follows([whole, *only_floor], 4)
         assert reveals_few([whole, *only_floor], 4) == follows([whole, *only_floor], 4)
-    # in most cases, a limit on the number of patients alone would have disclosed a few patients' score
+    # in more than 30 of the random tables, a limit on the number of patients alone would have disclosed a few patients'
+    # score
     assert floored > 30
 
 

@@ -38,8 +38,8 @@ def test_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), event_files(run, "accuracy", True, stop) as on_round:
         inprocess.run(plan, folder=run, on_round=on_round)
     assert seen == [1, 2] and {*curves_in(run / "tensorboard")} == {*SITES}
-    # The resumed run repeats round 2, because the checkpoint of round 2 was not written. It writes event files, because
-    # the run has event files.
+    # The resumed run repeats round 2, because the checkpoint of round 2 was not written. The resumed run writes event
+    # files, because the interrupted run has event files.
     with event_files(run, "accuracy", False) as on_round:
         inprocess.run(plan, folder=run, resume=True, on_round=on_round)
     assert_same_curves(curves_in(run / "tensorboard"), curves_of(run))

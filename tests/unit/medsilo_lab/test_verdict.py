@@ -122,7 +122,6 @@ def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> None:
-    """Neither a large difference nor identical seeds give a verdict."""
     random = np.random.default_rng(8)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -180,7 +179,7 @@ def test_the_verdict_corrects_joining_over_all_sites(tmp_path: Path) -> None:
         return drawn.setdefault((title, seed, site), 0.5 + gain + random.normal(0, 0.03, 25))
 
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2, 3], scores), tmp_path)
-    for title in ("fedavg", "fedbn"):  # the declared federation comes first, and exploratory results follow
+    for title in ("fedavg", "fedbn"):
         [row] = [row for row in verdict.rows if row.title == title]
         found = [one for one in row.from_single_site.values() if one]
         assert len(found) == len(verdict.sites)
@@ -222,7 +221,9 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
 
 
 def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each hospital's line has the interval, the numbers of test patients and seeds, and the needed patients."""
+    """Each hospital's line has the interval, the numbers of test patients and seeds, and the number of patients that
+    are needed.
+    """
     gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, patients=5, adjusted=0.12, sure=False)
     more = Needed(of="test patients", number=14, difference=0.2)
     told = {"a": HospitalVerdict(word="inconclusive", method="FedAvg", difference=gain, needed=more)}
@@ -260,7 +261,7 @@ def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], scores), tmp_path)
     assert verdict.first and verdict.first.unseen and verdict.first.failing == pytest.approx(1 - 0.025 ** (1 / 15))
     low, high = verdict.first.interval
-    # The first interval is for the tested patients, and the wider second interval is for other patients.
+    # The first interval is for the tested patients, and the second, wider interval is for patients who were not tested.
     assert high - low < 0.08 and verdict.first.unseen[0] < low - 0.1
     for one in verdict.hospitals.values():
         assert one.word == "inconclusive" and one.needed and one.needed.reach and one.needed.reach < 0.04
@@ -269,7 +270,7 @@ def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_forty_configurations_at_six_hospitals_take_seconds(tmp_path: Path) -> None:
-    """The time limit does not include reading the scores."""
+    """The test's time limit does not include reading the scores."""
     random, sites = np.random.default_rng(0), "abcdef"
     plan = make_plan("fedavg", *SMALL, f"participation.sites=[{','.join(sites)}]")
     titles = [

@@ -145,10 +145,7 @@ def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
 def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     tumours: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """The hospital Brno did not annotate the core of lesions, so the core is background in Brno's masks.
-
-    The training and the scores at Brno ignore the core.
-    """
+    """The hospital Brno did not annotate the core of lesions, so the core is background in Brno's masks."""
     folder, plans = tumours
     redraw(folder, tmp_path, 2, 0)
     plan = plan_of(plans, SEVERAL)

@@ -123,7 +123,7 @@ class Script:
         self.started: ScriptSite | None = None
 
     def start(self) -> ScriptSite:
-        torch.manual_seed(7)  # the weights in the recipe replace these initial weights
+        torch.manual_seed(7)  # the weights in the recipe replace the network's initial weights
         self.model = self.own.network.build(self.own.task.channels, self.own.task.goal.outputs)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=0.9)
         self.loader = Shuffled(self.own, self.name, self.data.train)
@@ -814,7 +814,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    # without the error, NVFlare would empty the folder of the earlier run
+    # medsilo raises an error, because NVFlare would otherwise empty the folder of the earlier run
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
@@ -1212,7 +1212,7 @@ def test_a_server_can_not_send_another_model_than_the_scripts(
 
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
-    """Without the error, a study named HarmoFL would train by FedAvg."""
+    """medsilo raises an error, because a study named HarmoFL would otherwise train by FedAvg."""
     loss = nn.CrossEntropyLoss()
     for number, given in enumerate((None, loss, loss)):
         site, model, optimizer = stepped(tmp_path / str(number), "harmofl", {"amplitude": None}, given)
@@ -1352,9 +1352,9 @@ def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: P
 def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The script has two optimizers, only one of which joins.
+    """The script has two optimizers, but registers only one of them with medsilo.
 
-    In earlier versions, HarmoFL perturbed only the half of the weights that belongs to the joined optimizer.
+    In earlier versions, HarmoFL perturbed only the weights of the registered optimizer, which are half of all weights.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     numbers = {"amplitude": None} if method == "harmofl" else {}
@@ -1368,7 +1368,8 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
         with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
             join()
     else:
-        join()  # one of two optimizers may join, with a warning that a restart loses the other optimizer's state
+        # a script may register one of two optimizers; a warning says that a restart loses the other optimizer's state
+        join()
         assert "0.weight" in caplog.text
         caplog.clear()
     model[0].requires_grad_(False)
@@ -1378,8 +1379,8 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
 
 @pytest.mark.parametrize("thaws", [False, True])
 def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: Path) -> None:
-    """In earlier versions, the server rejected each site for missing groups, and the script raised an error from round
-    3 on.
+    """In earlier versions, the server rejected each site for missing groups of tensors, and the script raised an error
+    from round 3 on.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     model[0].requires_grad_(not thaws)
@@ -1654,7 +1655,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
     script.start()
     script.join()
-    # NVFlare returns these codes in three rounds after the script's thread has ended.
+    # Return codes of NVFlare in three rounds, after the script's thread has ended.
     for code in (ReturnCode.OK, *[ReturnCode.EXECUTION_EXCEPTION] * 2):
         context.set_prop(FLContextKey.TASK_RESULT, make_reply(code), private=True, sticky=False)
         process.handle_event(EventType.AFTER_TASK_EXECUTION, context)
@@ -1828,8 +1829,8 @@ def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
 def test_log_calls_carry_no_more_than_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, 20,000 logged values could leave in a round, with steps of any length and free text as a
-    name.
+    """In earlier versions, 20,000 logged values could leave in a round, with step numbers of any length and with free
+    text as names.
     """
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())

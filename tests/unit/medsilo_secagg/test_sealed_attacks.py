@@ -1,4 +1,4 @@
-"""A server that follows the protocol and some helping hospitals attack a site that uses secure aggregation.
+"""A server, which follows the protocol, and some hospitals attack a site that uses secure aggregation.
 
 Each test searches for a site's model in all values that the attackers know. If one mask comes from a public key, the
 attack succeeds, which shows that the search would find a model.

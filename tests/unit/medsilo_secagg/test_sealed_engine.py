@@ -210,7 +210,7 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: P
 
 
 @pytest.mark.slow
-# losing help with unmasking is not tested, because any three sites can unmask the sum
+# the test loses no message that helps to unmask, because any three sites can unmask the sum
 @pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path
@@ -272,8 +272,8 @@ def back_up(checkpoints: Path, folder: Path) -> None:
 
 
 def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before(tmp_path: Path) -> None:
-    """The server is restored from a backup from before round 2, in which site d was absent, and excludes site d when
-    repeating round 2.
+    """The server is restored from a backup from before round 2, and repeats round 2 without site d, which was absent in
+    round 2.
     """
     folder, backup = tmp_path / "run", tmp_path / "backup"
 
@@ -317,7 +317,7 @@ def test_a_site_goes_on_with_no_keys_but_those_that_were_agreed_on_last(tmp_path
 # ------------------------------------------------------------------------------------------------- models at the server
 @pytest.mark.slow
 def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
-    """In a study without secure aggregation, the same search finds the weights of personal models.
+    """In a study without secure aggregation, the search for models finds the weights of personal models.
 
     The test subtracts the published mean of all models from each searched model.
     """

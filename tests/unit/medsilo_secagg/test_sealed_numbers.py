@@ -44,7 +44,7 @@ def test_sums_are_right_in_every_order(values: list[float], weights: list[int]) 
     wide = Flat.of({"x": torch.zeros(1, dtype=torch.float64)})
     got = wide.decode(np.frombuffer(sums.pop(), words[0].dtype), fixed, 15, 1)["x"].item()
     wanted = math.fsum(v * w for v, w in zip(values, weights, strict=True))
-    # a sum in double precision is not more accurate
+    # the expected sum is computed in double precision, and has a rounding error
     assert abs(got - wanted) <= 15 / fixed.scale / 2 + 3 * math.ulp(5 * 16.0)
 
 

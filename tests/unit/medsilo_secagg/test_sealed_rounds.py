@@ -110,8 +110,8 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
 
 
 def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
-    """A server that repeats a round after a stop can open a sum over the same sites only, even without the server's
-    keys.
+    """A server that stops and repeats a round can open only a sum over the sites of the first attempt, even without the
+    server's keys.
     """
     study, models = Hospitals(terms(5)), numbers(5)
     own, groups = block(models), as_groups(models)
@@ -210,7 +210,9 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
 
 
 def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
-    """A site can decrypt key shares only for the same offer and round, so the site detects changes by the server."""
+    """A site can decrypt key shares only in the round and for the offer of these shares, so the site detects changes by
+    the server.
+    """
     study, models = Hospitals(terms(4)), numbers(4)
     own, groups = block(models), as_groups(models)["site-0"]
     old = study.begin(1, [own]).deals()["site-0"]

@@ -20,13 +20,14 @@ from tests.inprocess import StudyResult
 
 SETTINGS = SiteSettings(device="cpu", public_data=True)
 # Training amplifies rounding differences, for example at a ReLU whose input is near zero. A small learning rate
-# prevents this amplification, so that differences between two studies come from secure aggregation only.
+# prevents the amplification of rounding differences, so that differences between two studies come from secure
+# aggregation only.
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
 IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
 OWN: dict[str, list[str]] = {
     "harmofl": IMAGES,
     "moon": [],
-    # A larger τ reduces the effect of rounding in the first step, where masked sums are rounded to multiples of 0.01.
+    # A large τ reduces the effect of rounding in the first step, where masked sums are rounded to multiples of 0.01.
     "fedadam": ["algorithm.tau=0.1"],
     "fedyogi": ["algorithm.tau=0.1"],
     "fedadagrad": ["algorithm.tau=0.1"],

@@ -23,8 +23,9 @@ from tests.unit.medsilo_lab.test_odd_recordings_and_studies import asked, made
 from tests.unit.medsilo_series.test_series_waves import write_wfdb
 
 WAVE = Wave(("ECG1",), 250.0, 500_000)
-# Both files are as wrann of wfdb 4.3.1 wrote them. Of the eight annotations, four are of rhythms. They have subtypes,
-# channels, numbers and distances of more than 1,023 samples. The times of the second file are in steps of 2 ms.
+# Both files are as wrann of wfdb 4.3.1 wrote them. Of the eight annotations, four are of rhythms. The annotations have
+# subtypes, channels, numbers and distances of more than 1,023 samples. The times of the second file are in steps of 2
+# ms.
 BY_RATE = (
     "127003fc284e00003b04251501f401f800ec00005e06007003f000f806fc284146494200ff3b00f0fff401fc630000ec00000004000400ec0200"
     "71fd007005fc2841464c000000ec0400c045007002fc284e0000"
@@ -112,7 +113,7 @@ def test_windows_have_the_rhythm_that_covers_them(tmp_path: Path) -> None:
     task = task_of("AFIB", "N", "VT")
     survey = task.survey("a", ["a"], 0, source_of(tmp_path))
     classes = {name: sum(part.classes[name] for part in survey.parts.values()) for name in task.labels}
-    # stretches of 19.5 s, 20 s and 20 s, or of 19 s before VT, have three windows of 5.12 s each
+    # each stretch of one rhythm lasts 19 s to 20 s, and therefore contains three windows of 5.12 s
     assert classes == {"AFIB": 27, "N": 27, "VT": 0}
     notes = {problem.what: problem.private for problem in survey.problems if "shorter than a window" in problem.what}
     assert [*notes.values()] == [("100", "103")]
@@ -181,7 +182,8 @@ def test_rows_without_a_label_are_of_no_rare_class(tmp_path: Path) -> None:
 def test_a_data_set_says_that_rhythms_are_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "afdb"
     write_holter(folder, 24)
-    write_wfdb(folder / "099.hea", np.zeros((6000, 2), int), names=("V5", "V2"))  # the first has other signals
+    # recording 099 has signals that the recordings of write_holter lack
+    write_wfdb(folder / "099.hea", np.zeros((6000, 2), int), names=("V5", "V2"))
     write_annotations(folder / "099.atr", [(0, "(N")])
     own = made(folder, EACH)
     assert own.reading["recording_columns"] == {"label": ".atr"} and own.answers["annotations"] == "rhythms"
@@ -197,7 +199,7 @@ def test_a_data_set_says_that_rhythms_are_its_labels(tmp_path: Path, capsys: pyt
 
 
 def test_a_table_names_the_patients_of_annotated_recordings(tmp_path: Path) -> None:
-    """In a well-known database, two recordings are of one person, whom only a table can name."""
+    """In a well-known database, two recordings are of one person, which only a table can show."""
     folder = tmp_path / "mitdb"
     write_holter(folder, 24)
     lines = [("recording", "patient"), *((f"{100 + number}", f"p{number // 2}") for number in range(24))]
@@ -223,7 +225,7 @@ def test_two_folders_of_annotated_recordings_are_asked_about(
 
 
 def test_a_rhythm_with_an_unknown_code_is_not_named(tmp_path: Path) -> None:
-    """A text in an annotation may be a name; codes of PhysioNet's databases are not."""
+    """A text in an annotation may be a name, but a code of PhysioNet's databases is not a name."""
     folder = tmp_path / "ecg"
     write_holter(folder, 24)
     for number in range(12):

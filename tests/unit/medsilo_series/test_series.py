@@ -101,8 +101,8 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """Each piece has a number of rows, a label, possibly a gap before the piece, and possibly an unlabelled last
-    row.
+    """Each item of `pieces` has a number of rows, a label, whether a gap precedes the rows, and whether the last row
+    lacks its value.
     """
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:

@@ -48,7 +48,7 @@ def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: Site
 
 def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    sizes = {A: {"test": 4}, B: {"test": 5}}  # one test case fewer than the minimum, and exactly the minimum
+    sizes = {A: {"test": 4}, B: {"test": 5}}  # numbers of test cases: one fewer than the minimum, and the minimum
     summary = run(tmp_path / "run", plan, sizes)
     site = summary.sites[A]
     assert site.test == {"accuracy": None, "loss": None, "cases": 4}

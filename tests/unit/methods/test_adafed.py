@@ -126,7 +126,7 @@ def course_by_hand(method: str, plan: Plan) -> tuple[dict[str, State], np.ndarra
         f = pretrained_by_hand(plan, data)
         layers = [f[0][1], f[1][1]] if method == "adafed" else [f[6]]
         weights = weights_by_hand([inputs_by_hand(f, layers, data[site].train.inputs) for site in SITES])
-        first = 2  # sites only measure statistics in round 1
+        first = 2  # in round 1, sites measure statistics and do not train
     for number in range(first, first + plan.training.rounds):
         for site, model in models.items():
             train_by_hand(plan, model, optimizers[site], data[site], site, number, 0.0)

@@ -1,6 +1,6 @@
 """Each method gives the tensors that tests/digests.py has recorded.
 
-In the slow cases, sites remove their networks from memory between their answers, as with many sites.
+In the slow tests, sites remove their networks from memory between their answers, as in a study with many sites.
 """
 
 import json
@@ -23,17 +23,18 @@ IN_EVERY_RUN = [
 ]
 
 
-# Methods that use only a network's loss and scores, so that one task is enough for the tests at each change.
+# Methods that use only a network's loss and scores, so that one task is enough for the tests after a change of the
+# code.
 ANY_NETWORK = [
     *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
     *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
 ]
-# one method of each kind, for the tests at each change
+# one method of each kind, for the tests that run after each change of the code
 SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
 
 
 def cases() -> Iterator[Any]:
-    """Methods for any loss are tested with masks at night, and with classes at each change."""
+    """Methods for any loss are tested with classes after each change of the code, and with masks every night."""
     several = [case.split(", ")[0] for case in IN_EVERY_RUN]
     late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
     late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}

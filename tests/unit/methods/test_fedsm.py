@@ -630,6 +630,7 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- unequal sizes
+
 # The hospitals have two kinds of sensors, so that a selector can distinguish two hospitals.
 FEDERATIONS = {
     "synthetic-histology": (SITES, ["task.size=32", "task.patients=24"]),
@@ -663,7 +664,8 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     return [float((one == place).float().mean()) for place, one in enumerate(named)]
 
 
-# At each change, each task runs with only one of the possible large hospitals; all pairs run before a release.
+# After each change of the code, each task runs with only one of the possible large hospitals; all pairs run before a
+# release.
 @pytest.mark.parametrize(
     ("task", "large"),
     [

@@ -139,7 +139,8 @@ def test_the_servers_step() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- composition
 HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
-# FedRDN has its own input layer, and in Cyclic not all sites train in the measuring round (test_cyclic.py).
+# FedRDN is left out because of its input layer, and Cyclic because not all sites train in the measuring round
+# (test_cyclic.py).
 OTHERS = [method for method in METHODS if method not in ("harmofl", "fedrdn", "cyclic", *FEDSM)]
 
 
@@ -158,7 +159,7 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
     """Sites harmonise the images in the first training round and in all later rounds.
 
-    Without either the harmonised images or the perturbation, the model is different.
+    If either the harmonised images or the perturbation is left out, the model is different.
     """
     plan = make_plan(method, *SMALL, f"training.rounds={3 if method == 'f-adafed' else 2}")
     allowed = HALVES[: 1 if plan.algorithm.own_step else 2]

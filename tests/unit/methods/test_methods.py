@@ -1,6 +1,6 @@
 """Each method passes all tests of MethodTester, and equals its reference in plain torch if there is a reference.
 
-At each change, the tests run one method of each kind; all other methods run at night.
+After each change of the code, the tests run one method of each kind; all other methods run at night.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +103,7 @@ for given in [*((method,) for method in METHODS), *VARIANTS]:
 
 # ---------------------------------------------------------------------------------------------------- in plain torch
 class OfReference(MethodTester):
-    """Run only the comparison with the reference, because other classes run the other tests."""
+    """This class runs only the comparison with the reference; other test classes run all other tests."""
 
     by_hand: ByHand
 

@@ -26,7 +26,7 @@ REFUSED = {
     "f-adafed": "keeps batch norm at the sites, but this network has none",
     "fedrod": "balances the classes of cases",
 }
-# methods that are tested at each change; all other methods train nnU-Net's networks in the same way
+# methods that are tested after each change of the code; all other methods train nnU-Net's networks in the same way
 AT_THE_GATE = ("fedavg", "harmofl", "fedsm", *REFUSED)
 
 

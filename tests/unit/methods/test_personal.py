@@ -202,10 +202,7 @@ def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
 
 # ---------------------------------------------------------------------------------------------------- ours
 class Site:
-    """A site with the method's real networks and a training context, but without a participant.
-
-    Each case has four equal time steps, because the selector needs a time axis.
-    """
+    """Each case has four equal time steps, because the selector needs a time axis."""
 
     def __init__(self, name: str, algorithm: Algorithm, build: Callable[[], nn.Module]) -> None:
         torch.manual_seed(0)

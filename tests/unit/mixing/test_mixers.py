@@ -164,7 +164,8 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
 def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
     """A subclass that computes another mean must declare its form of the mean for secure aggregation.
 
-    If the form were inherited, secure aggregation would silently compute the mean of the base class.
+    If a subclass inherited the declared form of the mean, secure aggregation would silently compute the mean of the
+    base class.
     """
 
     class Otherwise(WeightedMean):
@@ -204,7 +205,7 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     mixer.start(list("abc"))
     before = in_files()
     for site, tensors, weight in reversed(filed):
-        assert tensors["w"].isfinite().all()  # the server also reads all values before accepting a contribution
+        assert tensors["w"].isfinite().all()  # the server reads all values before accepting a contribution
         mixer.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
     assert_same(result_of(mixer, "a"), wanted)
@@ -442,7 +443,7 @@ def test_peak_memory(kind, sites, parcels):
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= parcels + 0.6  # the margin of 0.6 is for code that Python loads during the test
+    assert float(done.stdout) <= parcels + 0.6  # memory of 0.6 models is for code that Python loads during the test
 
 
 # ----------------------------------------------------------------------------------------------- the server's step size

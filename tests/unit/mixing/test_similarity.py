@@ -80,7 +80,7 @@ def test_the_smallest_distances_overflow_nothing(tiny: float) -> None:
     np.testing.assert_allclose(weights[0], [0.5, 0.5, 0], atol=1e-12)
 
 
-# -------------------------------------------------------------------------------------- special cases of other methods
+# -------------------------------------------------------------------------- cases in which AdaFed equals another method
 def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
     mixer.start(sorted(models))
     for site, model in models.items():

@@ -22,9 +22,9 @@ def kit(tmp_path: Path) -> Path:
 
 
 def test_a_webhooks_url_is_no_argument(tmp_path: Path) -> None:
-    """The URL is not an argument, because each account on a machine can read other accounts' arguments.
+    """The webhook's URL is not an argument, because each account on a machine can read other accounts' arguments.
 
-    Error messages do not contain the URL.
+    Error messages do not contain the webhook's URL.
     """
     (tmp_path / "url").write_text("https://chat.example/hooks/secret\n")
     assert metrics._url(tmp_path / "url") == "https://chat.example/hooks/secret" and metrics._url(None) == ""

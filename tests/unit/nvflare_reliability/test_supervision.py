@@ -91,7 +91,7 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     (kit / "ends").unlink()
     starts.unlink()
     loop = subprocess.Popen(["bash", kit / RUN], env=environment, stderr=subprocess.PIPE, text=True)
-    try:  # the last stop left no file shutdown.fl, which is the file that stop_fl.sh writes
+    try:  # the script stop_fl.sh writes a file shutdown.fl, but the last stop left no such file
         wait_until(starts.exists, 600, "a start")
         (kit / "shutdown.fl").touch()
         said = loop.communicate(timeout=600)[1].splitlines()

@@ -1,4 +1,4 @@
-"""With validation after each n-th round, training is the same, and only each n-th round has scores."""
+"""Validation after each n-th round does not change training, and only each n-th round has scores."""
 
 from pathlib import Path
 

@@ -241,7 +241,9 @@ def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
 
 # --------------------------------------------------------------------------------------------- the random sample
 def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
-    """In 4000 steps, each patient is drawn independently with the expected probability, and always with all cases."""
+    """In 4000 steps, each patient is drawn independently with the expected probability; a drawn patient brings all of
+    the patient's cases.
+    """
     patients = ["a", "b", "a", "c", "b", "a", "d", "e"]
     data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8))
     sample = PoissonSample(patients, 8, 2.0, NoiseSource.from_seed(1, "sample"))

@@ -184,12 +184,14 @@ def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_st
 
 
 def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
-    """A resumed study uses the saved clipping bounds and the same noise, which depends on the round."""
+    """A resumed study uses the saved clipping bounds and the noise of the uninterrupted study, because the round
+    determines the noise.
+    """
     plan = promised("mr-mtl", "training.rounds=3", "training.batch_size=64")
     whole = run(plan, tmp_path / "whole")
 
     class Killed(Exception):
-        """Ends the study after this round."""
+        """Ends a study after round 2."""
 
     def stop(line: object) -> None:
         if getattr(line, "round", 0) == 2:

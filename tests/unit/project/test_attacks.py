@@ -99,7 +99,7 @@ def tiny(attack: str, defence: str) -> Result:
 
 
 def assert_held(attack: str, defence: str) -> None:
-    """Without attack and defence, this federation scores 0.63 to 0.87, depending on the seed and on rounding.
+    """Without attack and defence, the test's federation scores 0.63 to 0.87, depending on the seed and on rounding.
 
     Random guessing scores 0.17.
     """

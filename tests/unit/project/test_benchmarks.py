@@ -150,7 +150,7 @@ def test_ratios_are_held_against_the_last_releases_at_night(
     monkeypatch: pytest.MonkeyPatch,
     root: Path,
 ) -> None:
-    """In earlier versions, a round of a training script took twice the time for a day, and no test failed."""
+    """In earlier versions, a round of a training script took twice as long, and for a day, no test noticed this."""
     script, released = tmp_path / "one.py", tmp_path / "released.json"
     script.write_text(NOTES.replace("{ratios}", str(ratios)))
     released.write_text(json.dumps({"commit": "c", "date": "d", "ratios": {"a script's round": 0.9}}))

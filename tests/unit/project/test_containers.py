@@ -93,7 +93,7 @@ def test_the_image_takes_every_package_by_its_hash(containers: Path, root: Path)
 
 
 def test_an_image_has_its_own_base_where_nobody_names_another(root: Path) -> None:
-    """In earlier versions, a variable of another Makefile target had the same name, and replaced the base image."""
+    """In earlier versions, two targets of the Makefile shared a variable, so one target changed the base image."""
     command = ["make", "--dry-run", "--directory", str(root), "image-docker"]
     asked = [
         subprocess.run([*command, *more], capture_output=True, text=True) for more in ([], ["BASE=python@sha256:0"])

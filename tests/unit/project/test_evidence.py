@@ -32,7 +32,9 @@ def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no
 
 
 def test_seeds_that_do_nothing_leave_students_interval_of_patients_who_are_not_skewed() -> None:
-    """In earlier versions, the interval for 20 patients was six times wider, because a worst-case patient was added."""
+    """In earlier versions, the interval for 20 patients was six times as wide as now, because a worst-case patient was
+    added.
+    """
     values = 0.03 * np.random.default_rng(0).normal(0, 1, 10)
     own = [{"a": scores(0.7 + np.concatenate([values, -values]))} for _ in range(4)]
     found = compare(own, [{"a": scores(np.full(20, 0.7))}] * 4)
@@ -58,11 +60,13 @@ def test_skewed_patients_have_halls_and_johnsons_interval() -> None:
 
 
 def test_no_end_runs_away_where_patients_are_skewed() -> None:
-    """In earlier versions, one limit was +68.5 points, because Hall's cubic has no bounded inverse where it is flat."""
+    """In earlier versions, one limit of the interval was +68.5 points, because Hall's cubic has no bounded inverse
+    where it is flat.
+    """
     law = Law(0.0, 1.0, 9.0, 0.0)
     for error in (0.05, 0.01, 0.001):
         student = law.within(error)[1]
-        for skew in np.linspace(0, 1, 41):  # the estimated skewness of ten patients cannot be larger
+        for skew in np.linspace(0, 1, 41):  # ten patients cannot give an estimated skewness above 1
             low, high = law._replace(skewness=float(skew)).within(error)
             assert (
                 low
@@ -245,7 +249,7 @@ def test_one_person_s_cases_decide_nothing() -> None:
 def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = 3000) -> np.ndarray:
     """Draw scores [times, methods, seeds] of studies with six methods and three seeds.
 
-    Method 1 may vary more than other methods, and the score of method 2 is higher by `gain`.
+    The scores of method 1 may vary more than other methods' scores, and the scores of method 2 are higher by `gain`.
 
     A test of a single method finds a difference of 6 points in 11 % of studies, and of 10 points in 27 % of studies.
     """
@@ -282,7 +286,7 @@ def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> No
 @pytest.mark.parametrize(("unsteady", "most"), [(1.0, 0.05), (2.0, 0.06), (3.0, 0.08)])
 def test_a_row_that_is_far_unsteadier_than_the_rest_raises_few_false_alarms(unsteady: float, most: float) -> None:
     """If variances were always pooled, more than 15 % of studies would have a false result for a method that varies
-    three times as much.
+    three times as much as others.
     """
     alarms = sure(studies(np.random.default_rng(24), 0.0, unsteady), True).any(-1).mean()
     assert alarms <= most

@@ -114,7 +114,7 @@ def write_volumes(folder: Path, volumes: int = 40) -> None:
 
 
 def waves(number: int, count: int) -> np.ndarray:
-    """Return windows [n, sensors, steps] of slow movements, with another offset for each sensor."""
+    """Return windows [n, sensors, steps] of slow movements, with a different offset for each sensor."""
     draw = np.random.default_rng(number)
     phase = draw.uniform(0, 6, (count, 9, 1)) + np.linspace(0, 3, 128)
     return (np.sin(phase) + np.arange(9)[:, None]).astype(np.float32)
@@ -130,7 +130,7 @@ def people(number: int) -> dict[str, np.ndarray]:
 
 
 def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
-    """Return a part of a study with one round and two methods, the baseline and single-site training.
+    """Return a part of a study with one round and with two methods: the baseline, and single-site training.
 
     FedAvg replaces HarmoFL, because HarmoFL needs more images than a site of the test has.
     """
@@ -438,7 +438,7 @@ def test_a_contrast_is_of_kept_scores_and_names_what_was_chosen(
     assert found.chosen == "fedbn" and found.patients == 40
     difference = found.found["fedbn", "fedavg"]
     assert difference.sure and difference.low < 0.1 < difference.high and not found.found["fedavg", "local"].sure
-    # the contrast with the chosen method is declared a second time by the method's name
+    # the contrast with the chosen method is declared twice: under the word chosen, and under the method's name
     assert found.pairs("chosen") == [("fedbn", "fedavg")]
     assert Kept.read(tmp_path / "scores/drawn.csv").text() == (tmp_path / "scores/drawn.csv").read_text("utf-8")
 

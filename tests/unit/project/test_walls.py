@@ -90,6 +90,7 @@ def test_a_name_in_a_text_over_a_wall_is_seen(copy: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- privates
+
 # names with a leading underscore that belong to other projects
 OF_OTHERS = {
     "_foreach_": "torch's operations over many tensors at once",

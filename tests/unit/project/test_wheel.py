@@ -81,7 +81,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         zipfile.ZipFile(wheel).extractall(tmp_path / place)
     assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
     assert "medsilo-lab" in checks_fedavg(tmp_path / "hospital")
-    # pip also installs both wheels into one folder
+    # pip can install both wheels into one folder
     shutil.copytree(tmp_path / "hospital", tmp_path / "lead", dirs_exist_ok=True)
     assert checks_fedavg(tmp_path / "lead") == ""
 

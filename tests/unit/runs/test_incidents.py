@@ -380,7 +380,7 @@ def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_anothe
 def test_what_a_hospital_mends_itself_is_told_too(told: Told) -> None:
     """A restarted process and a renewed certificate each cause a single message.
 
-    A longer outage by a full disk causes one message at the start and one message at the end.
+    A long outage by a full disk causes one message at the start and one message at the end.
     """
     told.happens(Event("away", "its process died; it is started again", "a", "lungs", "job-1", needs_somebody=True))
     told.passes(3)

@@ -100,12 +100,12 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
     for seconds in (0, 4, 6, 50):
         now[0] = 20 + seconds
         left.append(progress.seconds_left())
-    assert left == [20, 16, 14, 10]  # the last round took very long, and does not count for the usual time
+    assert left == [20, 16, 14, 10]  # the usual time of a round excludes the last round, which took very long
 
 
 def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> None:
     progress = StudyProgress(["a"], 12, "dice", lambda: 0.0)
-    # rounds of a resumed study, which all have the same reading time
+    # rounds of a resumed study, which the program reads all at the same moment
     for number, seconds in ((1, 20.0), (2, 8.0), (3, 10.0), (4, 12.0)):
         progress.add(a_round(number, a=1.0).model_copy(update={"seconds": seconds}))
     assert progress.seconds_left() == 10 * 8
@@ -134,7 +134,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
 
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
-    """The server reports only times that the server itself measured to the lead."""
+    """The server sends the lead only times that the server itself has measured."""
     keeper = ByteCounter(NOBODY)
     keeper.begin("round", 1, ["a"])
     told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
@@ -172,7 +172,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sites' progress files show which site trains, in the same form as the command line."""
+    """The sites' progress files show which site trains, in the words of the command line's output."""
     monkeypatch.setattr(site_state, "PAUSE", 0.0)
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)

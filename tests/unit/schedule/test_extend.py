@@ -78,7 +78,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     def forget() -> None:
         package.facts_of.cache_clear()
         registry._installed.cache_clear()
-        registry._entries.cache_clear()  # another test may have used a folder of the same name
+        registry._entries.cache_clear()  # another test may have used a folder with this name
         for module in [name for name in sys.modules if name.partition(".")[0] == "acme_gait"]:
             del sys.modules[module]
 
@@ -186,7 +186,7 @@ def further_examples() -> dict[str, str]:
 def test_the_pages_further_examples_do_what_it_says(
     acme: Path, data: Path, tmp_path: Path, seen: Callable[[Path], None]
 ) -> None:
-    """The test inserts each example unchanged into the class that the page names."""
+    """The test inserts each example unchanged into the class that docs/research/extend.md names."""
     examples, files = further_examples(), files_of_page()
     assert examples.keys() == {"train_round", "private", "across_patients", "cases_in"}
     method = ["training.batch_size=8", *GAIT]

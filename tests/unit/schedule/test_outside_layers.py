@@ -75,7 +75,7 @@ def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:
 
 
 def test_the_page_has_all_that_a_layer_may_give() -> None:
-    """The page lists each method of a layer that the engine calls."""
+    """docs/research/extend.md lists each method of a layer that the engine calls."""
     section = PAGE.read_text("utf-8").partition("\n## Layers\n")[2].partition("\n## ")[0]
     told = {method for line in section.splitlines() for method in re.findall(r"^\| `(\w+)\(", line)}
     own = {name for kind in (Feature, Layer) for name, one in vars(kind).items() if isfunction(one) and name[0] != "_"}

@@ -97,7 +97,8 @@ def test_what_is_not_declared_public_is_not_told(photos: Path, tmp_path: Path) -
 def test_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
     place = write_photos(tmp_path / "photos", NAMES)
     run(tmp_path / "one", place, epsilon=2.5)
-    place.rename(tmp_path / "away")  # without the folder, code that reads the data would raise another error
+    # the folder is moved away, because code that read the data would then raise a different error
+    place.rename(tmp_path / "away")
     with pytest.raises(Refused, match=r"costs ε = .* earlier studies .* allows 2.5"):
         run(tmp_path / "two", place, "seed=1", epsilon=2.5)
     (tmp_path / "away").rename(place)

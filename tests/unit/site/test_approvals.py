@@ -258,7 +258,7 @@ def test_a_decision_holds_up_to_its_limits_and_not_beyond() -> None:
     ]
     for one in beyond:
         assert "this plan" in decision.objection("this plan", **{**asked, **one}), one
-    # no code that runs changes if the plan needs fewer packages
+    # if a changed plan needs fewer packages, all code that runs is already approved
     assert decision.objection("this plan", **{**asked, "code": {}}) == ""
     lasting = ApprovalLimits.lasting(1000, None, " b, a,,b")
     assert lasting.expires and 0 <= time.time() + 3_600_000 - lasting.expires < 60
@@ -345,9 +345,9 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
 
 @pytest.mark.parametrize("task", ["deliver", "test"])
 def test_a_limit_of_rounds_is_not_exceeded_by_the_end_of_a_study(task: str, home: Home) -> None:
-    """The delivery or the test at a study's end counts as one answer, for which a round must be left.
+    """The delivery or the test at a study's end counts as one answer, and uses up one of the allowed rounds.
 
-    In earlier versions, a server could have any number of other weights scored.
+    In earlier versions, a server could let a hospital score any number of different weights.
     """
     home.approve(rounds=home.plan.rounds + 1)
     site, server = home.site(), Server(home.plan)
@@ -387,7 +387,9 @@ def test_as_many_rounds_as_an_approval_can_name_are_counted(home: Home) -> None:
 
 
 def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: Home) -> None:
-    """Even with the same weights, a request with another number of cases or another state counts as a new round."""
+    """If a request repeats earlier weights with a different number of cases or a different state, the request counts as
+    a new round.
+    """
     home.approve(rounds=1)
     site, server = home.site(), Server(home.plan)
     first = server.ask("round", 1)
@@ -521,7 +523,9 @@ def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home, capsys: 
 
 
 def test_the_changes_since_an_approved_plan_hide_nothing(home: Home) -> None:
-    """The changes include new list items, changed list items with names, and different values that print alike."""
+    """The changes between two plans include new list items, changed list items with names, and different values that
+    print alike.
+    """
     many = [f"site-{number:03}" for number in range(40)]
     one = make_plan("fedavg", *SMALL, "training.rounds=4", sites=many)
     other = make_plan("fedprox", *SMALL, "training.rounds=5", sites=[*many[1:], "site-040"])

@@ -46,7 +46,9 @@ def answered(folder: Path) -> Counter[str]:
 
 
 def test_only_the_account_that_trains_makes_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The account that trains could not read files that another account had created."""
+    """The query budget's files belong to the account that trains, because this account could not read another account's
+    files.
+    """
     budget = QueryBudget(tmp_path / "new" / "book")
     assert budget.may_begin
     another = os.geteuid() + 1
@@ -180,7 +182,7 @@ def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, boo
     path = book.folder / ANSWERS
     path.write_bytes(path.read_bytes()[:-cut])
     book.note(FIRST, {"validation": 1}, FEW)
-    unknown = int(cut > 1)  # an answer over training, validation and test cases counts once more
+    unknown = int(cut > 1)  # a partly written line counts as an answer over training, validation and test cases
     assert book.counts()[FIRST].answered == Counter(validation=4, train=unknown, test=unknown)
     for line in path.read_text().splitlines()[-1:]:
         assert json.loads(line)["answered"] == {"validation": 1}

@@ -264,7 +264,7 @@ def test_a_hospital_without_the_demand_starts_any_code(hospital: Hospital) -> No
 
 
 def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: Hospital) -> None:
-    """If somebody changes the setting "approval" to "none", the kit starts no code either."""
+    """If somebody changes the setting "approval" to "none", the kit still starts no code."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
@@ -281,7 +281,9 @@ def test_a_hospital_that_demands_privacy_runs_no_code(hospital: Hospital) -> Non
 
 
 def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script's arguments differ between sites, and an approval covers only the own site's arguments."""
+    """The script's arguments differ between sites, and an approval covers only the arguments for the hospital's own
+    site.
+    """
     monkeypatch.setattr(AppAuthzService, "app_validator", DefaultAppValidator("client"))
     named = Hospital(tmp_path, sites=[SITE, "b"], launch_external_process=True)
     assert named.app.name == f"app_{SITE}"
@@ -292,7 +294,7 @@ def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: 
     assert "with other code" in named.launch()
 
 
-# ------------------------------------------------------------------------------------------- the question at a terminal
+# ---------------------------------------------------------------------------------------- medsilo approve at a terminal
 @pytest.mark.slow
 def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
     """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts the job."""
@@ -461,7 +463,7 @@ def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """Without its code, or after the approved rounds and the delivery, the script is rejected."""
+    """The kit rejects the script if the script's code is missing, or after the approved rounds and the delivery."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     assert len(script()) == 4
@@ -477,7 +479,9 @@ def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, scri
 
 
 def test_a_script_runs_at_a_new_kit_that_approves_nothing(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """In earlier versions, the script's first answer made the kit demand accepted settings that were missing."""
+    """In earlier versions, a new kit rejected its script after the first answer, because the file
+    accepted-settings.json was missing.
+    """
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
     assert hospital.launch() == ""
     assert len(script()) == 4
@@ -498,7 +502,8 @@ def test_what_a_script_sends_is_counted_as_other_answers_are(
     assert (found["lead"], found["study"]) == (LEAD, "study")
     tensors = sum(8 * own.nbytes for one in sent for own in one.params.values())
     assert found["script"]["messages"] == len(sent) == 4 and found["script"]["tensors"] == tensors == 2 * 6 * 32
-    # two scores of 64 bits, and whether each metric was sent: three in each of two rounds, two in the delivery
+    # the bits of two scores, and one bit for each metric that may be absent: three in each of two rounds, two in the
+    # delivery
     assert found["answers"]["validation"] == 2 and found["script"]["metrics"] == 2 * 64 + 2 * 3 + 2
     assert main(["ledger", "show", "--kit", str(hospital.folder)]) == 0
     assert "its script sent 4 messages; bits: " in capsys.readouterr().out

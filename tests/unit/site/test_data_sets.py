@@ -429,7 +429,7 @@ def test_whoever_decides_reads_which_words_of_a_plan_nobody_accepted(
 ) -> None:
     """The lead learns only that the hospital's data do not fit the plan.
 
-    The hospital learns which column of the plan is missing before approving the plan.
+    Before approving a plan, the hospital learns which columns of the plan are missing in the hospital's data.
     """
     kit, _ = hospital(tmp_path)
     write_job(tmp_path / "other", parse_plan(STUDY, ['task.columns=["age","hiv"]']))
@@ -512,7 +512,7 @@ def test_each_page_says_that_nobody_approves_plans(tmp_path: Path, capsys: pytes
             assert ("plans run at this hospital without an approval" in visitor.page("/")) == said
 
 
-# ------------------------------------------------------------------------------------------------ the results of a walk
+# ---------------------------------------------------------------------------------- files that medsilo finds in folders
 def test_a_table_that_lies_beside_other_data_is_looked_at_again_after_an_answer(tmp_path: Path) -> None:
     """In earlier versions, an answer made `medsilo data` read the whole folder, so images replaced the chosen table."""
     rows = [

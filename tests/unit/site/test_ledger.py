@@ -97,7 +97,7 @@ def test_of_a_study_that_is_let_in_again_the_last_plan_counts(ledger: Ledger) ->
 def test_a_study_without_room_is_told_so_before_work_is_done_for_it(ledger: Ledger) -> None:
     """A study may exceed the allowed ε by 0.01, because the cost is an estimate.
 
-    A study that the ledger has admitted counts with its planned cost.
+    The ledger counts an admitted study with the study's planned cost.
     """
 
     def allowing(epsilon: float) -> CountedStudy:
@@ -243,7 +243,7 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
 def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) -> None:
     """The process dies at each line of the code that writes the ledger, once for each line.
 
-    After the restart, the answer is sent once and charged once.
+    After a restart of the process, the answer is sent once and charged once.
     """
     codes, once = [], cost(1)
     for lines in range(1, MOST_LINES, step):
@@ -279,7 +279,7 @@ def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = N
     charged += [Charge(what="never sent", of=of[_study(entry)]) for entry in unsent]
     found = standing.epsilon(DELTA)
     assert found == epsilon(charged, DELTA) >= true
-    # the ledger's excess is at most the cost of the charged answers that were never sent
+    # the ledger's cost exceeds the cost of the sent answers at most by the cost of charged answers that were never sent
     assert found - true <= epsilon(charged[len(left) :], DELTA)
     return found - true
 

@@ -33,7 +33,8 @@ MAY: dict[tuple[str, str], str] = {
     ): "its own temporary file; a mask that was there is refused before",
     ("medsilo_server/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
     ("medsilo_lab/testing/tasks.py", "TaskTester.test_a_hospital_without_its_data_has_one_line"): "data that it wrote",
-    # Cached files have their SHA-256 as their names and originals elsewhere, so medsilo may remove cached files.
+    # medsilo may remove cached files, because the original files are in another place; a cached file's name is its
+    # SHA-256.
     ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond 20 GiB",
     ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
     # Files that a run needs to continue are removed only when the run ends or starts anew.

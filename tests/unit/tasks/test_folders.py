@@ -351,7 +351,7 @@ def test_a_folder_with_the_sites_name_is_the_sites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "column"])
 def test_one_folder_is_dealt_to_simulated_sites(kind: str, tmp_path: Path) -> None:
-    """The parts of all sites are disjoint and together complete, and each patient is at one site."""
+    """Each patient is at one site and in one part of the split, and no patient is missing."""
     rows = []
     for number in range(40):
         write_pixels(tmp_path / f"{number}.png", photograph(number, (16, 16))[0])
@@ -511,7 +511,8 @@ def test_turned_and_scaled_images_are_monai_s_by_the_same_matrix(grid: tuple[int
         matrix[-3:-1, -3:-1] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
         monai = {"affine": matrix @ np.diag([*scales, 1]), "padding_mode": "border", "image_only": True}
         torch.testing.assert_close(found[case], Affine(mode="bilinear", **monai)(images[case]).as_tensor())
-        numbers = torch.arange(labels[case].numel()).view(1, *grid)  # float32 represents these voxel numbers exactly
+        # float32 represents the voxel numbers of this test exactly
+        numbers = torch.arange(labels[case].numel()).view(1, *grid)
         places = Affine(mode="nearest", **monai)(numbers.float()).as_tensor().long()[0]
         assert torch.equal(picked[case], labels[case].flatten()[places])
         changed += 1
@@ -729,7 +730,7 @@ def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, wor
 
 
 def test_what_training_refuses_of_a_palette_is_refused_in_prediction_too(tmp_path: Path) -> None:
-    """Without the error, prediction would silently use indices of a palette as pixel values."""
+    """medsilo raises an error, because prediction would otherwise silently use indices of a palette as pixel values."""
     palette(tmp_path / "new.png")
     with pytest.raises(DataError, match="have a palette"):
         scan_of(photos().use, (tmp_path / "new.png",))
@@ -893,7 +894,7 @@ def test_lines_that_lack_something_are_left_out(balls: Path, tmp_path: Path) -> 
         return {**files, "patient": f"p{number}", **others}
 
     outside = write_balls(tmp_path, ["p8"]) / "images" / "p8.nii.gz"
-    # an image's absolute path is allowed, too
+    # an image may have an absolute path in the data set's folder
     rows = [row(n) for n in range(5)] + [row(5, image=str(balls / "images" / "p5.nii.gz"))]
     rows += [row(6, patient=""), row(7, label=""), row(8, image="images/p99.nii.gz"), row(8, image=str(outside))]
     write_table(balls / "some.csv", rows)
@@ -1102,7 +1103,7 @@ def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> Non
 
 
 def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
-    """The test adds rows to the page's table, and uses a plan from jobs/."""
+    """The test adds rows to the table in docs/start/your-data.md, and uses a plan from jobs/."""
     text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
     lines = text.split("```\nfile,")[1].split("```")[0].strip().splitlines()[1:]
     lines += [f"photos/{n:04}.png,{('naevus', 'melanoma')[n % 2]},P{n},{PARTS[n % 3]}" for n in range(20, 32)]
@@ -1117,7 +1118,7 @@ def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> No
 
 
 def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
-    """With a smaller upper limit, the server would reject real hospitals' distances."""
+    """The upper limit is high enough for distances at real hospitals, which the server must not reject."""
     task = volumes()
     ranges = {name: task.goal.range_of(name) for name, numbers in task.goal.layout.items() if numbers == 2}
     distances = {name for name in ranges if name.startswith("hd95")}

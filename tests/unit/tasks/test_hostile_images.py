@@ -127,7 +127,7 @@ def test_a_header_that_names_another_file_is_not_followed(name, text, secret: Pa
 
 @pytest.mark.parametrize("axes", ["-13", "0", "11", "3\nNDims = 12", "3\n NDims: -2", "3e9", "999999999999", ""])
 def test_a_number_of_axes_for_which_the_library_has_no_room_is_refused_before_it(axes: str, tmp_path: Path) -> None:
-    """Without the check, SimpleITK would write beyond its memory and crash the process."""
+    """With an unchecked header, SimpleITK would write beyond its memory and crash the process."""
     told = META.format(more="").replace("NDims = 3", f"NDims = {axes}")
     (tmp_path / "a.mha").write_bytes(f"{told}ElementDataFile = LOCAL\n".encode() + bytes(64))
     with pytest.raises(DataError, match="damaged"):
@@ -171,7 +171,7 @@ def dicom(path: Path) -> bytes:
 
 
 def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path: Path) -> None:
-    """Without the check, GDCM would allocate the claimed memory and never free it."""
+    """With an unchecked header, GDCM would allocate the claimed memory and never free it."""
     whole = dicom(tmp_path / "a.dcm")
     assert Scan.read(tmp_path / "a.dcm").values.size == 30
     # in implicit VR, an element's length follows directly after the element's tag

@@ -73,7 +73,7 @@ def test_the_paper_s_split_is_another(layout: Layout, folder: Path) -> None:
     counted = [sum(len(getattr(site, part)) for part in PARTS) for site in papers.values()]
     assert counted == [sum(len(getattr(site, part)) for part in PARTS) for site in load(layout, folder).values()]
     if any(len(cases) > len(set(patients_of(cases))) for site in papers.values() for cases in (site.train,)):
-        # without a split by patient, a patient's cases are in several parts
+        # without a split by patient, one patient's cases are in several parts of the split
         assert max(len(parts) for parts in where(papers).values()) > 1
 
 

@@ -111,6 +111,7 @@ def test_classes_with_few_cases_are_not_told_apart() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- masks
+
 # two nested structures, on a grid of 1 mm by 2 mm
 BONES = Segmentation(3, torch.nn.functional.cross_entropy, {"whole": (1, 2), "core": (2,)}, voxel=(1.0, 2.0))
 

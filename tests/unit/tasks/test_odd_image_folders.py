@@ -1,4 +1,5 @@
-"""`medsilo data` reads image folders as hospitals export them after at most three answers, or gives a reason.
+"""After at most three answers of a user, `medsilo data` reads image folders as hospitals export them, or gives a
+reason.
 
 Even with --yes, the command asks for facts that only a person knows.
 """
@@ -698,8 +699,8 @@ def cases_of(one: DataSet, place: Path) -> list[Any]:
 
 
 def test_hospitals_in_one_folder_take_part_each_with_its_own(tmp_path: Path) -> None:
-    """After one acceptance, `run --settings` reads a data set for each of two hospitals, which contains only the
-    hospital's own images.
+    """After one acceptance, `run --settings` reads a separate data set for each of two hospitals, which contains only
+    the hospital's own images.
     """
     folder, out = tmp_path / "export", tmp_path / "set"
     hospitals_with_folders_of_patients(Writer(folder))
