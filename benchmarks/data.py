@@ -72,7 +72,7 @@ def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object]:
-    """Return a function that trains for one pass over these cases."""
+    """Return a function that trains for one pass over the given cases."""
     torch.manual_seed(0)
     compute = Compute()
     network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)

@@ -151,12 +151,14 @@ def preprocess(
     question: SegmentationQuestion = QUESTION,
     configuration: str = "2d",
 ) -> None:
-    """Let nnU-Net preprocess the cases for its trainer, with medsilo's split."""
+    """Let nnU-Net preprocess the cases for its trainer, with medsilo's division into training, validation and test
+    cases.
+    """
     from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
     place = folder / "preprocessed" / question.name
-    # removes the cases of another seed, because nnU-Net does not overwrite cases
+    # removes the preprocessed cases of an earlier seed, because nnU-Net does not overwrite existing cases
     shutil.rmtree(place, ignore_errors=True)
     manager = PlansManager(plans)
     own = manager.get_configuration(configuration)

@@ -1,7 +1,7 @@
 """Serve a hospital's web page on this machine's loopback address, only for the person who has the start address.
 
 The start address contains a one-time token, which is exchanged for a session cookie. All other pages have addresses
-under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. A request must name this
+under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. Each request must name this
 server as its host. A request that changes something must come from a page of this server, and contain the token of the
 session.
 """
@@ -125,8 +125,8 @@ class Gate:
         if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)
         self._token_is_good = False
-        # The answer with the cookie makes the browser load the first page by a refresh. A browser sends the cookie only
-        # if a page of this server causes the request.
+        # The answer that sets the cookie contains a refresh, by which the browser loads the first page. The refresh is
+        # needed because a browser sends the cookie only if a page of this server causes the request.
         refresh = f'<meta http-equiv="refresh" content="0; url={self.base}/">'
         answer = _plain_page("medsilo", f'<p><a href="{self.base}/">Go on to the page</a></p>', refresh)
         answer.set_cookie(COOKIE, self.session, path=self.base, httponly=True, samesite="strict")
@@ -134,7 +134,8 @@ class Gate:
 
 
 class _Connection(H11Protocol):
-    """A connection that must finish its request within a time limit. The number of open connections is limited.
+    """A connection that must finish its request within a time limit. The number of open connections of the server is
+    limited.
 
     uvicorn limits neither idle connections nor connections that send slowly.
     """

@@ -226,8 +226,8 @@ def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
-    """Return MONAI's default activation and normalisation layer if the file fits a network with these defaults as well
-    as it fits the plan's network. Otherwise, return an empty text.
+    """Return MONAI's default activation and normalisation layer if a network with these defaults fits the file no
+    worse than the plan's network does. Otherwise, return an empty text.
 
     A file does not show which activations its network has, nor normalisation layers that have no weights.
 

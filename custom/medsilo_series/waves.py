@@ -148,7 +148,8 @@ def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
 def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
     """Return the header of an EDF recording, and also its values if the names of signals are given.
 
-    The library pyedflib compares the size of the file with the header, so this function need not.
+    The library pyedflib checks that the file has the size that the header states, so this function does not check the
+    size.
     """
     with MedsiloError.needing("EDF needs another package; install medsilo[edf]"):
         from pyedflib import EdfReader

@@ -1,8 +1,8 @@
 """Read sites' answers before NVFlare does, so that no answer can end the server's job process.
 
-NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if it can't decode an answer.
-The gate of this module decodes each answer before NVFlare does. If an answer is too large or unreadable, the gate
-rejects the answer, and the job continues.
+NVFlare 2.9 fetches tensors while it decodes an answer; if NVFlare can't decode the answer, NVFlare ends the server's
+job process. The gate of this module decodes each answer before NVFlare does. If an answer is too large or unreadable,
+the gate rejects the answer, and the job continues.
 """
 
 import json
