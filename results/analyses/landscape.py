@@ -1,7 +1,7 @@
-"""Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do after Li et al. 2018.
+"""Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do in the manner of Li et al. 2018.
 
-Along the axes of a loss landscape, only the trained weights of the model change. Batch norm is in evaluation mode and
-keeps its saved running statistics. The landscape shows the loss on training cases, because the sites minimised the loss
+Along the axes of a loss landscape, only the trained weights of the model change. Batch norm is in evaluation mode, and
+uses its saved running statistics. The landscape shows the loss on training cases, because the sites minimised the loss
 on training cases.
 """
 
