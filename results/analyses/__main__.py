@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cases",
         type=told(positive),
-        help="number of cases of each site (default: each kind of analysis has a number)",
+        help="number of cases of each site (default: depends on the kind of analysis)",
     )
     parser.add_argument(
         "--reach",

@@ -33,10 +33,11 @@ Direction = list[Tensor]
 
 
 def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction:
-    """Return a random direction in which each filter has the norm of the model's filter: d ← d / ‖d‖ · ‖θ‖ (Li et al.).
+    """Return a random direction in which each filter has the norm of the model's same filter: d ← d / ‖d‖ · ‖θ‖ (Li et
+    al.).
 
-    A filter consists of all weights of one output channel. Biases and normalisation weights do not change, as in the
-    code of Li et al.
+    A filter consists of all weights of one output channel. Along this direction, biases and normalisation weights do
+    not change, as in the code of Li et al.
     """
     # transposed convolutions have weights [in, out, ...]
     turned = {layer.weight for layer in model.modules() if isinstance(layer, _ConvTransposeNd)}
@@ -54,7 +55,7 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction
 
 
 def unit(model: nn.Module, generator: torch.Generator) -> Direction:
-    """Return a random direction of length 1 over all trained weights together (FedSM, Section 4.2)."""
+    """Return a random direction over all trained weights, whose total length is 1 (FedSM, Section 4.2)."""
     random = [torch.randn(weight.shape, generator=generator).to(weight) for weight in model.parameters()]
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(random)))
     return torch._foreach_div(random, length)  # type: ignore[return-value]
@@ -166,7 +167,8 @@ def _draw_profiles(places: Sequence[float], found: Sequence[dict[str, Any]]) -> 
     for panel, one in pairs:
         panel.plot(places, np.array(one["losses"], float).T, color=COLOURS[0], alpha=0.5, linewidth=1)
         panel.set(xlabel="distance from the model", ylabel="training loss")
-    for site in {one["site"] for one in found}:  # one scale per site, so that the models of a site can be compared
+    # each site has its own colour scale, which the models at this site share so that they can be compared
+    for site in {one["site"] for one in found}:
         same = [panel for panel, one in pairs if one["site"] == site]
         limits = [panel.get_ylim() for panel in same]
         for panel in same:

@@ -33,7 +33,7 @@ LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # numbers of features of the lar
 
 @dataclass(frozen=True)
 class Cost:
-    """A defence's processor time and peak memory at the server, divided by those of the plain mean."""
+    """The processor time and the peak memory that a defence needs at the server, divided by those of the plain mean."""
 
     defence: str
     seconds: float

@@ -2,9 +2,9 @@
 
     python -m results.flamby --data DATA [--seeds 42,43,44,45,46]
 
-A cell agrees if the means over seeds are within two standard errors of their difference. The program exits with 1 if a
-cell disagrees. One seed has no standard deviation, so no cell is judged with one seed. The program takes minutes. The
-program downloads no data: DATA must contain the folders of the sets.
+A cell agrees with the published cell if the means over seeds differ by at most two standard errors of this difference.
+The program exits with 1 if a cell disagrees. One seed has no standard deviation, so no cell is judged with one seed.
+The program takes minutes. The program downloads no data: DATA must contain the folders of the sets.
 """
 
 import argparse
