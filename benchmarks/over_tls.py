@@ -4,8 +4,8 @@
 
 Real processes run from provisioned kits on this machine. The sites do not train (federation_parts/idle_site.py), so all
 answers are sent at once. Memory is the largest resident size of the server's process for the job (VmHWM). The first
-ratio is the memory divided by the size of all sites' models; the second ratio is the transferred bytes divided by twice
-that size.
+ratio is the memory divided by the size of all sites' models. The second ratio is the transferred bytes divided by twice
+the size of all sites' models.
 """
 
 import argparse

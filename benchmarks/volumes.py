@@ -9,8 +9,8 @@ the MONAI loop train the same U-Net with the same loss, optimizer and batch size
 overlapping windows. The MONAI loop follows MONAI's tutorials: CacheDataset, DataLoader, RandCropByPosNegLabeld with
 cached indices, sliding_window_inference, DiceMetric.
 
-A round is a hospital's work for one answer: load the received model, score the model, train an epoch, save the state
-and copy the tensors. In a round, the MONAI loop only scores and trains.
+A round is a hospital's work for one answer. The hospital loads and scores the received model, trains an epoch, saves
+the state and copies the tensors. In a round, the MONAI loop only scores and trains.
 
 Times are processor times on one thread: medians of alternating repetitions. The goal of each ratio is at most 1.05.
 """

@@ -1,6 +1,6 @@
-"""Change the appearance of each image before training, without any exchange between hospitals.
+"""Change the appearance of each image before training; this needs no exchange between hospitals.
 
-An improvement by federated training on such images cannot depend on a method that shares the images' appearance.
+If federated training on such images improves scores, the improvement cannot come from a shared appearance of images.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +59,9 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def look_of(title: str) -> str:
-    """Return the appearance that a row's title names at its end, for example "centred" for "FedAvg, centred", or ""."""
+    """Return the appearance at the end of a row's title, for example "centred" for "FedAvg, centred"; without an
+    appearance, return "".
+    """
     last = title.rpartition(", ")[2]
     return last if last in LOOKS else ""
 

@@ -1,6 +1,6 @@
 """Change generated hospitals so that they differ by a given strength.
 
-Differences in appearance use the task's `shift`. All other kinds of difference change the generated task: the number of
+Differences in appearance use the task's `shift`. Other kinds of difference change the generated task: the number of
 hospitals that label the other structure, or the distance between sensor families.
 """
 

@@ -189,7 +189,7 @@ def shared_groups(elements: Any) -> Any:
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
     """Return a functional group of a frame. If the frame lacks the group, return the group that all frames of the file
-    share; if the file has no shared group, return an empty mapping.
+    share. If the file has no shared group, return an empty mapping.
     """
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}

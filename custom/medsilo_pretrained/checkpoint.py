@@ -82,9 +82,7 @@ def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Match:
-    """The tensors of a file that fit a network, by their names in the network; and the names of all tensors, in the
-    file or in the network, that do not fit.
-    """
+    """The tensors of a file that fit a network, by their names in the network, and the names of all other tensors."""
 
     matched: Mapping[str, Tensor]
     missing: tuple[str, ...]
@@ -147,7 +145,7 @@ def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Return the empty prefix, and the first one to three components of all dotted names, as possible prefixes."""
+    """Return the possible prefixes of dotted names: the empty prefix, and all prefixes of at most three components."""
     found = {"": None}
     for name in names:
         parts = name.split(".")

@@ -416,7 +416,7 @@ class Pace:
         self.came = -math.inf
 
     def late(self) -> float:
-        """Return how many seconds after its request a piece counts as late."""
+        """Return the number of seconds between a piece's request and the time at which the piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
     def on_reply(self, asked: float) -> None:
@@ -504,7 +504,7 @@ class _Unanswered:
     connection of a relay.
     """
 
-    # tells whether the server still reads an answer of this process; None means that this is unknown
+    # reports whether the server still reads an answer of this process; None means that this is unknown
     ask: Callable[[], bool | None]
     most: float  # maximum seconds without any information from the server
     heard: float = field(default_factory=monotonic)
@@ -541,7 +541,7 @@ class RetryingRequests:
         self.fetchers = ThreadPoolExecutor(256, "pieces")
         # speed of each connection; the key is the name of the process that sends the tensors
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)
-        # the processes that are being told by a thread that all pieces have arrived
+        # the processes that are now receiving the report that all pieces have arrived
         self.informed = set[str]()
 
     def end_fetchers(self) -> None:

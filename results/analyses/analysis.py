@@ -73,8 +73,8 @@ def check_network(run: FinishedRun, name: str) -> None:
 def as_evaluated(
     run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches as a round evaluates cases: in random order if a batch norm uses the statistics of each batch,
-    otherwise in the data set's order.
+    """Yield batches as a round evaluates cases. The order is random if a batch norm uses the statistics of each batch;
+    otherwise, it is the data set's order.
     """
     order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
     return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)

@@ -206,7 +206,7 @@ SMALLEST = (
 
 
 def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
-    """Yield each cell of the table once; all cells of a seed come before those of the next seed, so that even
+    """Yield each cell of the table once. All cells of a seed come before those of the next seed, so that even
     unfinished results make a table.
     """
     seen = set()

@@ -92,9 +92,7 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Return how many points the mean score is below the score without an attack; return 100 if a study ended
-        early.
-        """
+        """Return the score without an attack minus the mean score, in points; return 100 if a study ended early."""
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property

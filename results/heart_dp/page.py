@@ -50,7 +50,9 @@ class Compared:
 
     @property
     def errors(self) -> float:
-        """Return the difference of the two means, divided by its standard error over the seeds of both means."""
+        """Return the difference of the two means in standard errors; the standard error is computed over the seeds of
+        both means.
+        """
         error = math.sqrt(stdev(self.ours) ** 2 / len(self.ours) + stdev(self.theirs) ** 2 / len(self.theirs))
         return (fmean(self.ours) - fmean(self.theirs)) / error
 

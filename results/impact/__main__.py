@@ -4,8 +4,7 @@ calibration.
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
 The program prints the content of results/impact.csv; with --write, the program also writes the file. Predictions are
-stored under --cells, so a stopped run continues. questions.md lists the questions that were declared before the first
-run.
+stored under --cells, so a stopped run continues. The questions in questions.md were declared before the first run.
 """
 
 import argparse
@@ -47,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder with impact/impact.csv"
     )
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "impact", help="folder for predictions")
-    parser.add_argument("--at-once", type=int, default=2, help="number of left-out studies that run at the same time")
+    parser.add_argument(
+        "--at-once", type=int, default=2, help="number of left-out studies that are computed at the same time"
+    )
     parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     chosen = parser.parse_args(arguments)
     begin()

@@ -59,7 +59,7 @@ def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimat
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean over studies with Student's interval, which treats studies as the sample."""
+    """Return the mean over studies with Student's interval, for which the studies are the sample."""
     value = float(np.mean(values))
     if not np.ptp(values):
         return Estimate(value, value, value, float(value == 0))
