@@ -68,7 +68,7 @@ FORBIDDEN: Mapping[str, str] = {
     r"busy machine|two cores|otherwise idle": "a table of evidence",
     r"tests/\w+|test_\w+": "a table of evidence",
 }
-# Additional patterns that docstrings, comments and descriptions may not contain, each with better words.
+# Patterns that docstrings, comments and descriptions of keys may not contain, each with better words.
 VAGUE: Mapping[str, str] = {
     r"^what\b": "the noun itself",
     r"(returns?|yields?|says?|writes?|prints?) (what|how|whether|who|whom|whose|where|why|which)\b": "the noun itself",
