@@ -5,9 +5,9 @@
     python -m benchmarks.history --now    # of the cheap benchmarks, now; a worse ratio is measured twice
     python -m benchmarks.history --keep   # at a release: later ratios are compared with today's
 
-Each ratio is medsilo's time, memory or bytes divided by a reference's in the same run, so ratios of different machines
-are comparable. A smaller ratio is better. The program exits with 1 if a ratio is more than a tenth above the release's
-ratio.
+Each ratio is medsilo's time, memory or bytes divided by the reference's value in the same run, so ratios of different
+machines are comparable. A smaller ratio is better. The program exits with 1 if a ratio is more than a tenth above the
+release's ratio.
 """
 
 import argparse

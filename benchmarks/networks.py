@@ -16,7 +16,7 @@ test cases in the images' original grids:
 Equal work means equal floating-point operations of all training steps, as torch counts them: the operations of
 medsilo's 40 rounds. With --steps, all three networks make the same number of training steps on two patches each,
 whatever a step costs. So that nnU-Net and Auto3DSeg can train on a CPU, their first stage has 8 features instead of 32,
-and their batch is two. No settings were tuned, for any of the three networks.
+and their batches have two patches. No settings were tuned, for any of the three networks.
 """
 
 import argparse

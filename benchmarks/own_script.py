@@ -59,7 +59,7 @@ IN_ROOM = 1.05  # maximum ratio of the time inside the airlock to the time outsi
 # tenth
 MOST_TIME, MOST_MEMORY = 1.0, 1.0
 START_MOST = 0.3  # maximum seconds by which an airlock delays a script's first line
-STARTS = 15  # number of starts in an airlock, and of starts outside
+STARTS = 15  # number of starts inside an airlock, and number of starts outside
 NAME = "own-script"
 
 

@@ -4,10 +4,10 @@
 
 The program generates three hospitals' volumes with different spacings and writes them as NIfTI files. Medsilo and the
 MONAI loop read the same files, and keep the volumes in memory. Medsilo and the MONAI loop draw patches of 64 x 64 x 32,
-half of which contain a structure. Both programs flip the patches, change their intensities and add noise. Medsilo and
-the MONAI loop train the same U-Net with the same loss, optimizer and batch size, and score whole volumes with
-overlapping windows. The MONAI loop follows MONAI's tutorials: CacheDataset, DataLoader, RandCropByPosNegLabeld with
-cached indices, sliding_window_inference, DiceMetric.
+half of which contain a structure. Medsilo and the MONAI loop flip the patches, change the patches' intensities and add
+noise. Medsilo and the MONAI loop train the same U-Net with the same loss, optimizer and batch size, and score whole
+volumes with overlapping windows. The MONAI loop follows MONAI's tutorials: CacheDataset, DataLoader,
+RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
 
 A round is a hospital's work for one answer. The hospital loads and scores the received model, trains an epoch, saves
 the state and copies the tensors. In a round, the MONAI loop only scores and trains.

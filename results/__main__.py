@@ -2,10 +2,10 @@
 
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-The program runs the missing runs of the named studies ("all" names every study) and prints their result files. With
---write, files with at least three finished seeds are written into results/. The program keeps finished runs under
---cells, so that a stopped program continues with the next run. With `--minutes 0`, no run starts. Each written file
-states its number of finished seeds. The program exits with 1 if a run is missing or has failed.
+The program runs the missing runs of the named studies ("all" names every study), and prints the result files of these
+studies. With --write, files with at least three finished seeds are written into results/. The program keeps finished
+runs under --cells, so that a stopped program continues with the next run. With `--minutes 0`, no run starts. Each
+written file states its number of finished seeds. The program exits with 1 if a run is missing or has failed.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--shift", type=int, help="seed of the shift that is induced in recorded activity (default: that of the page)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="start no run, and only print the number of finished runs of a page"
+        "--quick", action="store_true", help="start no run; only print the number of finished runs of a page"
     )
     chosen = parser.parse_args(arguments)
     if chosen.quick:

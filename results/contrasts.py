@@ -70,7 +70,7 @@ class Answers:
         return [(one, other) for one, other in named if one and (one, other) in self.found]
 
     def of_hospitals(self, name: str, other: str) -> dict[str, PairedDifference]:
-        """Return a contrast at each hospital, with p-values corrected for the number of hospitals."""
+        """Return a contrast at each hospital; the p-values are corrected for the number of hospitals."""
         mine, theirs = self.kept.scores[name], self.kept.scores[other]
         return _tested({site: compare(mine, theirs, [site]) for site in sorted(mine[0])})
 

@@ -1,4 +1,5 @@
-"""Score ensembles of single-site models, which average their probabilities, on every hospital's test cases.
+"""Score ensembles of single-site models on every hospital's test cases; an ensemble averages the probabilities of its
+models.
 
 An ensemble needs only the training of single-site models and one exchange of these models. Survival models form no
 ensemble, because their risks are not comparable.

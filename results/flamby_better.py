@@ -29,7 +29,7 @@ from tests import inprocess
 from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
-RAREST = 3  # fewest cases of each outcome that a hospital needs to take part in comparisons
+RAREST = 3  # minimum number of cases of each outcome that a hospital needs to take part in comparisons
 HELD = 0.25  # fraction of each hospital's training cases that is held out for comparing candidates
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published federated rows
 
@@ -39,7 +39,8 @@ class Candidate:
     method: str
     rate: float
     changes: tuple[str, ...] = ()
-    # True: the mean and deviation of all hospitals' training cases standardise the columns, also in the test
+    # True: the mean and deviation of all hospitals' training cases standardise the columns, for training and for the
+    # test
     one_scale: bool = False
 
     def __str__(self) -> str:

@@ -3,8 +3,8 @@
     python -m results.gamma
 
 Regret is the mean score of the best tried gamma minus the mean score of the chosen gamma, in points. The images are
-simulated. A simulated selector names a hospital with a confidence, and is right more often at higher confidence. The
-right hospital's expert scores higher than the global model, and a wrong hospital's expert scores lower. The study
+simulated. A simulated selector names a hospital and a confidence, and is right more often if the confidence is higher.
+The right hospital's expert scores higher than the global model, and a wrong hospital's expert scores lower. The study
 chooses gamma on twelve validation images of each of three hospitals (medsilo.deploy.supermodel). The chosen gamma is
 judged on many further images, and on darker images; for darker images, the selector is less confident and less often
 right. The selector's general confidence differs from study to study. Studies in which only one gamma is best are left

@@ -19,8 +19,8 @@ def in_order(windows: np.ndarray) -> np.ndarray:
     sensors.
 
     The available copy stores the numbers of an array [n, steps, sensors] under the shape [n, sensors, steps], so that
-    each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the order with the
-    smaller differences between steps is right.
+    each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the right order is
+    that with the smaller differences between steps.
     """
     values = windows.astype(np.float32)
     turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))

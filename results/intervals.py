@@ -5,7 +5,7 @@
 The program simulates patients, seeds and scores. In some simulations, a few scores are 0 and all other scores are about
 0.9. The intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve.
 The intervals of differences between two methods are simulated in the worlds of results/worlds.py. Some studies report
-the difference that is detectable with 80 % power; the column "found" is the fraction of further studies that find this
+the difference that is detectable with 80 % power; the column "found" is the fraction of repetitions that find this
 difference.
 
 The program prints the content of results/intervals.csv; with --write, the program also writes the file.

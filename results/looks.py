@@ -1,6 +1,7 @@
-"""Change the appearance of each image before training; this needs no exchange between hospitals.
+"""Change the appearance of each image before training; hospitals exchange nothing for this change.
 
-If federated training on such images improves scores, the improvement cannot come from a shared appearance of images.
+If federated training on such images improves scores, the improvement does not come from a method that shares the
+images' appearance.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,8 +60,8 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def look_of(title: str) -> str:
-    """Return the appearance at the end of a row's title, for example "centred" for "FedAvg, centred"; without an
-    appearance, return "".
+    """Return the appearance that a row's title names at its end, for example "centred" for "FedAvg, centred", or an
+    empty text.
     """
     last = title.rpartition(", ")[2]
     return last if last in LOOKS else ""

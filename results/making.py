@@ -24,7 +24,7 @@ from results.sites import differing
 from results.stress import write_stress
 
 ROOT = Path(__file__).resolve().parents[1]
-READY = "ready"  # suffix of the folder with preprocessed images, which lies next to the part's folder
+READY = "ready"  # suffix of the folder with preprocessed images; this folder lies next to the part's folder
 
 
 @dataclass(frozen=True)

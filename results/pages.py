@@ -52,7 +52,7 @@ class Part:
     # True means that contrasts.yaml declares the part's contrasts, computed from stored scores; ensembles of
     # single-site models are scored, too
     elsewhere: bool = False
-    people: bool = False  # every site is one person, so that other sites are other people
+    people: bool = False  # every site is one person, so that the test at other sites is a test on other people
     # If `made_up` is set, `baseline` is the tested method, and the page reports its difference from every other row.
     made_up: Shift | None = None
 
@@ -494,7 +494,7 @@ WEIGHTS = Page(
 SYNTHETIC = "Synthetic data: our measurements, not the papers'. "
 NUCLEI_SETS = "MoNuSAC 2020, MoNuSeg 2018, TNBC (222 tiles of 94 patients)"
 
-# The pages are in the order in which `all` runs them: real data first, then by their cost.
+# The pages are in the order in which `all` runs them: pages of real data first, and cheap pages before expensive pages.
 PAGES = {
     "study-nuclei": Page(
         "Methods on three public sets of nuclei, with folds",

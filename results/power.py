@@ -3,7 +3,7 @@ results/intervals.csv.
 
 Each score is simulated separately for its row and seed. If each row is judged alone, a difference of 6 points is found
 in 11 % of studies, and of 10 points in 27 %. For each seed, the same random number is added to the scores of all rows.
-To count false alarms, no simulated row is better, and one row may have a larger spread than the other rows. The
+For counting false alarms, no simulated row is better than the others, and one row may have a larger spread. The
 variance of training is estimated in four ways. The first estimate uses each row alone, and the second uses all rows
 without a check. The third uses all rows as in `compare` (medsilo_lab.study.training_luck), and the fourth uses all rows
 and the row itself. In the fourth estimate, the variance of all rows counts as four degrees of freedom (Smyth 2004).
@@ -29,7 +29,7 @@ Judge = Callable[[np.ndarray], np.ndarray]
 def studies(
     random: np.random.Generator, difference: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
 ) -> np.ndarray:
-    """Draw studies [times, rows, seeds], in which one row has a larger spread than the others, and row 2 has better
+    """Draw studies [times, rows, seeds]; one row has a larger spread than the other rows, and row 2 has better
     scores.
     """
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))
@@ -60,7 +60,7 @@ def unchecked(scores: np.ndarray) -> np.ndarray:
 
 
 def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate from all rows the variance of the difference between two rows in one seed; return this variance and its
+    """Estimate, from all rows, the variance of the difference between two rows in one seed; also return the estimate's
     degrees of freedom.
     """
     rest = scores - scores.mean(-1, keepdims=True)

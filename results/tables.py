@@ -1,4 +1,4 @@
-"""Present a comparison as tables of a file: its scores, and their differences with intervals."""
+"""Present a comparison as tables of a file: the methods' scores, and the differences between methods with intervals."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence

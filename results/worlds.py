@@ -58,8 +58,8 @@ WITH_FAILING = {
 
 
 class World(NamedTuple):
-    """A kind of simulated comparison: its kind of patients, the number of patients at each hospital, and its seeds with
-    their spread.
+    """A kind of simulated comparison: the kind of patients, the number of patients at each hospital, the number of
+    seeds, and the spread of seeds.
 
     Args:
         failing: For each of the two methods, the fraction of patients on whom the method fails.
@@ -205,8 +205,8 @@ EXACT = World(
 
 
 def width_of_students(times: int) -> dict[int, float]:
-    """Return for each number of patients the median ratio of the interval's width to Student's interval over
-    patients.
+    """For each number of patients, return the median ratio of the interval's width to the width of Student's interval
+    over patients.
     """
     widths = {}
     for size in (5, 10, 20, 50):

@@ -115,7 +115,7 @@ PUBLISHERS = ("paper", "authors' code", "others")
 
 
 def reruns() -> str:
-    """Return a table of improvements: as published in the paper, with its authors' code, by other groups, and in this
+    """Return a table of improvements in the paper, with the authors' code, in other groups' publications, and in this
     repository's results.
     """
     rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
@@ -206,8 +206,8 @@ def _answer(one: Answers, pair: tuple[str, str]) -> str:
 
 
 def told_twice() -> str:
-    """Return a table of contrasts with two results for the same scores: by the statistics before 29 November 2026, and
-    by the current statistics.
+    """Return a table of contrasts with two results from the same scores: by the statistics before 29 November 2026, and
+    by today's statistics.
     """
     before = {
         (line["part"], line["configuration"], line["baseline"], line["quantity"]): line
@@ -330,7 +330,7 @@ FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations with unchanged images, whose scores can be compared."""
+    """Return the configurations that use unchanged images, because only their scores can be compared."""
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
 
 

@@ -100,7 +100,7 @@ def _content(path: str) -> str:
 
 
 def build(settings: dict[str, Any], pages: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site from a folder of pages, and check its links and anchors."""
+    """Build the site from a folder of pages, and check the site's links and anchors."""
     config = pages.parent / "mkdocs.yml"
     text = yaml.safe_dump({**settings, "docs_dir": pages.name, "site_dir": "site"}, sort_keys=False, allow_unicode=True)
     config.write_text(text.replace("slugify: repository", f"slugify: {SLUGS}"), "utf-8")

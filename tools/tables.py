@@ -323,8 +323,7 @@ def tree(entries: Mapping[str, str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
-# descriptions of type aliases, which cannot have docstrings
-ALIASES = {
+ALIASES = {  # descriptions of type aliases, which cannot have docstrings
     "BY_ITSELF": "The requirement of a method's protocol that a plan adds no part of another method.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
     "Lesson": "How networks learn from a batch of the training data.",
@@ -380,8 +379,8 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
 
 
 def lines() -> str:
-    """Return a table of limits for messages: NVFlare's defaults, and medsilo's values with a plan's default and longest
-    timeouts.
+    """Return a table of limits for messages: NVFlare's defaults, and medsilo's values with the default timeouts and
+    with the longest timeouts.
     """
     plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
@@ -422,7 +421,7 @@ def parsed(name: str) -> tuple[Any, Any]:
 
 
 def options_of(name: str, command: Any, ctx: Any) -> Iterator[tuple[str, str]]:
-    """Yield each argument and option of a command with its help and an anchor, such as run--set.
+    """Yield each argument and option of a command with its help text and its anchor, such as run--set.
 
     All commands have --help and --json, so the documentation describes these two options only once.
     """
@@ -446,7 +445,7 @@ def wrapped(line: str) -> str:
 
 
 def extension(place: ModuleType) -> str:
-    """Return a table of the names that a module exports, each with the first paragraph of its docstring."""
+    """Return a table of the names that a module exports; each name has the first paragraph of its docstring."""
     own = {
         name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or ""
         for name in sorted({*place.__all__} - {"__version__"})

@@ -28,7 +28,8 @@ WORD = "word"  # name of the form field that contains the token of the session
 MOST_BODY = 16_384
 MOST_FIELDS = 50
 MOST_AT_ONCE = 32
-PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: for receiving a request, and for receiving and answering it
+# two time limits in seconds: for receiving a request, and for receiving and answering a request
+PATIENCE, LONGEST = 5.0, 15.0
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -143,7 +144,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.begun = self.loop.time()
-        # closes the connection that has been silent for the longest time, so that idle connections cannot block the
+        # closes the connection that has been silent for the longest time, so that silent connections cannot block the
         # page
         if len(self.connections) > MOST_AT_ONCE:
             all_of_ours = (one for one in self.connections if isinstance(one, _Connection) and one is not self)

@@ -43,7 +43,7 @@ class StudyMoment:
 
     @cached_property
     def began(self) -> LogEntry | None:
-        """The log entry of the last start of the study's process, which contains the hash of the plan."""
+        """The log entry of the last start of the study's process; the entry contains the hash of the plan."""
         return next((line for line in reversed(self.diary) if line.kind == "began"), None)
 
     @property

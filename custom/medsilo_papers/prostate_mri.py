@@ -182,7 +182,7 @@ def masks_of(place: Path) -> dict[Path, Path | None]:
 
 
 def loss_of(objective: str) -> nn.Module:
-    """Return the Dice loss of the prostate. For the other objective, return the mean of cross entropy and Dice loss,
+    """Return the Dice loss of the prostate. For the objective dice-ce, return the mean of cross entropy and Dice loss,
     over both classes and the whole batch.
     """
     if objective == "dice":

@@ -1,4 +1,6 @@
-"""The vision transformer of timm and of Hugging Face, which can read weights in both layouts."""
+"""The vision transformer of timm and of Hugging Face, which can read weights in timm's layout and in Hugging Face's
+layout.
+"""
 
 import re
 from collections.abc import Mapping

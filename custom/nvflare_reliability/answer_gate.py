@@ -113,7 +113,7 @@ def check_body(body: bytes, most: int) -> None:
         left[-1] -= 1
         parts = _parts(reader, body)
         seen += 1
-        # the announced length of a list counts, because msgpack allocates memory for this length
+        # the announced length of a list counts as memory, because msgpack allocates memory for this length
         if seen + parts > most:
             raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
@@ -142,7 +142,7 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. With some return codes outside of this set, an answer would make
+# The return codes that a site's answer may have. With some return codes that are not allowed here, an answer would make
 # NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
@@ -236,7 +236,7 @@ class AnswerGate(Gate):
         answers, 64 simultaneous answers would block each other forever.
 
         The number of open answers per sender is limited. Without this limit, a sender of endless answers could occupy
-        all threads.
+        all threads of the gate.
         """
         origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
         with self.lock:

@@ -328,7 +328,8 @@ class _OnTheirWay:
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield the next requests. Each request consists of the number of the first piece and the number of pieces.
+        """Yield the next requests. A request consists of the number of its first piece, and the number of pieces that
+        it asks for.
 
         On a fast connection, one reply has several pieces, because each reply costs both processes time.
         """
@@ -411,7 +412,7 @@ class Pace:
         # smoothed transfer time of a piece, and smoothed deviation of the transfer time, in seconds; 0 before the first
         # piece
         self.smooth, self.varies = 0.0, 0.0
-        self.due: list[_Wanted] = []  # the expected replies, in the order in which they were first requested
+        self.due: list[_Wanted] = []  # the expected replies, in the order in which the pieces were first requested
         self.last = -math.inf
         self.came = -math.inf
 

@@ -62,7 +62,8 @@ class BoundedStreams(FLComponent):
         patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
+        """Inspect a message before NVFlare decodes the message. If the result is not None, the result is sent as a
+        reply.
 
         Most messages are addressed to a job's process, and the parent process only forwards these messages. NVFlare has
         already verified the sender of a message by the sender's token.

@@ -105,7 +105,7 @@ def changed(part: str) -> list[str]:
 
 
 def hash_of(place: str) -> str:
-    """Return a hash of a function's code without comments, or an empty text if the function does not exist."""
+    """Return a hash of a function's code without the comments; if the function does not exist, return an empty text."""
     module, _, names = place.partition(":")
     try:
         found: Any = import_module(module)

@@ -39,7 +39,7 @@ class ForkedSite:
     """
 
     context: Any
-    lasting = False  # True if a site keeps its process for the whole job, so that an early end is a failure
+    lasting = False  # True if a site keeps its process for the whole job; an early end of the process is then a failure
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()

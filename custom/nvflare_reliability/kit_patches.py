@@ -202,9 +202,8 @@ def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If too many handshakes are incomplete, one connection is closed, namely of the address that has the most
-    connections. Of this address, the oldest connection that has sent no data is closed; if all have sent data, the
-    oldest connection is closed.
+    If too many handshakes are incomplete, the address with the most connections loses a connection. The lost connection
+    is the oldest of those that have sent no data, or else the address's oldest connection.
     """
 
     def __init__(self) -> None:
@@ -309,7 +308,7 @@ def signs_when_ready() -> bool:
     merged=signs_when_ready,
 )
 def sign_when_ready(fl_ctx: FLContext) -> None:
-    """Make the server sign its messages as soon as it has its key.
+    """Make the server sign its messages as soon as the server has its key.
 
     Without this patch, a server that has once sent an unsigned message never signs a message afterwards.
     """
@@ -356,8 +355,8 @@ def keep_aborted(fl_ctx: FLContext) -> None:
 def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     """Call a function when an authorised user aborts a job.
 
-    The function is also called for a job that no longer runs; for such a job, NVFlare itself only replies that the job
-    is completed. This patch must be applied while a server starts, before NVFlare registers its commands.
+    The function is also called for a job that no longer runs; NVFlare itself would only reply that such a job is
+    completed. This patch must be applied while a server starts, before NVFlare registers its commands.
 
     Args:
         heard: Called with the job's ID and the user's name.
@@ -409,8 +408,8 @@ def wait_for_deployment(cell: Cell) -> None:
     """Wait DEPLOYING seconds for the replies to the deployment of a job. Requests that do not deploy a job keep their
     time limits.
 
-    NVFlare waits for a deployment as long as for any command, which is 10 seconds by default. A client that checks the
-    job's code may need longer.
+    NVFlare itself waits for a deployment only as long as for any command, by default 10 seconds. A client that checks
+    the job's code may need longer.
 
     Args:
         cell: The cell of the server's parent process.

@@ -1,7 +1,7 @@
 """Limit the messages that a job's process accepts to the size that the plan needs.
 
 NVFlare 2.9 accepts messages of any size. This module checks a message's announced size before NVFlare allocates memory
-for the message. At the server, answer_gate.py also reads the sites' answers.
+for the message. At the server, answer_gate.py not only limits the sites' messages, but also reads the sites' answers.
 """
 
 import threading
@@ -116,7 +116,9 @@ class Gate:
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply."""
+        """Inspect a message before NVFlare decodes the message. If the result is not None, the result is sent as a
+        reply.
+        """
         # this process only forwards messages to other cells
         is_own = message.get_header(MessageHeaderKey.DESTINATION) == self.cell.get_fqcn()
         return self._streamed(message, "") if is_own and patches.is_piece(message) else None

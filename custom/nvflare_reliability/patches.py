@@ -159,7 +159,7 @@ class GarbageBudget:
             gc.collect()
 
 
-GARBAGE = GarbageBudget()  # one object is enough, because each process runs one job
+GARBAGE = GarbageBudget()  # a process needs only one object of this class, because each process runs only one job
 
 
 # ---------------------------------------------------------------------------------------------------- streams

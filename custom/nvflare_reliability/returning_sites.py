@@ -29,7 +29,8 @@ from nvflare_reliability.kit_patches import DEATHS, failure_of_job, is_expelled,
 from nvflare_reliability.liveness import CHANNEL, EXPELLED, LOOK, REFUSES, TOPIC, WAITS
 
 LOG = logging.getLogger(__name__)
-TRIES = 6  # maximum number of attempts to start a job's process at a hospital, which together take about a minute
+# maximum number of attempts to start a job's process at a hospital; all attempts together take about a minute
+TRIES = 6
 # The job process of a hospital is not restarted if it has died more than MOST_DEATHS times within WITHIN seconds.
 MOST_DEATHS = 5
 WITHIN = 3600.0
@@ -113,7 +114,7 @@ class ReturningSites(FLComponent):
         return not cells & job.seen <= connected
 
     def _look(self, fl_ctx: FLContext) -> None:
-        """Make restarted hospitals return to their jobs, and make ended jobs finish."""
+        """Make restarted hospitals return to the jobs that they left, and make ended jobs finish."""
         here = {client.name: client for client in self.engine.get_clients()}
         for job_id in list(self.jobs):
             running = self.engine.run_processes.get(job_id)

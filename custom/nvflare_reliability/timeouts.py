@@ -8,8 +8,7 @@ LARGEST_PIECE = 16 << 20  # maximum bytes of a piece of a tensor
 SMALLEST_PIECE = 1 << 14
 PIECE = 1 << 20  # bytes of a piece of a tensor if the speed of the connection is not set but measured
 ASK_AGAIN = 30.0  # seconds after which a missing reply counts as late, however slow the connection is
-# By default, a connection may be lost for this many seconds, which is twice the longest interruption that hospitals
-# have reported.
+# Seconds for which a connection may be lost by default: twice the longest interruption that hospitals have reported.
 DOWN = 1200.0
 LONGEST = 86_400.0  # maximum seconds that a site may take for one answer, if the site still sends messages
 

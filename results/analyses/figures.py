@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from medsilo.core.files import write_bytes
 
-# Most colour-blind readers can distinguish Okabe and Ito's colours from each other. Lines also differ in their dashes,
-# and points in their shape.
+# Most colour-blind readers can distinguish Okabe and Ito's colours from each other. Lines can also be distinguished by
+# their dashes, and points by their shapes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = "os^Dv*Px"
 DASHES = ("-", "--", ":", "-.")

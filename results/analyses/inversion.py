@@ -26,7 +26,8 @@ from results.analyses.figures import COLOURS, MARKERS, panels
 from results.analyses.finished import FinishedRun, drawn
 
 CASES = 2  # number of attacked images of each site
-OTHERS = 32  # number of each site's images that serve as guesses by chance, without the attacked image
+# number of images of each site that serve as guesses by chance; the attacked image is not one of these images
+OTHERS = 32
 STEP, SMOOTH = 0.1, 1e-2  # the step size of the signed gradient and the weight of total variation, after Geiping et al.
 Mismatch = Callable[[Tensor], Tensor]
 

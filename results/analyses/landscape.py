@@ -1,8 +1,8 @@
 """Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do in the manner of Li et al. 2018.
 
 Along the axes of a loss landscape, only the trained weights of the model change. Batch norm is in evaluation mode, and
-uses its saved running statistics. The landscape shows the loss on training cases, because the sites minimised the loss
-on training cases.
+uses the model's saved running statistics. The landscape shows the loss on training cases, because the sites minimised
+the loss on training cases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction
 
 
 def unit(model: nn.Module, generator: torch.Generator) -> Direction:
-    """Return a random direction over all trained weights, whose total length is 1 (FedSM, Section 4.2)."""
+    """Return a random direction of length 1 in the space of all trained weights together (FedSM, Section 4.2)."""
     random = [torch.randn(weight.shape, generator=generator).to(weight) for weight in model.parameters()]
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(random)))
     return torch._foreach_div(random, length)  # type: ignore[return-value]
@@ -167,7 +167,7 @@ def _draw_profiles(places: Sequence[float], found: Sequence[dict[str, Any]]) -> 
     for panel, one in pairs:
         panel.plot(places, np.array(one["losses"], float).T, color=COLOURS[0], alpha=0.5, linewidth=1)
         panel.set(xlabel="distance from the model", ylabel="training loss")
-    # each site has its own colour scale, which the models at this site share so that they can be compared
+    # each site has its own colour scale, so that the site's models can be compared with each other
     for site in {one["site"] for one in found}:
         same = [panel for panel, one in pairs if one["site"] == site]
         limits = [panel.get_ylim() for panel in same]

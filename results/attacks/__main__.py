@@ -5,8 +5,8 @@
 The program runs the missing studies, stores each study's result in a file under --cells, and prints
 results/attacks.csv. With --write, the program also writes results/attacks.csv. A stopped program continues with the
 next study. With `--minutes 0`, no study runs. The whole program takes about 90 minutes on one core. The option --wide
-combines all methods with all attacks and defences, and takes many times as long. The program exits with 1 if studies
-are missing, or if the best defence misses the goal in an attack without a declared exception.
+combines all methods with all attacks and defences, and takes many times as long as the usual studies. The program exits
+with 1 if studies are missing, or if the best defence misses the goal in an attack without a declared exception.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="write results/attacks.csv")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="folder for results")
-    parser.add_argument("--minutes", type=float, help="number of minutes after which no study starts")
+    parser.add_argument("--minutes", type=float, help="number of minutes after which the program starts no study")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")  # torch and MONAI print many warnings
     torch.set_num_threads(1)

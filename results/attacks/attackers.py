@@ -1,7 +1,7 @@
 """Define attacks by dishonest hospitals: how they change their data, and how they forge their updates.
 
 An attack changes the results of real participants after their training. The real coordinator receives the forged
-results, and checks them like all other results.
+results, and checks the forged results like honest results.
 
 The dishonest hospitals of a study collude: an attack forges the results of all of them at once. The dishonest hospitals
 know the tensors that they received and the updates that they would honestly send. Of the honest hospitals, the
@@ -311,7 +311,7 @@ class Expert(Attack):
 
 
 class Scores(Attack):
-    """Report false validation scores, from which the server chooses the best round."""
+    """Report false validation scores, because the server chooses the best round from these scores."""
 
     name = "lying scores"
     does = "trains honestly and says that the initial model scores 1 and every other model 0"

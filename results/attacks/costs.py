@@ -62,7 +62,7 @@ def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
 
 
 def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
-    """Return the processor time of a round in seconds, which other processes hardly affect."""
+    """Return the processor time of a round in seconds; other processes hardly change this time."""
     torch.set_num_threads(1)
     sent = list(models(features))
     a_round(defence, features, iter(sent))  # a warm-up round

@@ -46,8 +46,8 @@ class Outcome:
 
 
 class LoopWithBad(Loop):
-    """Exchange messages within one process; dishonest hospitals answer before honest hospitals, so that they can
-    collude.
+    """Exchange messages within one process; dishonest hospitals can collude, because they answer before honest
+    hospitals.
     """
 
     def __init__(self, participants: Mapping[str, TrainingSite], attack: Attack, bad: Collection[str]) -> None:

@@ -46,7 +46,7 @@ class Benchmark:
     alone: Mapping[str, Any]  # settings of pooled and single-site training
     rates: Mapping[str, float]  # learning rates at the hospitals, by method
     numbers: Mapping[str, Mapping[str, Any]]
-    personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital
+    personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital separately
 
     def lacking(self, data: Path) -> list[str]:
         return [name for name in self.files if not (data / self.folder / name).exists()]
@@ -161,8 +161,8 @@ def read_brca(folder: Path) -> Lines:
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
     """Write a table for each hospital and a table of all hospitals, and return a network's input columns.
 
-    The published protocol has no validation cases, so the training cases also serve as validation cases; nothing is
-    chosen by these cases.
+    The published protocol has no validation cases, so the training cases also serve as validation cases; no choice
+    depends on them.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
     validated = any(line["part"] == "validation" for line in together[POOLED])

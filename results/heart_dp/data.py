@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# number of columns to read, index of the disease's column, and indices of columns that become dummies
+# number of columns to read, index of the disease's column, and indices of columns that become dummy variables
 USED, LABEL, DUMMIES = 10, 13, (2, 6)
 TRAIN, SPLIT = 0.66, 43
 # indices of columns; at UCI's last two hospitals, a cholesterol of 0 is a true value

@@ -26,7 +26,7 @@ from results.heart_dp.data import Hospital
 from results.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from results.result_files import Study, Table
 
-ERRORS = 2.0  # a cell agrees if the difference is at most this number of standard errors
+ERRORS = 2.0  # a cell agrees with the published cell if the difference is at most this number of standard errors
 GOALS = {1.0: 0.722, 0.1: 0.679}
 Told = dict[tuple[float | None, float | None], list[float]]  # maps ε and δ to the published accuracy of each seed
 

@@ -1,5 +1,5 @@
-"""Compare methods on IMPACT, 15 studies of brain injury that are each left out of training once, by AUC and
-calibration.
+"""Compare methods by AUC and calibration on IMPACT: 15 studies of brain injury, each of which is left out of training
+once.
 
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
