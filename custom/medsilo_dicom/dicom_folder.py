@@ -43,7 +43,7 @@ class DicomFolder(VolumeFolder):
     @model_validator(mode="after")
     def _one_series(self) -> Self:
         if len(self.modalities) > 1:
-            raise ValueError(f"modalities {list(self.modalities)}: a case is one series; name one")
+            raise ValueError(f"modalities {list(self.modalities)}: a case is one series; name one modality")
         return self
 
     def across_patients(self) -> str:
@@ -69,7 +69,8 @@ class DicomFolder(VolumeFolder):
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError(
-                "task dicom-folder reads one channel and no table; give data.images as one pattern or leave it out"
+                "task dicom-folder reads one channel and no table; give data.images as one pattern, or leave "
+                "data.images out"
             )
         files, problems = CaseIndex.files_below(folder)
         listing = self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source)

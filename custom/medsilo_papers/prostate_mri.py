@@ -133,7 +133,7 @@ class Prostate(PictureTask):
 
     def _single(self, volume: np.ndarray) -> Tensor:
         if not np.isfinite(volume).all():
-            raise DataError("a volume has values that are NaN or infinite; correct or remove it")
+            raise DataError("a volume has values that are NaN or infinite; correct or remove the volume")
         if self.intensity == "percentile":
             clipped = np.minimum(volume, np.percentile(volume, 99))
             least = clipped.min()

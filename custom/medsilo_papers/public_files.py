@@ -119,7 +119,7 @@ def site_folder(
         if holds(place):
             return place
     raise DataError(
-        f"task {task}: expected {layout} in the data folder, or in a folder of it with the site's name",
+        f"task {task}: expected {layout} in the data folder, or in its subfolder with the site's name",
         private=str(folder),
     )
 

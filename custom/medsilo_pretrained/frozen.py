@@ -88,7 +88,7 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
     for prefix, layer in network.named_modules():
         tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
         if tracks or isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-            raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set all")
+            raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set it to all")
         whole = {name: f"{prefix}.{name}" if prefix else name for name in (*layer._parameters, *layer._buffers)}
         held = {name: own for name, own in layer._parameters.items() if own is not None and id(own) not in learns}
         for name, own in held.items():

@@ -162,7 +162,8 @@ class TimmViT(Network):
     def _fits(self) -> Self:
         if self.size % self.patch or self.width % self.heads:
             raise ValueError(
-                f"size {self.size} is not a multiple of patch {self.patch}, or width {self.width} of heads"
+                f"size {self.size} is not a multiple of patch {self.patch}, or width {self.width} is not a multiple of "
+                "heads"
             )
         if min(self.std) <= 0:
             raise ValueError("std: give numbers above 0")

@@ -196,10 +196,12 @@ class _Rows(TableReader):
             known = self.known[name]
             self.codes[name].append(known.setdefault(cells[places[name]].strip()[: TableReader.LONGEST], len(known)))
             if len(known) > MOST_NAMES:
-                raise DataError(f"a column of labels or patients has more than {MOST_NAMES} different ones; correct it")
+                raise DataError(
+                    f"a column of labels or patients has more than {MOST_NAMES} different values; correct it"
+                )
         self.count += 1
         if self.count * len(cells) > TableReader.MOST_CELLS:
-            raise DataError(f"the table has more than {TableReader.MOST_CELLS} numbers; divide it")
+            raise DataError(f"the table has more than {TableReader.MOST_CELLS} numbers; divide the table")
 
     def _number(self, cell: str) -> float:
         text = cell.strip()
@@ -223,7 +225,7 @@ def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: fl
     that agrees best with the sampling rate.
     """
     if not np.isfinite(times).all():
-        raise DataError("recordings have rows without a time; fill it in")
+        raise DataError("recordings have rows without a time; fill in the times")
     between = np.diff(times)
     inside = ~found.begins[1:]
     if (between[inside] <= 0).any():

@@ -97,7 +97,7 @@ class SeriesFolder(OwnFolder, Standardised):
         if len(set(names)) < len(names):
             raise ValueError(f"signals {names}: name each once")
         if levels := [signal.name for signal in self.signals if signal.levels]:
-            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
+            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove the levels")
         return self
 
     # ------------------------------------------------------------------------------------------ objective
@@ -183,8 +183,8 @@ class SeriesFolder(OwnFolder, Standardised):
             raise DataError("data: recordings have no images or labels; leave these keys out, or name a data.table")
         if source.each_alone and "patient" in source.recording_columns:
             raise DataError(
-                "data.recording_columns.patient: under privacy a file must hold one patient, because a fault in it "
-                "leaves out all others; write one file per patient"
+                "data.recording_columns.patient: under privacy, a file must hold one patient, because a fault in it "
+                "leaves out the whole file; write one file per patient"
             )
         listing = CaseIndex.of_recordings(source, folder)
         reader, known = Reader(self.limits, source, self.rate), self.known_labels(source)
@@ -257,7 +257,7 @@ class SeriesFolder(OwnFolder, Standardised):
         share = Fraction(str(self.rate)) / Fraction(str(own))
         if max(share.numerator, share.denominator) > MOST_TERM:
             raise DataError(
-                f"recordings of {own:g} Hz can't be resampled to {self.rate:g} by whole numbers; do it before"
+                f"recordings of {own:g} Hz can't be resampled to {self.rate:g} by whole numbers; resample them before"
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 

@@ -71,7 +71,7 @@ def _bounded(wave: Wave) -> Wave:
     if not wave.names or not 0 < wave.rate < 1e7 or len(set(wave.names)) < len(wave.names):
         raise DataError(DAMAGED)
     if not 0 < wave.rows * len(wave.names) <= TableReader.MOST_CELLS:
-        raise DataError(f"a recording has no samples, or more than {TableReader.MOST_CELLS}; divide it")
+        raise DataError(f"a recording has no samples, or more than {TableReader.MOST_CELLS}; divide the recording")
     return wave
 
 

@@ -23,7 +23,7 @@ def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocation
         raise ValueError(f"the list of revoked certificates has more than {LARGEST >> 20} MiB")
     found = x509.load_pem_x509_crl(text)
     if found.issuer != root.subject or not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
-        raise ValueError("the consortium's root did not sign it")
+        raise ValueError("the consortium's root did not sign the list")
     return found
 
 
