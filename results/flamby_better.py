@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--draws", type=int, default=3, help="number of times that the validation cases are drawn at random"
     )
-    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
+    parser.add_argument("--quick", action="store_true", help="only test on synthetic patients that the program runs")
     asked = parser.parse_args(arguments)
     if asked.quick:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

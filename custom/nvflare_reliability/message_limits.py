@@ -97,7 +97,7 @@ class Gate:
 
     def _streamed(self, message: Message, sender: str) -> Message | None:
         """Accept a message that is part of a stream, unless too many bytes of the same sender wait to be read. Return
-        None, or the reply that rejects the message.
+        the reply that rejects the message, or None if the message is accepted.
         """
         taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
         return None if taken else make_reply(CellCode.MSG_TOO_BIG)

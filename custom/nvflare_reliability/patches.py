@@ -726,7 +726,8 @@ BACKEND = "nvflare.app_common.executors.client_api.external_process_backend:Exte
 def hear_of_killed_script(heard: Callable[[int], object]) -> None:
     """Call a function when the system has killed a training script's process, for example because memory was exhausted.
 
-    Without this patch, a job would fail in its present task and in all later tasks after such a process was killed.
+    Without this patch, a job would fail in its present task and in all later tasks after the system has killed a
+    script's process.
 
     Args:
         heard: Called with the number of the signal that killed the process.

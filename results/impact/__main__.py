@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--at-once", type=int, default=2, help="number of left-out studies that are computed at the same time"
     )
-    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
+    parser.add_argument("--quick", action="store_true", help="only test on synthetic patients that the program runs")
     chosen = parser.parse_args(arguments)
     begin()
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
