@@ -6,9 +6,9 @@ cache needs.
 The program generates volumes and photographs and writes them as a hospital's files. An epoch of the training loop
 (MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. As the reference,
 the same network trains on patches of the same size that are already tensors in memory. The table lists the first epoch
-separately, because the cache is still empty. Times are processor times on one thread, so that other processes of the
-machine hardly change the measured times. From the second epoch on, the goal is at least 0.8 times as many samples per
-second as with tensors in memory.
+separately, because the cache is empty in the first epoch. Times are processor times on one thread, so that other
+processes of the machine hardly change the measured times. From the second epoch on, the goal is at least 0.8 times as
+many samples per second as with tensors in memory.
 """
 
 import tempfile

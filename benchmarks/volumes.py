@@ -12,7 +12,8 @@ RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric
 A round is a hospital's work for one answer. The hospital loads and scores the received model, trains an epoch, saves
 the state and copies the tensors. In a round, the MONAI loop only scores and trains.
 
-Times are processor times on one thread: medians of alternating repetitions. The goal of each ratio is at most 1.05.
+Each time is a processor time on one thread, and the median of several repetitions; repetitions of medsilo and of MONAI
+alternate. The goal is that each ratio of medsilo to the MONAI loop is at most 1.05.
 """
 
 import argparse

@@ -7,7 +7,7 @@ For counting false alarms, no simulated row is better than the others, and one r
 variance of training is estimated in four ways. The first estimate uses each row alone, and the second uses all rows
 without a check. The third uses all rows as in `compare` (medsilo_lab.study.training_luck), and the fourth uses all rows
 and the row itself. In the fourth estimate, the variance of all rows counts as four degrees of freedom (Smyth 2004).
-P-values are corrected for all rows (Holm), at 5 %.
+P-values are corrected for all rows (Holm), and a row is significant at the level of 5 %.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ COLUMNS = (
     "significant",
     "seeds",
     "n",  # number of test patients
-    "text",  # content of a cell that is more than a number
+    "text",  # text of a cell that contains more than a number
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "

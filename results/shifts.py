@@ -40,7 +40,8 @@ def _differences(comparison: Comparison) -> tuple[float, Differences]:
 
 
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
-    """Yield a table for each kind of shift: a method's score by strength, and its differences from the other rows.
+    """Yield a table for each kind of shift: a method's score by strength, and the method's differences from the other
+    rows.
 
     The differences are paired by test case; their confidence intervals also apply to further patients and further
     seeds. The p-values are corrected for all rows that have the same strength.

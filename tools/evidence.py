@@ -330,7 +330,9 @@ FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations that use unchanged images, because only their scores can be compared."""
+    """Return the configurations that use unchanged images, because only scores of these configurations can be
+    compared.
+    """
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
 
 

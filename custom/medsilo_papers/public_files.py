@@ -69,7 +69,7 @@ class PictureTask(Task):
 
     def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
         """Return the purpose of each case: 0 for training, 1 for validation, 2 for test. All cases of a patient have
-        the same purpose, unless the task splits cases as its paper does.
+        the same purpose, unless the task follows a paper that splits cases instead of patients.
         """
         groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
         return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))

@@ -235,8 +235,8 @@ class AnswerGate(Gate):
         NVFlare has a pool of 64 threads that call this method and that also fetch tensors. If threads of the pool read
         answers, 64 simultaneous answers would block each other forever.
 
-        The number of open answers per sender is limited. Without this limit, a sender of endless answers could occupy
-        all threads of the gate.
+        The number of unfinished answers per sender is limited. Without this limit, a sender of endless answers could
+        occupy all threads of the gate.
         """
         origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
         with self.lock:

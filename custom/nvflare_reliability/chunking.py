@@ -590,7 +590,8 @@ class RetryingRequests:
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
         """Report to the sender of the tensors that all pieces have arrived. This method runs in a separate thread.
 
-        The sender keeps the tensors until it receives this report, because the sender may have to send a piece again.
+        The sender keeps the tensors until it receives the report that all pieces have arrived, because the sender may
+        have to repeat a piece.
         """
         try:
             with suppress(RuntimeError):

@@ -160,8 +160,8 @@ class _Listener(TcpStreamServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: socket.socket, client_address: tuple[str, int]) -> None:
-        """Log a failed connection at the level DEBUG. At a higher level, any computer could fill the disk with log
-        lines.
+        """Log a failed connection at the level DEBUG. At a log level above DEBUG, any computer could fill the disk with
+        log lines.
         """
         LOG.debug("no connection of %s: %s", client_address[0], sys.exc_info()[1])
 
@@ -284,8 +284,8 @@ def ends_forgotten() -> bool:
     merged=ends_forgotten,
 )
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """Mark the jobs that ran when the server crashed as ended. This function must be called before the server can start
-    a job.
+    """Mark those jobs as ended that ran when the server crashed. This function must be called before the server can
+    start a job.
     """
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
@@ -409,7 +409,7 @@ def wait_for_deployment(cell: Cell) -> None:
     time limits.
 
     NVFlare itself waits for a deployment only as long as for any command, by default 10 seconds. A client that checks
-    the job's code may need longer.
+    the job's code may need longer than this time.
 
     Args:
         cell: The cell of the server's parent process.

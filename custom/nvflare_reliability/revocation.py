@@ -12,7 +12,7 @@ from cryptography import x509
 
 LOG = logging.getLogger(__name__)
 LIST = "revoked.pem"  # name of the list's file in a startup kit
-LARGEST = 1 << 20  # maximum bytes of a list, which is enough for about 10,000 certificates
+LARGEST = 1 << 20  # maximum bytes of a list of revoked certificates; about 10,000 certificates fit into such a list
 
 
 def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocationList:

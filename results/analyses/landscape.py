@@ -110,8 +110,8 @@ def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Draw the loss of each run's model along random directions of length 1. Networks with equal shapes share the
-    directions.
+    """Draw the loss of each run's model along random directions of length 1. Networks whose weights have equal shapes
+    use the same random directions.
     """
     steps = asked.steps or STEPS
     places, found, lines = ladder(asked.reach, steps), [], []

@@ -108,7 +108,7 @@ class Compared:
 
     @property
     def holds(self) -> bool:
-        """True if the goal is met."""
+        """True if the defence meets the goal in the attack."""
         opened = "backdoor" in self.cell.attack and self.patched_difference > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 
