@@ -1,3 +1,3 @@
-"""Measure medsilo's costs, and print each as a ratio to a stated reference. The file exists because other distributions
-install a package of the name `benchmarks`.
+"""Measure medsilo's costs, and print each cost divided by the cost of a stated reference. This file makes the folder a
+package, because otherwise another installed package with the name `benchmarks` could be imported.
 """

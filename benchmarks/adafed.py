@@ -3,12 +3,12 @@
     python benchmarks/adafed.py
 
 The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
-double loop over sites and tensors; the loop looks up each weight in W and each tensor in a `state_dict()`. Medsilo's
-time is the time of a whole round: the server's aggregator receives models one by one, mixes them as rows and sends the
-results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak memory
-must not exceed the size of N models and one block of tensors. The program creates models one at a time, and passes each
-model to the aggregator. The third measurement compares an evaluation pass that collects AdaFed's statistics with a
-plain evaluation pass, for LeNet5 and for the activity network.
+double loop over sites and tensors. For each tensor, the loop looks up a weight in W and the tensor in a `state_dict()`.
+Medsilo's time is the time of a whole round: the server's aggregator receives models one by one, mixes them as rows and
+sends the results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak
+memory must not exceed the size of N models and one block of tensors. The program creates models one at a time, and
+passes each model to the aggregator. The third measurement compares an evaluation pass that collects AdaFed's statistics
+with a plain evaluation pass, for LeNet5 and for the activity network.
 
 Evaluation passes with and without AdaFed's statistics use the same number of threads. Each reported time is the fastest
 of several calls. The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads
@@ -36,7 +36,7 @@ from medsilo.registry import NETWORKS
 FASTER = {20: 50.0, 100: 150.0}
 SLOWER = 1.3
 SITES, REPEATS = 20, 15
-SLACK = 64 << 20  # bytes for torch's internal memory and the allocator's rounding
+SLACK = 64 << 20  # allowance in bytes for torch's internal memory and for the allocator's rounding
 
 
 def matrix(count: int) -> Tensor:
@@ -86,7 +86,9 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Return a round's peak memory minus the memory at the start, and the bound of this difference, in bytes."""
+    """Return two numbers of bytes: a round's peak memory minus the memory at the start, and the largest value that this
+    difference may have.
+    """
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)
     shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}

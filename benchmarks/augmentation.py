@@ -1,15 +1,17 @@
-"""Measure images per second of training with augmentation, by medsilo and by a plain MONAI loop in the same run.
+"""Measure the number of images per second on which medsilo and a plain MONAI loop train with augmentation, in the same
+run.
 
     python benchmarks/augmentation.py [--repeats N] [--device cuda]
 
 The program generates a hospital's volumes and writes them as NIfTI files. Medsilo and MONAI learn from the same cases,
 which medsilo has read into memory: whole slices of 96 x 96, or patches of 64 x 64 x 32 from volumes. Medsilo and MONAI
-use the same network, loss, optimizer and batches, and the same augmentation: flips, turns and scaling, intensities,
-noise. The MONAI loop follows MONAI's tutorials: a Dataset with a Compose of transforms, a DataLoader, a loop. The row
-`notes off` measures the same MONAI loop without the images' metadata (set_track_meta), which MONAI's tutorials leave
-on. Times are processor times on one thread: medians of alternating repetitions. On a GPU, times are wall-clock times,
-and a second MONAI loop reads with four processes, while medsilo uses none. The goal is at least 1.5 times the images
-per second of the MONAI loop.
+use the same network, loss, optimizer, batches and augmentation (flips, turns, scaling, changes of intensities, and
+noise). The MONAI loop follows MONAI's tutorials, which use a Dataset with a Compose of transforms, a DataLoader and a
+training loop. The row `notes off` measures the same MONAI loop without the images' metadata (set_track_meta), which
+MONAI's tutorials leave on. Each time is a processor time on one thread, and the median of several repetitions;
+repetitions of medsilo and of MONAI alternate. On a GPU, times are wall-clock times, and a second MONAI loop reads with
+four additional processes, while medsilo uses no additional process. The goal is that medsilo trains on at least 1.5
+times as many images per second as the MONAI loop.
 """
 
 import argparse
@@ -106,7 +108,7 @@ class Plain:
 
 
 def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str, Callable[[], object]], int]:
-    """Medsilo and the MONAI loop leave out the last images if these do not fill a batch."""
+    """Medsilo and the MONAI loop leave out the last images of an epoch if these images do not fill a batch."""
     write_hospital(folder / SITE, 0, SPACINGS[SITE], size)
     plan = plan_of(name, size)
     ours = Ours(plan, SITE, folder / SITE, folder / "run", device)

@@ -19,7 +19,7 @@ from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.question import SegmentationQuestion
 
 QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
-HEADS, WIDTH = 15, 64.0  # number of heads of each hospital and their width in millimetres, in results/nnunet.csv
+HEADS, WIDTH = 15, 64.0  # number of heads at each hospital, and width of a head in millimetres, in results/nnunet.csv
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def write_heads(folder: Path) -> Path:
 def plans_of(
     folder: Path, sites: Iterable[str], samples: int | None = None, question: SegmentationQuestion = QUESTION
 ) -> dict[str, Any]:
-    """Return nnU-Net's plans for the data of all hospitals; `samples` is the number of intensities per case."""
+    """Return nnU-Net's plans for the data of all hospitals; `samples` is the number of intensities that are sampled
+    from each case.
+    """
     held = {site: RawData.of(folder / site, question) for site in sites}
     samples = samples or samples_of(sum(len(data.listing.usable) for data in held.values()))
     told = [Fingerprint.of(facts_of(data, samples), samples) for data in held.values()]
@@ -89,7 +91,7 @@ def plans_of(
 
 
 def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:
-    """Return plans whose network has `first` features in the finest stage, so that a training step takes
+    """Return plans whose network has only `first` features in the finest stage, so that a training step takes
     milliseconds.
     """
     plans = json.loads(json.dumps(plans))

@@ -2,17 +2,17 @@
 
     python benchmarks/card.py [--device cuda] [--only NAME ...]
 
-Each measured task alternates with its reference. The program waits for the GPU before it reads the clock, and uses the
-fastest repetition.
+Each measurement alternates between medsilo and the reference. The program waits for the GPU before it reads the clock,
+and uses the fastest repetition.
 
 - loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by MONAI's tutorial
   loop. MONAI's tutorial loop reads every batch's loss. With the same order of summation, the engine's loop must be as
   fast as the tutorial loop.
 - busy: the fraction of an epoch in which the GPU computes, and the GPU's slowest operations.
-- harmofl: the milliseconds of AmplitudeNorm per batch and relative to a training step, and a perturbed step relative
-  to a plain step.
+- harmofl: AmplitudeNorm's milliseconds per batch, AmplitudeNorm's time relative to a training step, and a perturbed
+  step's time relative to a plain step.
 - fedsm: the training time of a site in a FedSM round, relative to three separate passes.
-- volumes: an epoch on patches of volumes from files with augmentation, as in benchmarks/volumes.py.
+- volumes: an epoch with augmentation on patches of volumes that are read from files, as in benchmarks/volumes.py.
 - memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
 
 `python -m benchmarks.nnunet --device cuda` measures nnU-Net's epoch.
@@ -87,8 +87,8 @@ def data_of(cases: int, shape: tuple[int, ...]) -> TensorDataset:
 # ---------------------------------------------------------------------------------------------------- the loop
 @contextmanager
 def sums(order: str) -> Iterator[None]:
-    """Let the GPU add numbers in any order, let cuDNN use a fixed order, or let both cuDNN and torch use a fixed
-    order.
+    """Set the order in which numbers are added: any order, a fixed order in cuDNN, or a fixed order in both cuDNN and
+    torch.
     """
     before = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
     torch.backends.cudnn.deterministic = order != "any order"

@@ -6,9 +6,9 @@ cache needs.
 The program generates volumes and photographs and writes them as a hospital's files. An epoch of the training loop
 (MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. As the reference,
 the same network trains on patches of the same size that are already tensors in memory. The table lists the first epoch
-separately, because the cache is still empty. Times are processor times on one thread, so that other processes of the
-machine hardly change them. From the second epoch on, the goal is at least 0.8 times as many samples per second as with
-tensors in memory.
+separately, because the cache is empty in the first epoch. Times are processor times on one thread, so that other
+processes of the machine hardly change the measured times. From the second epoch on, the goal is at least 0.8 times as
+many samples per second as with tensors in memory.
 """
 
 import tempfile
@@ -72,7 +72,7 @@ def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object]:
-    """Return a function that trains for one pass over these cases."""
+    """Return a function that trains for one pass over the given cases."""
     torch.manual_seed(0)
     compute = Compute()
     network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)

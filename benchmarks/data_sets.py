@@ -7,13 +7,13 @@ registry.
 `read_columns` reads a table as columns. The program compares `scan` and `read_columns` with a loop that reads and
 hashes the same bytes. Times are wall-clock times. A scan may take at most 1.5 times the loop's time, and a second scan
 may read only the 20 changed files. Reading a table may use at most twice the memory of the table's columns, and
-scanning images at most 1 GiB. `read_columns` misses its goal: parsing the text and indexing each value takes pyarrow
-alone four times as long as hashing. For comparison, the program prints the times of pyarrow and of
+scanning images at most 1 GiB. `read_columns` misses the goal, because pyarrow alone takes four times as long to parse
+the text and index each value as hashing takes. For comparison, the program prints the times of pyarrow and of
 `pandas.read_csv(engine="pyarrow")`.
 
 The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. Three rounds of a
-study may take at most 8 s, and `medsilo data` at most 1 s more than starting Python with its libraries. The program
-compiles modules beforehand, as an installation does.
+study may take at most 8 s; `medsilo data` may take at most 1 s more than starting Python and importing the libraries.
+The program compiles Python modules before measuring, because an installation also compiles the modules.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ def table(folder: Path) -> bool:
     used = seconds(lambda: [found[0].column(name) for name in found[0].names])
     indexed = min(seconds(lambda: indices_of(path)) for _ in range(2))
     parsed = min(seconds(lambda: pandas.read_csv(path, engine="pyarrow")) for _ in range(2))
-    columns = LINES * COLUMNS * 4 / 2**20  # MiB of the encoded columns
+    columns = LINES * COLUMNS * 4 / 2**20  # size of the encoded columns in MiB
     note("data sets: columns of a table", taken / loop)
     ratios = (
         f"ratio {taken / loop:.2f}, of pyarrow's {indexed:.1f} s {taken / indexed:.2f}, of pandas' {taken / parsed:.2f}"

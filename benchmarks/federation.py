@@ -5,12 +5,12 @@
 NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator, or with `secure` in one provisioned
 federation over mutual TLS. NVFlare's FedAvg and medsilo exchange the same network (MONAI's U-Net) with the same sites
 and tensors. No site trains, so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with
-`ExchangeFormat.PYTORCH`, exported and started as `SimEnv` does. Medsilo runs its canonical job with the real
-controller, executor and participant, without training and evaluation.
+`ExchangeFormat.PYTORCH`, exported and started in the same way as `SimEnv` does this. Medsilo runs its canonical job
+with the real controller, executor and participant, without training and evaluation.
 
-A round of medsilo lasts from the end of the previous round to its own end. A round of the reference runs from its start
-to the start of the next round. The reported time is the median over all rounds except the first round. Memory is the
-peak resident size of the server's process (VmHWM of Linux).
+The time of a round of medsilo lasts from the end of the previous round to the end of this round. The time of a round of
+the reference lasts from the start of this round to the start of the next round. The reported time is the median over
+all rounds except the first round. Memory is the peak resident size of the server's process (VmHWM of Linux).
 """
 
 import argparse
@@ -40,11 +40,11 @@ PARTS = Path(__file__).resolve().parent / "federation_parts"
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
 POLLING = 0.1  # polling interval of a site in medsilo's jobs in seconds; NVFlare's default is 2
 BETWEEN = "medsilo, between rounds"
-LIMIT = 300.0  # most seconds for a run
+LIMIT = 300.0  # maximum seconds for one run
 REPEATS = 5
 
 TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
-STOCK_ROUND = re.compile(r"Sampled clients: ")  # the first log line of NVFlare's controller in a round
+STOCK_ROUND = re.compile(r"Sampled clients: ")  # the first line that NVFlare's controller logs in a round
 OUR_ROUND = re.compile(r"round \d+: \d+ sites answered")
 
 
@@ -285,7 +285,8 @@ def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
 # ---------------------------------------------------------------------- the tables
 def small() -> None:
     """Measure the round overhead of a small model (table a)."""
-    from timing import note  # other benchmarks import this module without timing
+    # imported here, because other benchmarks import this module but do not need the module timing
+    from timing import note
 
     print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")
     print(f"{'sites':>5} {'stock as it comes':>18} {'stock, same polling':>20} {'medsilo':>8}   ratios")
@@ -369,7 +370,7 @@ def main() -> int:
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
-    # measures a copy of the package, so that edits during the run have no effect
+    # The benchmark measures a copy of the package, so that edits of the package during the run have no effect.
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "custom", folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         sys.path.insert(0, folder)

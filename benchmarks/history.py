@@ -5,7 +5,7 @@
     python -m benchmarks.history --now    # of the cheap benchmarks, now; a worse ratio is measured twice
     python -m benchmarks.history --keep   # at a release: later ratios are compared with today's
 
-Each ratio is medsilo's time, memory or bytes divided by that of a reference in the same run, so ratios of different
+Each ratio is medsilo's time, memory or bytes divided by the reference's value in the same run, so ratios of different
 machines are comparable. A smaller ratio is better. The program exits with 1 if a ratio is more than a tenth above the
 release's ratio.
 """
@@ -38,7 +38,9 @@ def read(lines: Iterable[str]) -> dict[str, float]:
 
 
 def run_cheap(noted: Path) -> dict[str, float]:
-    """Run the benchmarks that take a minute or two, append their ratios to the file `noted`, and return the ratios."""
+    """Run the benchmarks that take a minute or two, append their ratios to the file `noted`, and return the
+    ratios.
+    """
     noted.parent.mkdir(parents=True, exist_ok=True)
     noted.touch()
     for words in CHEAP:

@@ -4,14 +4,14 @@
     python benchmarks/many_sites.py --engine simulator --sites 144 --rounds 20 --kills 6
 
 The study is FedAvg over a few synthetic activity windows at each site, so that a site's fixed cost dominates. With
---large, a round is one training step of fully connected layers with 29 million parameters, on the lines of a table.
-Every number of sites is measured in a separate process. Time is processor time in one process, and wall-clock time in
-the simulator, whose processes share the cores. In one process, memory is the peak minus the memory at the start. In the
-simulator, memory is the peak of all processes together (Linux's PSS). A ratio is the cost per site divided by the cost
-per site in the smallest study of the same run.
+--large, a round is one training step of fully connected layers with 29 million parameters, and each case is a row of a
+table. Every number of sites is measured in a separate process. Time is processor time in one process, and wall-clock
+time in the simulator, whose processes share the cores. In one process, memory is the peak minus the memory at the
+start. In the simulator, memory is the peak of all processes together (Linux's PSS). A ratio is the cost per site
+divided by the cost per site in the smallest study of the same run.
 
 The option --kills N kills the processes of N sites at random times during a study in the simulator. The study must
-continue with the sites that are left, and every round must name the killed sites.
+continue with the remaining sites, and every round must name the sites that are missing.
 """
 
 import argparse
@@ -50,8 +50,8 @@ HEAD = (
 class Cost:
     sites: int
     first: float  # seconds until the end of the first round
-    each: float  # seconds of a later round
-    end: float  # seconds for the delivery and the test
+    each: float  # seconds of each round after the first
+    end: float  # seconds for sending the final model and for testing it
     memory: float  # MB
     disk: float  # MB
 

@@ -258,6 +258,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from timing import note, run  # other benchmarks import this module without timing
+    # imported here, because other benchmarks import this module but do not need the module timing
+    from timing import note, run
 
     run(main, globals(), ROWS=[("LeNet", 2, case) for case in CASES])

@@ -2,21 +2,21 @@
 
     python -m benchmarks.networks [--data DIR] [--seeds N] [--share S] [--only NAME] [--steps]
 
-Each of two data sets is at a single site: real hippocampus volumes (two structures) and synthetic heads from five
-scanners (benchmarks/brains.py). All three networks train on the same cases, and are scored on the same whole test cases
-in the images' original grids:
+The benchmark uses two data sets, each at a single site: real hippocampus volumes (two structures) and synthetic heads
+from five scanners (benchmarks/brains.py). All three networks train on the same cases, and are scored on the same whole
+test cases in the images' original grids:
 
-- medsilo: the plan that `medsilo init` writes for the folder, run by medsilo's engine, with the model of the last
-  round.
+- medsilo: the plan that `medsilo init` writes for the folder, and the model of the last round that medsilo's engine
+  trains with this plan.
 - nnU-Net: its 3d_fullres plan with its standard trainer, preprocessing, predictor (with mirroring) and metrics.
-- MONAI: Auto3DSeg's training of SegResNet, written as a MONAI script, with nnU-Net's patch and spacing. The script has
-  deep
-  supervision, AdamW with warm-up and cosine, crops by class, affine, noise, smoothing and flips.
+- MONAI: Auto3DSeg's training of SegResNet, written as a MONAI script, with nnU-Net's patch and spacing. The script uses
+  deep supervision, AdamW with warm-up and a cosine schedule, crops by class, random affine transforms, noise, smoothing
+  and flips.
 
 Equal work means equal floating-point operations of all training steps, as torch counts them: the operations of
-medsilo's 40 rounds. With --steps, all three networks make the same number of steps with two patches, whatever the steps
-cost. To fit a CPU, the first stage of the other two networks has 8 features instead of 32, and their batch is two. The
-settings of no network were tuned.
+medsilo's 40 rounds. With --steps, all three networks make the same number of training steps on two patches each,
+whatever a step costs. So that nnU-Net and Auto3DSeg can train on a CPU, their first stage has 8 features instead of 32,
+and their batches have two patches. No settings were tuned, for any of the three networks.
 """
 
 import argparse
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=SIZE.seeds)
-    parser.add_argument("--share", type=float, default=SIZE.share, help="share of the default's rounds")
+    parser.add_argument("--share", type=float, default=SIZE.share, help="fraction of the default number of rounds")
     parser.add_argument("--only", help="measure only this set: hippocampus or heads")
     parser.add_argument("--steps", action="store_true", help="compare at equal steps instead of equal operations")
     chosen = parser.parse_args(arguments)

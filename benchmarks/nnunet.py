@@ -8,7 +8,7 @@ runs a study of one site. The trainer of nnU-Net is nnUNetTrainer as `nnUNetv2_t
 the files of nnU-Net's preprocessor, and augments in a separate process. Neither medsilo nor nnU-Net validates in an
 epoch. The epochs of medsilo and nnU-Net alternate. Times are processor times on one thread, or wall-clock times with a
 GPU. The same code then scores both networks on test cases; on a CPU, nnU-Net's predictor and metrics must give the same
-scores. The goal is a ratio of at most 1.05.
+scores. The goal is that medsilo's epoch takes at most 1.05 times as long as nnU-Net's epoch.
 """
 
 import argparse
@@ -151,12 +151,14 @@ def preprocess(
     question: SegmentationQuestion = QUESTION,
     configuration: str = "2d",
 ) -> None:
-    """Let nnU-Net preprocess the cases for its trainer, with medsilo's split."""
+    """Let nnU-Net preprocess the cases for its trainer, with medsilo's division into training, validation and test
+    cases.
+    """
     from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
     place = folder / "preprocessed" / question.name
-    # removes the cases of another seed, because nnU-Net does not overwrite cases
+    # removes the preprocessed cases of an earlier seed, because nnU-Net does not overwrite existing cases
     shutil.rmtree(place, ignore_errors=True)
     manager = PlansManager(plans)
     own = manager.get_configuration(configuration)

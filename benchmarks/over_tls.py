@@ -3,8 +3,9 @@
     python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
 Real processes run from provisioned kits on this machine. The sites do not train (federation_parts/idle_site.py), so all
-answers are sent at once. Memory is the largest resident size of the server's process for the job (VmHWM). One ratio is
-the memory divided by the size of all sites' models; the other ratio divides the bytes sent in each direction.
+answers are sent at once. Memory is the largest resident size of the server's process for the job (VmHWM). The first
+ratio is the memory divided by the size of all sites' models. The second ratio is the transferred bytes divided by twice
+the size of all sites' models.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from medsilo_server.record import Record
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
 SITES, FEATURES = "2,4,8", "32,64,128,256,512,512,224"
-LIMIT = 1200.0  # most seconds of a study
+LIMIT = 1200.0  # maximum seconds of a study
 
 
 @dataclass(frozen=True)
 class Cost:
     parameters: int
     server_mb: float
-    round_seconds: float  # the median over all rounds except the first round
+    round_seconds: float  # the median of the times of all rounds except the first
     sent_mb: float  # megabytes that all sites send and receive in a round after the first round
 
     @property

@@ -4,18 +4,18 @@
     python -m benchmarks.own_script --start
 
 The reference is NVFlare's `FedAvgRecipe` with the same script, network, sites and polling in the same simulator, and
-with PyTorch tensors. The script does not train, so a round only costs the recipe and the client API. federation.py
-describes the measurement.
+with PyTorch tensors. The script does not train, so a round's time is the cost of the recipe and of the client API;
+federation.py describes the measurement.
 
-A single run of medsilo or NVFlare can take half as long again as another run. With --times N, medsilo and NVFlare run N
-times each, in turn, and all figures are medians.
+One run of medsilo or NVFlare can take half as long again as another run of the same program. With --times N, medsilo
+and NVFlare run N times each, in turn, and all reported numbers are medians.
 
-With --airlock, medsilo's recipe runs the script in an airlock, and the reference is the same recipe without an airlock.
-With --airlock, memory is measured in a site's main process, in which no script runs.
+With --airlock, medsilo's recipe runs the script in an airlock (a sandbox), and the reference is medsilo's recipe
+without an airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 
-With --start, the benchmark measures the seconds until a script's first line, in an airlock and outside in turn.
-The first airlock of a process also tests the machine and looks for Python's folders. The bound is on the
-difference of the medians.
+With --start, the benchmark measures the seconds until a script's first line, by turns inside and outside of an airlock.
+The first airlock of a process also tests the machine and looks for Python's folders. The bound applies to the
+difference of two medians: the time inside an airlock minus the time outside.
 """
 
 import argparse
@@ -54,11 +54,12 @@ from medsilo.site.airlock_settings import RoomSettings
 
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
-IN_ROOM = 1.05  # largest ratio of the time inside the airlock to the time outside
-# largest ratios; the median time ratio of several runs is 0.9, and single runs differ by a tenth
+IN_ROOM = 1.05  # maximum ratio of the time inside the airlock to the time outside
+# maximum ratios of medsilo to the reference; the median time ratio of several runs is 0.9, and single runs differ by a
+# tenth
 MOST_TIME, MOST_MEMORY = 1.0, 1.0
-START_MOST = 0.3  # most seconds by which an airlock delays a script's first line
-STARTS = 15  # number of starts in an airlock, and of starts outside
+START_MOST = 0.3  # maximum seconds by which an airlock delays a script's first line
+STARTS = 15  # number of starts inside an airlock, and number of starts outside
 NAME = "own-script"
 
 
@@ -95,7 +96,7 @@ def _in_and_out(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
     return [
-        # one more round, because the start of a round ends the measured time of the previous round
+        # one round more than measured, because the measured time of a round ends when the next round starts
         (
             recipe_of(
                 StockRecipe,
@@ -159,9 +160,11 @@ def main() -> int:
     parser.add_argument("table", nargs="?", choices=(*SIZES, "all"), default="all")
     parser.add_argument("--sites", default=SITES)
     parser.add_argument(
-        "--airlock", action="store_true", help="compare a script in an airlock with the same script outside"
+        "--airlock", action="store_true", help="compare a script in an airlock (a sandbox) with the same script outside"
     )
-    parser.add_argument("--times", type=int, default=1, help="number of runs of both sides, for medians")
+    parser.add_argument(
+        "--times", type=int, default=1, help="number of runs of medsilo and of the reference; the results are medians"
+    )
     parser.add_argument("--start", action="store_true", help="compare the start of a script in an airlock and outside")
     asked = parser.parse_args()
     if asked.start:

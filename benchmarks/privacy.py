@@ -3,8 +3,9 @@ network, batch and optimizer.
 
     python benchmarks/privacy.py
 
-The private step computes and clips the gradients of single cases, adds secret noise, and samples cases by patient, on
-one thread. The goal is at most the time of 2.5 plain steps for the small CNN and the U-Net for slices.
+The private step runs on one thread; it computes and clips the gradients of single cases, adds secret noise, and samples
+cases by patient. The goal is that a private step takes at most as long as 2.5 plain steps, for the small CNN and the
+U-Net for slices.
 """
 
 import ctypes
@@ -67,7 +68,8 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 def peak(work: Callable[[], object]) -> float:
     work()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system, because reused memory would not be counted
+    # returns freed memory to the system at once, because reused memory would be missing from the measurement
+    ctypes.CDLL(None).malloc_trim(0)
     forget_most()
     before = most_held()
     work()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-OTHERS = {  # programs without --quick, which do not measure medsilo or need other data
+# programs that lack the option --quick: they do not measure medsilo, or they need data that are not synthetic
+OTHERS = {
     *(HERE / name for name in ("quick.py", "federation_parts/stock_site.py")),
     *(RESULTS / name for name in ("cross.py", "convert.py", "result_files.py")),
 }

@@ -6,12 +6,14 @@ The program computes one mean of a model with a million parameters, in one proce
 the fastest of several rounds. The columns are:
 
 - `seal`: the time that one site needs to make its message from its tensors
-- `server`: the server's time from having all uploads to the answer, including the removal of the masks
+- `server`: the server's time from the arrival of the last upload until the answer is ready, including the removal of
+  the masks
 - `read`: the time that one site needs to read its tensors from the answer
 
-LOM adds the same pairwise masks as Fed-BioMed, with Fed-BioMed's range and clipping and with medsilo's random streams.
-LOM has no self-masks and tolerates no dropout. NVFlare's filters and aggregator (app_opt/he) compute CKKS with the
-parameters of NVFlare's kits. The program measures CKKS if TenSEAL is installed (the extra `ckks`).
+The program's LOM adds the same pairwise masks as Fed-BioMed, with Fed-BioMed's value range and clipping, but with
+medsilo's random streams. LOM has no self-masks and tolerates no dropout. NVFlare's filters and aggregator (app_opt/he)
+compute CKKS with the parameters of NVFlare's kits. The program measures CKKS if TenSEAL is installed (the extra
+`ckks`).
 """
 
 import argparse
@@ -178,7 +180,8 @@ def quiet() -> Iterator[None]:
 
 @quiet()
 def ckks(given: list[Model]) -> Cost:
-    """Compute with the filters and the aggregator of NVFlare 2.9's app_opt/he, with messages serialised as in NVFlare.
+    """Compute CKKS with the filters and the aggregator of NVFlare 2.9's app_opt/he, and serialise messages as NVFlare
+    does.
 
     The function sets the filters' attributes directly, because the event START_RUN would read the context from a kit's
     folder.
@@ -255,9 +258,9 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "LOM": lom,
     "CKKS": ckks,
 }
-SLOW = {"CKKS": 6}  # most sites with which the benchmark measures a slow method
-# Number of sites for which bounds hold, and the bounds: bytes relative to plain messages, seconds, and the server's
-# seconds relative to plain aggregation
+SLOW = {"CKKS": 6}  # maximum number of sites with which the benchmark measures a slow method
+# The number of sites to which the bounds apply, and the bounds: relative bytes, seconds, and the server's seconds
+# relative to plain aggregation
 JUDGED, MOST_BYTES, MOST_SECONDS, MOST_SERVER = 6, 2.0, 0.2, 1.5
 
 

@@ -28,7 +28,9 @@ def fastest(work: Work, repeats: int) -> float:
 
 
 def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, float]:
-    """Return the seconds of both functions, called in turn so that a change of the machine's speed affects both."""
+    """Return the seconds of both functions; the functions are called in turn, so that a change of the machine's speed
+    affects both.
+    """
     first(), second()
     times = [(seconds(first), seconds(second)) for _ in range(repeats)]
     return min(time for time, _ in times), min(time for _, time in times)
@@ -47,7 +49,7 @@ def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> 
 
 
 def note(name: str, ratio: float) -> None:
-    """Record a ratio of medsilo to its reference, where smaller is better, for a comparison with the last release."""
+    """Record a ratio of medsilo to its reference for a comparison with the last release; a smaller ratio is better."""
     if place := os.environ.get(RATIOS):
         with Path(place).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, "ratio": round(ratio, 4)}) + "\n")

@@ -3,15 +3,17 @@
     python benchmarks/volumes.py [--repeats N]
 
 The program generates three hospitals' volumes with different spacings and writes them as NIfTI files. Medsilo and the
-MONAI loop read the same files and keep the volumes in memory. Both draw patches of 64 x 64 x 32, half of which contain
-a structure, flip the patches, change their intensities and add noise. Both train the same U-Net with the same loss,
-optimizer and batch size, and score whole volumes with overlapping windows. The MONAI loop follows MONAI's tutorials:
-CacheDataset, DataLoader, RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
+MONAI loop read the same files, and keep the volumes in memory. Medsilo and the MONAI loop draw patches of 64 x 64 x 32,
+half of which contain a structure. Medsilo and the MONAI loop flip the patches, change the patches' intensities and add
+noise. Medsilo and the MONAI loop train the same U-Net with the same loss, optimizer and batch size, and score whole
+volumes with overlapping windows. The MONAI loop follows MONAI's tutorials: CacheDataset, DataLoader,
+RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
 
-A round is a hospital's work for one answer: load the received model, score it, train an epoch, save the state and copy
-the tensors. In a round, the MONAI loop only scores and trains.
+A round is a hospital's work for one answer. The hospital loads and scores the received model, trains an epoch, saves
+the state and copies the tensors. In a round, the MONAI loop only scores and trains.
 
-Times are processor times on one thread: medians of alternating repetitions. The goal of each ratio is at most 1.05.
+Each time is a processor time on one thread, and the median of several repetitions; repetitions of medsilo and of MONAI
+alternate. The goal is that each ratio of medsilo to the MONAI loop is at most 1.05.
 """
 
 import argparse
@@ -172,7 +174,8 @@ class Plain:
             RandGaussianNoised("image", prob=0.5, std=0.05),
         ]
         cases = CacheDataset(files, Compose([*kept, *(drawn if trains else [])]), progress=False)
-        alone = trains and len(names) % BATCH == 1  # medsilo leaves out a case that would be alone in the last batch
+        # medsilo leaves out a case that would be the only case in the last batch
+        alone = trains and len(names) % BATCH == 1
         return DataLoader(cases, batch_size=BATCH if trains else 1, shuffle=trains, drop_last=alone)
 
     def train(self) -> float:

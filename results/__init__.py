@@ -1,1 +1,1 @@
-"""Run the studies, analyses and simulations that write the files of this folder."""
+"""Programs that run the studies, analyses and simulations, and that write the files of this folder."""

@@ -1,11 +1,11 @@
-"""Create the files of results/ that compare methods.
+"""Create those files of results/ that compare methods.
 
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-The program runs the missing runs of the named studies ("all" names every study) and prints their result files. With
---write, files with at least three finished seeds are written into results/. The program keeps finished runs under
---cells, so that a stopped program continues with the next run. With `--minutes 0`, no run starts. A file always states
-its number of finished seeds. The program exits with 1 if a run is missing or has failed.
+The program runs the missing runs of the named studies ("all" names every study), and prints the result files of these
+studies. With --write, files with at least three finished seeds are written into results/. The program keeps finished
+runs under --cells, so that a stopped program continues with the next run. With `--minutes 0`, no run starts. Each
+written file states its number of finished seeds. The program exits with 1 if a run is missing or has failed.
 """
 
 import argparse
@@ -38,12 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("pages", nargs="*", default=NONE, choices=[*PAGES, ALL, NONE], metavar="PAGE", help=names)
     parser.add_argument("--write", action="store_true", help="write results/PAGE.csv")
     parser.add_argument("--minutes", type=float, help="start no run after this number of minutes")
-    parser.add_argument("--seeds", type=int, help="run at most this number of seeds now (default: all of the page)")
+    parser.add_argument(
+        "--seeds", type=int, help="run at most this number of seeds now (default: all seeds of the page)"
+    )
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="folder for runs")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of real data")
-    parser.add_argument("--shift", type=int, help="another seed of the shift that is induced in recorded activity")
     parser.add_argument(
-        "--quick", action="store_true", help="start no run: only print the number of finished runs of a page"
+        "--shift", type=int, help="seed of the shift that is induced in recorded activity (default: that of the page)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="start no run; only print the number of finished runs of a page"
     )
     chosen = parser.parse_args(arguments)
     if chosen.quick:

@@ -70,7 +70,7 @@ class Answers:
         return [(one, other) for one, other in named if one and (one, other) in self.found]
 
     def of_hospitals(self, name: str, other: str) -> dict[str, PairedDifference]:
-        """Return a contrast at each hospital, corrected for the number of hospitals."""
+        """Return a contrast at each hospital; the p-values are corrected for the number of hospitals."""
         mine, theirs = self.kept.scores[name], self.kept.scores[other]
         return _tested({site: compare(mine, theirs, [site]) for site in sorted(mine[0])})
 
@@ -133,13 +133,13 @@ def _spread(one: Answers, name: str) -> float:
 
 
 def difference_of(found: PairedDifference) -> str:
-    """Return a contrast in points with its interval, in bold if the contrast is significant."""
+    """Return a contrast in points with its interval, written in bold if the contrast is significant."""
     low, high = found.interval
     return difference(found.changed(low=low, high=high))
 
 
 def unseen_of(found: PairedDifference) -> str:
-    """Return the confidence interval that allows for failures on kinds of patients that the test set lacks."""
+    """Return a confidence interval that also allows for failures on kinds of patients that the test set lacks."""
     return f"{100 * found.unseen[0]:+.1f} to {100 * found.unseen[1]:+.1f}" if found.unseen else ""
 
 

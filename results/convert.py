@@ -24,15 +24,18 @@ from medsilo.tasks.splits import dirichlet
 X_RAYS = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left")
 ORGANS = (*ORGANS, "lung-right", "pancreas", "spleen")
-# PAMAP2's acceleration (16 g), gyroscope and magnetometer of each sensor, with three axes each
+# Columns of PAMAP2: for each of three sensors, the axes of the acceleration (16 g), of the gyroscope and of the
+# magnetometer
 CHANNELS = [start + axis for start in (3, 20, 37) for axis in (1, 2, 3, 7, 8, 9, 10, 11, 12)]
 # lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing and rope jumping
 ACTIVITIES = (1, 2, 3, 4, 6, 7, 13, 16, 17, 24)
-# length and distance of windows, calculated from the released network and from the paper's number of test windows
+# length of a window, and distance between the starts of two windows; both follow from the released network and the
+# paper's number of test windows
 STEPS, STRIDE = 200, 100
 CLIENTS, ALPHA, FEWEST = 20, 0.1, 40
 REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # grey levels of the background, the disc's rim and the cup
-Pair = tuple[str, Path, np.ndarray]  # the source, an image, and a mask with 1 in the disc's rim and 2 in its cup
+# the data source, the path of an image, and the image's mask with 1 in the disc's rim and 2 in the cup
+Pair = tuple[str, Path, np.ndarray]
 
 
 def write_cases(folder: Path, rows: Iterable[dict[str, str]], by_patient: bool) -> None:
@@ -81,8 +84,8 @@ def covid_xray(folder: Path, by_patient: bool = False) -> None:
 
 
 def organmnist(folder: Path, by_patient: bool = False) -> None:
-    """Write MedMNIST's files into a folder for each set. No CT is in two of MedMNIST's parts, so MedMNIST's parts serve
-    as the split by patient.
+    """Write MedMNIST's files into a folder for each set. No CT volume is in two of MedMNIST's three parts, so these
+    parts serve as the split by patient.
     """
     for source in sorted(folder.glob("organ?mnist*.npz")):
         place, rows = folder / source.stem, []

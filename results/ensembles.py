@@ -1,7 +1,8 @@
-"""Score ensembles of single-site models, which average their probabilities, on every hospital's test cases.
+"""Score ensembles of single-site models on every hospital's test cases; an ensemble averages the probabilities of its
+models.
 
-An ensemble costs the same training as single-site models, and one exchange of models. Survival models form no ensemble,
-because their risks are not comparable.
+An ensemble needs only the training of single-site models and one exchange of these models. Survival models form no
+ensemble, because their risks are not comparable.
 """
 
 from medsilo.core.errors import MedsiloError

@@ -1,4 +1,4 @@
-"""Collect the results of a comparison's runs for the first tables of a page, by row and seed."""
+"""Collect the results of a comparison's runs by row and seed, for the first tables of a page."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ class CellResult:
     pooled: float | None = None
     sites: dict[str, float | None] = field(default_factory=dict)
     validation: list[float | None] = field(default_factory=list)  # mean over sites after 0, 1, 2, … rounds
-    measuring: int = 0  # number of rounds without training at the beginning
+    measuring: int = 0  # number of rounds at the beginning in which no site trains
     seconds: float | None = None
     bytes_up: float | None = None  # bytes that a site sent in a round, on average
 
@@ -29,7 +29,9 @@ def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
 
 
 def over_folds(results: Sequence[CellResult]) -> CellResult:
-    """Combine the results of a seed's folds into one result: the means of scores, and the sum of times."""
+    """Combine the results of the folds of one seed into one result: the mean of the scores, and the sum of the
+    times.
+    """
     if len(results) == 1:
         return results[0]
     curves = zip(*(result.validation for result in results), strict=False)

@@ -3,10 +3,10 @@
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
 For each data set, every candidate trains on three quarters of each hospital's training cases and is scored on the other
-quarter. The trial is repeated N times with new draws; a region with only two deaths takes no part. The candidate with
-the best mean then trains on all training cases with FLamby's five seeds. The program tests the chosen candidate once,
-and also trains and tests the best published row again. A third row follows FLamby's code for Cyclic: each hospital
-trains a copy of the model, and the first hospital's copy is tested.
+quarter. The trial is repeated N times with new random draws of the quarter; a region with only two deaths takes no
+part. The candidate with the best mean score then trains on all training cases with FLamby's five seeds. The program
+tests the chosen candidate once, and also trains and tests the best published row again. A third row follows FLamby's
+code for Cyclic: each hospital trains a copy of the model, and the first hospital's copy is tested.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tests import inprocess
 from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
-RAREST = 3  # fewest cases of each outcome with which a hospital takes part in comparisons
+RAREST = 3  # minimum number of cases of each outcome that a hospital needs to take part in comparisons
 HELD = 0.25  # fraction of each hospital's training cases that is held out for comparing candidates
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published federated rows
 
@@ -39,7 +39,8 @@ class Candidate:
     method: str
     rate: float
     changes: tuple[str, ...] = ()
-    # True: the mean and deviation of all hospitals' training cases standardise the columns, also in the test
+    # True: the mean and deviation of all hospitals' training cases standardise the columns, for training and for the
+    # test
     one_scale: bool = False
 
     def __str__(self) -> str:
@@ -48,7 +49,9 @@ class Candidate:
 
 
 def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
-    """Yield the compared ways of training: the published rows, and values that the publication left open."""
+    """Yield the compared ways of training: those of the published rows, and variants of settings that the publication
+    does not test.
+    """
     for method in benchmark.rates:
         yield Candidate(method, benchmark.rates[method])
     rates = (0.003, 0.01, 0.03, 0.1)
@@ -67,7 +70,8 @@ def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
     )
     for changes, rate in product(more, rates):
         yield Candidate("fedavg", rate, changes)
-    # FLamby's federated models train in each hospital's scale, and are tested in the common scale of all hospitals.
+    # FLamby's federated models train on columns that each hospital standardises, and are tested on columns that all
+    # hospitals together standardise.
     for changes, rate in product(((), more[1], more[4]), rates):
         yield Candidate("fedavg", rate, changes, one_scale=True)
     for method, rate in product(("scaffold", "cyclic"), rates):
@@ -175,8 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m results.flamby_better", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with heart_uci and tcga_brca")
     parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="folder for scores")
-    parser.add_argument("--draws", type=int, default=3, help="number of draws of validation cases")
-    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
+    parser.add_argument(
+        "--draws", type=int, default=3, help="number of times that the validation cases are drawn at random"
+    )
+    parser.add_argument("--quick", action="store_true", help="only test on synthetic patients that the program runs")
     asked = parser.parse_args(arguments)
     if asked.quick:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

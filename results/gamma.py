@@ -3,12 +3,12 @@
     python -m results.gamma
 
 Regret is the mean score of the best tried gamma minus the mean score of the chosen gamma, in points. The images are
-simulated. A simulated selector names a hospital with a confidence, and is right more often at higher confidence. A
-right expert scores higher than the global model, and a wrong expert scores lower than the global model. The study
+simulated. A simulated selector names a hospital and a confidence, and is right more often if the confidence is higher.
+The right hospital's expert scores higher than the global model, and a wrong hospital's expert scores lower. The study
 chooses gamma on twelve validation images of each of three hospitals (medsilo.deploy.supermodel). The chosen gamma is
-judged on many other images, and on darker images, for which the selector is less confident and less often right. The
-selector's general confidence differs from study to study. Studies with a single best gamma are left out, because they
-offer no choice.
+judged on many further images, and on darker images; for darker images, the selector is less confident and less often
+right. The selector's general confidence differs from study to study. Studies in which only one gamma is best are left
+out, because all rules then choose this gamma.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,12 @@ from benchmarks.timing import run
 from medsilo.deploy.supermodel import THRESHOLDS, tune
 
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
-# the global model's score, its difference from a wrong expert's score, and the standard deviation over images
+# the global model's score, this score minus a wrong expert's score, and the standard deviation over images
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
-# score of a right expert minus the global model's score, for similar and for different hospitals
+# the right expert's score minus the global model's score, for similar hospitals and for different hospitals
 DIFFERENCES = (0.05, 0.15)
-KINDS = {"of the same kind": 0.0, "darker": 0.4}  # amount by which the selector's scores shrink
+# for each kind of images, the amount by which the selector's scores are reduced
+KINDS = {"of the same kind": 0.0, "darker": 0.4}
 CHOICES = ("upper edge", "lower edge", "middle")
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -42,7 +43,9 @@ def score(images: Images, gamma: float) -> float:
 
 
 def regrets(difference: float, darker: float, times: int = TIMES) -> tuple[int, Sequence[float]]:
-    """Return the number of studies with a choice, and the mean regret of each choice in these studies, in points."""
+    """Return the number of studies in which several values of gamma are best, and the mean regret of each rule in these
+    studies, in points.
+    """
     random = np.random.default_rng(3)
     lost = []
     for _ in range(times):

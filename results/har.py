@@ -15,11 +15,12 @@ SITE_FILES = "subject_*.npz"
 
 
 def in_order(windows: np.ndarray) -> np.ndarray:
-    """Return windows [n, sensors, steps] from values that are stored in either order.
+    """Return windows [n, sensors, steps]; the stored values may be in the order of sensors and steps, or of steps and
+    sensors.
 
-    The available copy stores the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row
-    mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the order with the smaller
-    differences between steps is right.
+    The available copy stores the numbers of an array [n, steps, sensors] under the shape [n, sensors, steps], so that
+    each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the right order is
+    that with the smaller differences between steps.
     """
     values = windows.astype(np.float32)
     turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))
@@ -31,10 +32,10 @@ def _roughness(windows: np.ndarray) -> float:
 
 
 def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
-    """Return windows as a device with another mounting and another calibration would record them.
+    """Return windows as a device with a different mounting and a different calibration would record them.
 
-    Each site has one permutation and one sign of the three axes for all the site's sensors. Each kind of sensor has a
-    gain between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
+    For each site, one permutation and one sign of the three axes apply to all the site's sensors. Each kind of sensor
+    has a gain between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
     """
     draw = np.random.default_rng(seed_for(seed, "shift", site))
     order = draw.permutation(AXES)

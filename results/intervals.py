@@ -2,10 +2,11 @@
 
     python -m results.intervals [--write]
 
-The program simulates patients, seeds and scores; for some simulations, a few scores are 0 and all other scores about
+The program simulates patients, seeds and scores. In some simulations, a few scores are 0 and all other scores are about
 0.9. The intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve.
-The intervals of differences between two methods are simulated in the worlds of results/worlds.py. The column "found" is
-the fraction of studies that find the difference which other studies report to be detectable with 80 % power.
+The intervals of differences between two methods are simulated in the worlds of results/worlds.py. Some studies report
+the difference that is detectable with 80 % power; the column "found" is the fraction of repetitions that find this
+difference.
 
 The program prints the content of results/intervals.csv; with --write, the program also writes the file.
 """

@@ -1,7 +1,8 @@
-"""Store the scores of single patients in one file of results/scores for each part of a study.
+"""Store the scores of single patients; each part of a study has one file in results/scores.
 
 For each test case of each hospital, the file has the score of every seed and configuration, and a number that
-identifies the case's patient. The file's header names the training of each configuration and its validation score.
+identifies the case's patient. The file's header has the training conditions and the validation score of each
+configuration.
 """
 
 import csv
@@ -32,7 +33,7 @@ AVERAGES = ("uniform", "cases", "patients")
 
 @dataclass(frozen=True)
 class Terms:
-    """The training conditions that two configurations must share in a contrast."""
+    """The training conditions that must be equal in both configurations of a contrast."""
 
     images: str
     weighting: str  # weighting of hospitals in a mean; "own" means the method's rule

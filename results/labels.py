@@ -1,4 +1,4 @@
-"""Compare hospitals that lack some labels and columns with the same hospitals without gaps.
+"""Compare hospitals that lack some labels and columns with the same hospitals with complete data.
 
     python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = result_files.FOLDER / "labels.csv"
 SITES, JUDGE = ("a", "b", "c", "d"), "judge"
 STRUCTURES = ("anterior", "posterior")
-DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that each hospital outlined
+DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # maps each hospital to the structure that the hospital outlined
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
 LEAST = 3  # minimum number of seeds in a file that the program writes
@@ -67,8 +67,8 @@ def everything(**own: Any) -> Own:
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return a function that divides the volumes: 50 to each hospital and 60 to the judge, with masks of both
-    structures or of one structure.
+    """Return a function that divides the volumes: 50 to each hospital and 60 to the judging hospital, with masks of
+    both structures or of one structure.
     """
 
     def write(folder: Path, seed: int, few: bool) -> None:
@@ -141,9 +141,7 @@ def volumes(source: Path) -> Part:
 
 # ------------------------------------------------------------------------------------------------ columns
 def write_tables(folder: Path, seed: int, few: bool) -> None:
-    """Write a table of 18 columns for each hospital, and a table without some columns for each hospital of the second
-    kind.
-    """
+    """Write a generated table of 18 columns for each hospital, including the judging hospital."""
     drawn = np.random.default_rng(seed)
     weights = drawn.normal(size=len(COLUMNS))
     for site in (*SITES, JUDGE):

@@ -1,6 +1,7 @@
-"""Change the appearance of each image before training, without any exchange between hospitals.
+"""Change the appearance of each image before training; hospitals exchange nothing for this change.
 
-An improvement by federated training on such images cannot depend on a method that shares the images' appearance.
+If federated training on such images improves scores, the improvement does not come from a method that shares the
+images' appearance.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +60,9 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def look_of(title: str) -> str:
-    """Return the appearance that a row's title names at its end, for example "centred" for "FedAvg, centred", or ""."""
+    """Return the appearance that a row's title names at its end, for example "centred" for "FedAvg, centred", or an
+    empty text.
+    """
     last = title.rpartition(", ")[2]
     return last if last in LOOKS else ""
 

@@ -1,6 +1,4 @@
-"""Run the cells of a page in order, whole seeds first, and store them in folders so that a stopped program can
-continue.
-"""
+"""Run the cells of a page seed by seed, and store each cell in a folder, so that a stopped program can continue."""
 
 import sys
 import time
@@ -26,7 +24,7 @@ from results.sites import differing
 from results.stress import write_stress
 
 ROOT = Path(__file__).resolve().parents[1]
-READY = "ready"  # suffix of the folder with preprocessed images, which lies next to the part's folder
+READY = "ready"  # suffix of the folder with preprocessed images; this folder lies next to the part's folder
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Comparison:
         return cls(part, folder, asked.all_cells())
 
     def turn(self, row: Row) -> int:
-        """Return the order in which a row runs: 0 for rows that run together, seed by seed; higher numbers run later,
-        row by row.
+        """Return the place of a row in the order of runs. Rows with place 0 run together, seed by seed; rows with
+        higher places run later, one by one.
         """
         names = (row.title, row.method)
         return next((turn for turn, name in enumerate(self.part.later, 1) if name in names), 0)
@@ -69,7 +67,7 @@ class Comparison:
         return [cell for cell in self.cells if not self.turn(cell.row)]
 
     def whole_seeds(self) -> list[int]:
-        """Return the seeds for which all rows except the last rows are finished."""
+        """Return the seeds for which all rows are finished, apart from the rows that run last."""
         left = {cell.seed for cell in self.first if not cell.summary()}
         return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
 
@@ -116,10 +114,10 @@ def comparisons(name: str, page: Page, places: Places, shift: int | None = None)
 
 
 def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
-    """Run the missing cells, seed by seed over all parts, and return the failures; cells of the rows that `later` names
-    run last.
+    """Run the missing cells, seed by seed over all parts, and return the failures; the cells of rows in `later` run
+    last.
 
-    No run starts after the time `until`. With `seeds`, only this number of seeds runs.
+    No run starts after the time `until`. With `seeds`, the program runs only this number of seeds.
     """
     order = sorted(
         ((part, cell) for part in parts for cell in part.cells if seeds is None or cell.seed < seeds),

@@ -21,7 +21,7 @@ from results.result_files import DECLARED, MEAN, Study, Table
 from results.shifts import tables as tables_of_shifts
 from results.tables import differences, points, scores
 
-REMARK = "remark"  # a handwritten remark above a file's table, which is preserved
+REMARK = "remark"  # a handwritten remark above a file's table; a rewritten file keeps the remark
 
 
 def study(
@@ -107,8 +107,8 @@ def _tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _declared(comparison: Comparison) -> Iterator[Table]:
-    """Yield the answers to the declared questions in the part's list. The p-values are corrected only for the questions
-    in the list.
+    """Yield the answers to the questions that a part of the page declares. The p-values are corrected only for the
+    questions of this part.
     """
     there = {cell.row.title for cell in comparison.compared()}
     pairs = [pair for pair in comparison.part.asked if there.issuperset(pair)]
@@ -127,8 +127,8 @@ def _declared(comparison: Comparison) -> Iterator[Table]:
 
 
 def _other_people(part: str, verdict: Verdict) -> Table:
-    """Return the differences between methods with confidence intervals for other people; a person counts with the mean
-    over seeds.
+    """Return the differences between methods with confidence intervals that apply to people outside the study; a
+    person's value is the mean over seeds.
 
     Student's t intervals over people ignore that people in one federation are not quite independent.
     """

@@ -17,12 +17,14 @@ LOOK, ANATOMY, SENSORS = "look", "anatomy", "sensors"
 
 @dataclass(frozen=True)
 class Shift:
-    """A simulated kind of difference between hospitals, with its strength in one part of the page."""
+    """A simulated kind of difference between hospitals; `power` is the strength of the difference in one part of the
+    page.
+    """
 
     kind: str
     power: float
     axis: str
-    control: str  # the row with the method's cost but without its idea
+    control: str  # the row with the same cost as the tested method, but without the method's idea
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,16 @@ class Part:
     title: str
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
     baseline: str
-    why: str  # reason for the question, which was chosen before any run
+    why: str  # the question was chosen before any run for this reason
     plan: str = ""  # a plan file or job of the repository; an empty text if `task` is set instead
     task: str = ""
     changes: tuple[str, ...] = ()
     seeds: int = 10
-    # titles or methods of rows that run one after the other, when all other rows have all seeds
+    # titles or methods of rows that run one after the other, after all seeds of all other rows
     later: tuple[str, ...] = DEAREST
     folds: int | None = None
     beside: tuple[str, ...] = ()  # baselines for exploratory differences, besides the declared baseline
-    # declared questions besides the question of the part, each with a row and its baseline
+    # further declared questions of the part; each consists of a row and the row's baseline
     asked: tuple[tuple[str, str], ...] = ()
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
@@ -50,8 +52,8 @@ class Part:
     # True means that contrasts.yaml declares the part's contrasts, computed from stored scores; ensembles of
     # single-site models are scored, too
     elsewhere: bool = False
-    people: bool = False  # every site is one person, so that other sites are other people
-    # With `made_up`, `baseline` is the method itself, whose difference from every other row is reported.
+    people: bool = False  # every site is one person, so that the test at other sites is a test on other people
+    # If `made_up` is set, `baseline` is the tested method, and the page reports its difference from every other row.
     made_up: Shift | None = None
 
 
@@ -492,7 +494,7 @@ WEIGHTS = Page(
 SYNTHETIC = "Synthetic data: our measurements, not the papers'. "
 NUCLEI_SETS = "MoNuSAC 2020, MoNuSeg 2018, TNBC (222 tiles of 94 patients)"
 
-# The pages are in the order in which `all` runs them: real data first, then by their cost.
+# The pages are in the order in which `all` runs them: pages of real data first, and cheap pages before expensive pages.
 PAGES = {
     "study-nuclei": Page(
         "Methods on three public sets of nuclei, with folds",

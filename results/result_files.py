@@ -20,7 +20,7 @@ FOLDER = ROOT / "results"
 COLUMNS = (
     "part",
     "configuration",  # a method, or a method with its settings
-    "baseline",  # the baseline; empty if the value is no difference
+    "baseline",  # the baseline; empty if the value is not a difference
     "quantity",
     "value",
     "spread",  # standard deviation over seeds, unless the header says otherwise
@@ -30,11 +30,11 @@ COLUMNS = (
     "significant",
     "seeds",
     "n",  # number of test patients
-    "text",  # content of a cell that is more than a number
+    "text",  # text of a cell that contains more than a number
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "
-# the section of a file whose p-values are corrected only for the questions of this section
+# the section of a file that has its own correction of p-values, for the questions of this section only
 DECLARED = "declared questions"
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 CELL = re.compile(
@@ -68,10 +68,10 @@ def parsed(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a study: the first `keys` columns name the configuration, every other column is a quantity.
+    """A table of a study: the first `keys` columns name the configuration, and every other column is a quantity.
 
-    A column "p" belongs to the quantity before it, and a column "seeds" to the whole row. A column "less X" is the
-    difference from X.
+    A column "p" belongs to the quantity in the column before; a column "seeds" belongs to the whole row. A column "less
+    X" has the difference between the row's value and X's value.
     """
 
     heads: Sequence[str]
@@ -80,7 +80,7 @@ class Table:
     baseline: str = ""
     seeds: str = ""
     keys: int = 1
-    patients: Mapping[str, int] = field(default_factory=dict)  # number of tested patients, by quantity
+    patients: Mapping[str, int] = field(default_factory=dict)  # number of tested patients for each quantity
 
     def lines(self) -> Iterator[dict[str, str]]:
         for row in self.rows:

@@ -1,4 +1,6 @@
-"""Tabulate induced shifts: each method's difference by the power of the shift for which the method was designed."""
+"""Make tables of simulated shifts: each method's difference by the strength of the shift for which the method was
+designed.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,8 +12,9 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-Differences = dict[str, PairedDifference]  # by other row: the mean over sites of the difference from that row
-By = dict[float, tuple[float, Differences]]  # by power: the method's score and its differences
+# maps each other row to the mean over sites of the method's difference from this row
+Differences = dict[str, PairedDifference]
+By = dict[float, tuple[float, Differences]]  # maps each strength of the shift to the method's score and differences
 
 
 def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]:
@@ -37,10 +40,11 @@ def _differences(comparison: Comparison) -> tuple[float, Differences]:
 
 
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
-    """Yield a table for each kind of shift: a method's score by strength, and its differences from the other rows.
+    """Yield a table for each kind of shift: a method's score by strength, and the method's differences from the other
+    rows.
 
-    The differences are paired by test case, and their confidence intervals allow for other patients and other seeds.
-    The p-values are corrected for all rows at one strength.
+    The differences are paired by test case; their confidence intervals also apply to further patients and further
+    seeds. The p-values are corrected for all rows that have the same strength.
     """
     for shift, first, by in kinds(parts):
         method = first.part.baseline

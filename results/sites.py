@@ -1,7 +1,7 @@
-"""Change generated hospitals so that they differ by a given strength.
+"""Change generated hospitals so that they differ from each other with a given strength.
 
-Differences in appearance use the task's `shift`. All other kinds of difference change the generated task: the number of
-hospitals that label the other structure, or the distance between sensor families.
+Differences in appearance use the task's `shift`. Differences in structures or sensors change the generated task: the
+number of hospitals that label the other structure, or the distance between sensor families.
 """
 
 from contextlib import AbstractContextManager, nullcontext

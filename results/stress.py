@@ -1,8 +1,9 @@
-"""Create hospitals that differ in one way from one hospital's volumes, as stress tests of federated learning do.
+"""Create hospitals from the volumes of one hospital so that they differ in only one way, as stress tests of federated
+learning do.
 
 Each volume gives one slice. Volumes are dealt to four hospitals in turn, and the program changes each hospital's slices
-with the strength in POWERS. The changed property is gamma, blur or pixel size, which affect the appearance, or the
-outlined structure. All other properties are equal, so a result depends only on the changed property.
+with the strength in POWERS. The changed property is the outlined structure, or a property of the appearance (gamma,
+blur or pixel size). All other properties are equal, so a result depends only on the changed property.
 """
 
 import shutil
@@ -27,7 +28,7 @@ POWERS: Mapping[str, tuple[float, ...]] = {
     "scale": (0.6, 0.85, 1.2, 1.6),
     "structure": (ANTERIOR, POSTERIOR, ANTERIOR, POSTERIOR),
 }
-Slice = tuple[np.ndarray, np.ndarray]  # intensities in 0 to 1, and labels
+Slice = tuple[np.ndarray, np.ndarray]  # intensities from 0 to 1, and labels
 
 
 def _gamma(image: np.ndarray, labels: np.ndarray, power: float) -> Slice:

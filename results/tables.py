@@ -1,4 +1,4 @@
-"""Present a comparison as tables of a file: its scores, and their differences with intervals."""
+"""Present a comparison as tables of a file: the methods' scores, and the differences between methods with intervals."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ ALONE = "single-site, same normalisation layer"
 
 
 def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdict: Verdict) -> Table:
-    """Return for each row the mean test score over sites, the score's spread over seeds, the worst site, the best
+    """For each row, return the mean test score over sites, the score's spread over seeds, the worst site, the best
     round, and the cost.
     """
     sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
@@ -62,7 +62,7 @@ def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterato
 
 
 def helps(verdict: Verdict, site: str) -> str:
-    """Describe the benefit for a site from the declared federation, or from any federation if none is declared."""
+    """Describe how a site benefits from the declared federation, or from any federation if none is declared."""
     rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]
     found = [one for row in rows if (one := row.from_single_site.get(site))]
     if not found:
@@ -82,7 +82,7 @@ def _patients(verdict: Verdict) -> dict[str, int]:
 
 
 def points(mean: float, low: float, high: float, significant: bool) -> str:
-    """Return a difference in points with its interval, in bold if the difference is significant."""
+    """Return a difference in points with its interval, written in bold if the difference is significant."""
     text = f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
     return f"**{text}**" if significant else text
 

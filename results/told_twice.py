@@ -1,4 +1,5 @@
-"""Compare the declared contrasts by an earlier commit's statistics with today's statistics, on the same stored scores.
+"""Compute the declared contrasts from the same stored scores by the statistics of an earlier commit and by today's
+statistics, and compare the results.
 
     python -m results.told_twice [--write]
 
@@ -28,7 +29,7 @@ FILE = result_files.FOLDER / "told-twice.csv"
 # the commit of 28 November 2026; its statistics add one completely failed patient to each hospital and repetition
 COMMIT = "b0ef5c23"
 JOINING = ("fedavg", "local")
-# The program for the earlier package reads a line of JSON and prints a line of JSON.
+# The program that runs with the earlier package reads one line of JSON and prints one line of JSON.
 ASKED = """
 import json, sys
 import numpy as np
@@ -73,12 +74,14 @@ def as_json(study: Any) -> list[dict[str, list[list[float]]]]:
 
 
 def earlier() -> list[contrasts.Answers]:
-    """Return the data sets of the first declaration, because the earlier statistics do not know later data sets."""
+    """Return the data sets that were declared first; the earlier statistics do not know the data sets that were
+    declared later.
+    """
     return [one for one in contrasts.answers() if "declared" not in contrasts.declaration().sets[one.name]]
 
 
 def told_before(one: contrasts.Answers, code: Path) -> list[tuple[str, str, PairedDifference]]:
-    """Return a set's contrasts, and FedAvg's difference at each hospital, by the earlier package."""
+    """Return a set's contrasts, and FedAvg's difference at each hospital, as computed by the earlier package."""
     joining = [*JOINING] if {*JOINING} <= {*one.kept.scores} else []
     asked = {
         "scores": {name: as_json(own) for name, own in one.kept.scores.items()},

@@ -1,9 +1,10 @@
 """Simulate kinds of comparison with a known truth: patients, hospitals and seeds are drawn at random. The tables are a
 part of results/intervals.csv.
 
-No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
-shapes of a study, from five patients to three hospitals with a hundred patients each. The spread of seeds ranges from
-zero to the spread of patients. In some worlds, the methods fail completely on some of the patients.
+No number in this module was chosen to change an interval's coverage. The worlds combine seven kinds of patients with
+four shapes of a study. The shapes range from five patients to three hospitals with a hundred patients each. The spread
+of seeds is between zero and the spread of patients. In some worlds, the methods fail completely on some of the
+patients.
 """
 
 import math
@@ -29,10 +30,11 @@ from results.result_files import Table
 
 Random = np.random.Generator
 STUDIES = 1600  # simulated studies of each world
-FOUND, EACH = 60, 10  # studies that report a difference, and the number of repetitions of each study
+FOUND, EACH = 60, 10  # number of studies that report a difference, and number of repetitions of each of these studies
 # mean score; spread of differences; spread of patients' scores; spread of the residual
 USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3
-SHAPES = {  # patients of each hospital, number of seeds, spread of the seeds divided by the spread of the patients
+# patients of each hospital, number of seeds, and the spread of the seeds divided by the spread of the patients
+SHAPES = {
     "1 x 5 patients, 4 seeds": ((5,), 4, 0.0),
     "1 x 20, 6 seeds": ((20,), 6, 0.3),
     "5, 12 and 40, 4 seeds": ((5, 12, 40), 4, 0.5),
@@ -45,7 +47,7 @@ SKEWED, DICE, RIGHT, MOVED = (
     "seeds move single",
 )
 KINDS = ("normal", "a little skewed", SKEWED, "heavy tails", DICE, RIGHT, f"{MOVED} patients")
-# fractions of patients on whom the two methods fail
+# pairs: the fractions of patients on whom the first and the second method fail
 FAILING = ((0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.1, 0.1), (0.05, 0.25))
 WITH_FAILING = {
     "1 x 5 patients, 4 seeds": ((5,), 4, 0.3),
@@ -56,8 +58,8 @@ WITH_FAILING = {
 
 
 class World(NamedTuple):
-    """A kind of simulated comparison: its kind of patients, the number of patients at each hospital, and its seeds with
-    their spread.
+    """A kind of simulated comparison: the kind of patients, the number of patients at each hospital, the number of
+    seeds, and the spread of seeds.
 
     Args:
         failing: For each of the two methods, the fraction of patients on whom the method fails.
@@ -93,7 +95,8 @@ AKIN = tuple(
 
 
 def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, Study, float]:
-    """Draw two methods' scores on the same patients, and return them with the true difference between the methods.
+    """Draw the scores of two methods on the same patients; return the scores and the true difference between the
+    methods.
 
     Args:
         random: The source of randomness.
@@ -126,7 +129,9 @@ def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, S
 
 
 def _better(random: Random, one: World, scores: np.ndarray, difference: float) -> np.ndarray:
-    """Return scores whose mean over all patients is higher by `difference`. Right and wrong answers stay 1 and 0."""
+    """Return the scores of a method whose mean over all patients is higher by `difference`. If scores mark right and
+    wrong answers, they stay 1 or 0.
+    """
     if one.kind == RIGHT:
         return np.where(random.random(scores.shape[1]) < difference / (1 - _level(one)), 1.0, scores)
     return scores + difference * (1 - scores) / (1 - _level(one)) if one.kind == DICE else scores + difference
@@ -165,7 +170,7 @@ def _pair(random: Random, one: World, size: int, luck: np.ndarray) -> tuple[np.n
 
 
 def truth(one: World) -> float:
-    """Return the true difference over all possible patients and seeds, if neither method fails."""
+    """Return the true difference between the methods over all possible patients and seeds, if neither method fails."""
     if one.kind not in (DICE, RIGHT):
         return 0.0
     mine, theirs = _levels(one.kind, one.luck)
@@ -181,10 +186,10 @@ def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> 
 
 
 def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
-    """Return the coverage of both intervals, and half the first interval's width divided by the estimate's standard
-    deviation.
+    """Return the coverages of the usual interval and of that for unseen failures, and half the usual width in standard
+    deviations of the estimate.
 
-    A study with identical patients has no interval.
+    Studies in which all patients are identical have no interval, and are left out.
     """
     drawn = [each for each in found(one, times, seed) if each[0].law and each[0].law.variance]
     first = float(np.mean([each.low <= true <= each.high for each, true in drawn]))
@@ -196,12 +201,12 @@ def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
 # ---------------------------------------------------------------------------------------------------- width and power
 EXACT = World(
     "normal", "", (20,), 4, 0.0
-)  # without differences between seeds and with normal patients, Student's interval is exact
+)  # if seeds do not differ and patients are normally distributed, Student's interval is exact
 
 
 def width_of_students(times: int) -> dict[int, float]:
-    """Return for each number of patients the median ratio of the interval's width to Student's interval over
-    patients.
+    """For each number of patients, return the median ratio of the interval's width to the width of Student's interval
+    over patients.
     """
     widths = {}
     for size in (5, 10, 20, 50):
@@ -217,8 +222,8 @@ def width_of_students(times: int) -> dict[int, float]:
 
 
 def patients_that_find(times: int, difference: float = 0.035) -> tuple[int, int]:
-    """Return the number of patients with which four of five studies find this difference, and the number that Student's
-    test needs.
+    """Return the number of patients with which four of five studies find the given difference, and the number that
+    Student's test needs for this.
     """
     spread = SPREAD * math.sqrt(1 + CELLS**2 / EXACT.seeds)
 
@@ -263,8 +268,8 @@ TOLD = (
 
 
 def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
-    """Return the median difference that studies report as detectable with power .80, and the fraction of studies that
-    find this difference.
+    """Return the median of the differences that studies report as detectable with power .80, and the fraction of
+    repetitions that find the reported difference.
     """
     random, told, hits = np.random.default_rng(sum(one.sizes) + one.seeds), [], []
     names = [f"{place}" for place in range(len(one.sizes))]

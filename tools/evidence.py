@@ -54,7 +54,7 @@ STUDIES = (
     Study("Activity, synthetic", "labels and devices", "baselines", "Activity: label and feature shift"),
     Study("Histology, synthetic", "stains, light, noise", "baselines", "Histology: appearance shift"),
 )
-OLDER = {  # baselines and methods in the table of older studies, with their titles
+OLDER = {  # maps the baselines and methods in the table of older studies to their titles
     "local": "single-site",
     "fedavg": "FedAvg",
     "fedbn": "FedBN",
@@ -115,7 +115,7 @@ PUBLISHERS = ("paper", "authors' code", "others")
 
 
 def reruns() -> str:
-    """Return a table of improvements: as published in the paper, with its authors' code, by other groups, and in this
+    """Return a table of improvements in the paper, with the authors' code, in other groups' publications, and in this
     repository's results.
     """
     rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
@@ -137,8 +137,8 @@ def older() -> str:
 
 
 def scores() -> str:
-    """Return a table of scores for each data set: the baselines' scores, and the score of the method that validation
-    cases choose.
+    """Return a table of scores for each data set: the scores of the baselines, and the score of the method that
+    validation cases choose.
     """
     rows = []
     for one in _whole():
@@ -153,13 +153,13 @@ def _whole() -> list[Answers]:
     return [one for one in contrasts.answers() if "groups" not in contrasts.declaration().sets[one.name]]
 
 
-# rows of the table of weights, in addition to the methods of the group
+# rows of the table of weights that are not methods of the group
 WEIGHTS, WEIGHERS = "weights", ("local", "fedavg", "fedavg, hospitals alike")
 
 
 def weights() -> str:
-    """Return a table of FedAvg and of methods whose weights depend on heterogeneity, for each data set that declares
-    these contrasts.
+    """For each data set that declares these contrasts, return a table of FedAvg and of methods whose weights depend on
+    heterogeneity.
     """
     pairs = dict(contrasts.declaration().groups[WEIGHTS])
     rows = []
@@ -208,8 +208,8 @@ def _answer(one: Answers, pair: tuple[str, str]) -> str:
 
 
 def told_twice() -> str:
-    """Return a table of contrasts with two results for the same scores: by the statistics before 29 November 2026, and
-    by the current statistics.
+    """Return a table of contrasts with two results from the same scores: by the statistics before 29 November 2026, and
+    by today's statistics.
     """
     before = {
         (line["part"], line["configuration"], line["baseline"], line["quantity"]): line
@@ -233,7 +233,9 @@ def _in_brackets(name: str) -> str:
 
 
 def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
-    """Yield the change of the verdict, if there is any, and the ratio of the new to the old width of the interval."""
+    """If the verdict has changed, yield the change; then yield the width of the new interval divided by the width of
+    the old interval.
+    """
     was, low, high = bool(then["significant"]), float(then["low"]), float(then["high"])
     if was != now.sure:
         word = "better" if now.mean > 0 else "worse"
@@ -242,7 +244,7 @@ def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
 
 
 def laboratories() -> str:
-    """Return a table of scores in the study of two laboratories, by method and by preprocessing of the images."""
+    """Return a table of scores from the study of two laboratories, by method and by preprocessing of the images."""
     scores = LABORATORIES.scores
     rows = [
         (name, *(_score(scores.get(f"{name}{look}")) for look in ("", *(f", {one}" for one in SELF_MADE))))
@@ -264,8 +266,8 @@ def flamby() -> str:
 
 
 def impact() -> str:
-    """Return a table about predictions for a study that took no part in training: mean, lowest and highest AUC, and
-    calibration.
+    """Return a table about predictions for studies that took no part in training: the mean, lowest and highest AUC, and
+    the calibration.
     """
     lines = rows_of(FOLDER / "impact.csv")
     rows = []
@@ -361,7 +363,9 @@ FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations with unchanged images, whose scores can be compared."""
+    """Return the configurations that use unchanged images, because only scores of these configurations can be
+    compared.
+    """
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
 
 

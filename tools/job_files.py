@@ -2,8 +2,8 @@
 
     python -m tools.job_files [JOBS]
 
-To change a job, edit its file app/config/plan.yaml. Run the program after adding a job, or after renaming medsilo's
-controller or executor.
+To change a job, edit the job's file app/config/plan.yaml. Run the program after adding a job, or after renaming
+medsilo's controller or executor.
 """
 
 import sys
@@ -16,9 +16,9 @@ from medsilo_lab.jobs import canonical_job
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 NO_CODE_TEXT = """\
-This job brings no code: it uses the classes of the installed medsilo. NVFlare accepts a job's classes if the job has a
-folder `app/custom`, or if the site's `class_allow_list` names them. `medsilo submit` leaves this folder out, because
-some hospitals accept no job with code.
+This job brings no code: it uses the classes of the installed medsilo. NVFlare accepts the classes of a job if the job
+has a folder `app/custom`, or if the site's `class_allow_list` names these classes. `medsilo submit` sends a job without
+this folder, because some hospitals accept no job with code.
 """
 
 

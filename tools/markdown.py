@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def cell(text: str) -> str:
-    """Return a text in which no character ends a cell of a Markdown table."""
+    """Return a text with escapes, so that no character of the text ends a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -20,7 +20,7 @@ from results.result_files import FOLDER, MEAN, rows_of
 from tools.markdown import table
 
 OURS = {name: METHODS[name] for name in FACTS}
-OFTEN = 6  # a key that more methods have is not specific to a method
+OFTEN = 6  # a key that more methods than this number have does not count as specific to a method
 # Pages in docs/research/methods: title, words on when to try these methods, and names of the methods.
 FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "baselines": ("Baselines", "scores that every other method has to beat", ("local", "fedavg", "central")),
@@ -59,7 +59,7 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 OWN_PARTS = "the head, and the state of the head's optimizer"
 OWN_MODEL = "the hospital's own model"
 OWN_NORMS = "batch norm: weights and statistics"
-# Training state, apart from cases, that a method keeps at the hospital. Methods without an entry keep only the state of
+# Training state, without cases, that a method keeps at the hospital. Methods without an entry keep only the state of
 # the optimizer.
 STAYS: Mapping[str, str] = {
     "local": OWN_MODEL,
@@ -99,7 +99,7 @@ REAL: Mapping[str, str] = {
     "heart disease": "what-differs-heart_uci",
     "breast cancer": "what-differs-tcga_brca",
 }
-# names of configurations, for methods that studies compared under other names
+# maps a method to the names of the configurations under which studies compared the method
 VARIANTS = {"harmofl": ("HarmoFL, whole", "HarmoFL, mean", "HarmoFL, step")}
 WORDS = {
     "fedavg": "FedAvg",
@@ -111,7 +111,7 @@ HEADLINE = REAL["heart disease"]  # the study in the README's table, with four r
 
 
 def page_of(name: str) -> str:
-    """Return the family to which a method belongs; each family has a page."""
+    """Return the name of the family to which a method belongs; each family of methods has a page."""
     return next(page for page, (_, _, names) in FAMILIES.items() if name in names)
 
 
@@ -161,8 +161,8 @@ def _contrasts() -> list[dict[str, str]]:
 
 
 def _results(name: str) -> Iterator[str]:
-    """Yield a sentence for each study of real patients, with the declared differences between this method and
-    baselines.
+    """Yield a sentence for each study of real patients; the sentence has the declared differences between this method
+    and the baselines.
     """
     for study, part in REAL.items():
         for variant in VARIANTS.get(name, (name,)):
@@ -196,8 +196,8 @@ def headline() -> str:
 
 
 def _protections(name: str) -> Iterator[str]:
-    """Yield the protections, such as differential privacy, that the method allows; the function tests each protection
-    by parsing a plan.
+    """Yield the protections that the method allows, such as differential privacy; whether a protection is allowed is
+    tested by parsing a plan.
     """
     job, own = ("local", ["algorithm.name=central"]) if name == "central" else (name, [])
     for words, variants in PROTECTIONS.items():

@@ -25,7 +25,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2,3", "--device", "cpu"]
 STUDY += ["--set", "study.title=Four methods on synthetic prostates"]
-# Elements of the demo's page that the README's picture omits, as the picture's caption says.
+# Elements of the demo's page that are missing in the README's picture; the picture's caption mentions this.
 LEFT_OUT = "header > :is(.notices, .checks, nav, details), #same, #yours"
 
 
@@ -53,8 +53,8 @@ def medsilo(*arguments: str) -> None:
 
 
 def numbers_of(study: Path) -> str:
-    """Return the demo's rows and the scores of each seed, which are stored in the picture so that a test can read
-    them.
+    """Return the rows of the demo and the scores of each seed; the picture contains these scores so that a test can
+    read them.
     """
     verdict = read_verdict(study)
     scores = {row.title: row.score.by_seed for row in verdict.rows if row.score}

@@ -2,8 +2,8 @@
 
     python -m tools.site [FOLDER]
 
-The site includes all files to which pages link: source files become pages, and results are copied. A broken link or
-anchor makes the build fail. Formulas become MathML, and pictures have a light and a dark version.
+The site includes all files to which pages link: a source file becomes a page, and a result file is copied. A broken
+link or anchor makes the build fail. Formulas become MathML, and pictures have a light and a dark version.
 """
 
 import re
@@ -63,7 +63,9 @@ def write_schemes(picture: Path, target: Path) -> None:
 
 
 def with_pictures(text: str) -> str:
-    """Return a page in which each picture occurs in a light and in a dark version, one of which the theme shows."""
+    """Return a page in which each picture occurs twice, in a light and in a dark version; the theme shows one of the
+    two.
+    """
 
     def both(found: re.Match[str]) -> str:
         words, stem, ending = found.groups()
@@ -82,8 +84,8 @@ def with_formulas(text: str) -> str:
 
 
 def _content(path: str) -> str:
-    """Return the Markdown of a page, of a page that shows a source file, or of a page that shows all files in a
-    folder.
+    """Return the Markdown of a page. For a source file or a folder, return a page that shows the file, or all files in
+    the folder.
     """
     source = ROOT / path
     if path.endswith((".md", ".csv")):
@@ -98,7 +100,7 @@ def _content(path: str) -> str:
 
 
 def build(settings: dict[str, Any], pages: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site from a folder of pages, and check its links and anchors."""
+    """Build the site from a folder of pages, and check the site's links and anchors."""
     config = pages.parent / "mkdocs.yml"
     text = yaml.safe_dump({**settings, "docs_dir": pages.name, "site_dir": "site"}, sort_keys=False, allow_unicode=True)
     config.write_text(text.replace("slugify: repository", f"slugify: {SLUGS}"), "utf-8")

@@ -89,7 +89,9 @@ def values_of(field: FieldInfo) -> str:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the members of a union, the classes among which a name chooses, or the type itself."""
+    """Return the members of a union; for a type whose name key chooses a class, return these classes; for other types,
+    return the type itself.
+    """
     if get_origin(annotation) in (Union, UnionType):
         return [kind for member in get_args(annotation) for kind in kinds_of(member)]
     if hasattr(annotation, "__metadata__"):
@@ -154,7 +156,7 @@ def described(model: type[BaseModel], name: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the plan
 def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Yield key, allowed values and meaning of each field, including the fields of nested sections."""
+    """Yield three texts for each field, including the fields of nested sections: key, allowed values and meaning."""
     for name, field in model.model_fields.items():
         if name in ("name", "kind") and len(choices_of(field.annotation)) == 1:
             continue
@@ -184,9 +186,9 @@ def anchored(key: str, anchor: str = "") -> str:
 
 
 def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
-    """Return a table of the keys in a section whose name chooses one of several classes.
+    """Return a table of the keys of a section in which the key name chooses one of several classes.
 
-    A key with the same meaning in several classes gets a single row.
+    A key that has the same meaning in several classes has only one row.
     """
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, model in models.items():
@@ -198,7 +200,7 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
-        # a key whose meaning differs from the meaning of the same key in another method
+        # if the same key has another meaning in another class, the anchor also contains the name of a class
         anchor = f"{key}-{having[0]}" if key in seen else key
         seen.add(key)
         rows.append((anchored(key, anchor), "; ".join(words), meaning, named(having, list(models))))
@@ -234,7 +236,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
     )
 
 
-# The files of a site, in the folder of the run or in a separate folder.
+# The files of a site, which are in the folder of the run or in a folder of the site.
 SITE_TREE: Mapping[str, str] = {
     paths.PLAN: "a copy of the resolved plan, with which the hospital can use its model without the server's files",
     paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers, as in the run's "
@@ -323,7 +325,7 @@ def tree(entries: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the commands
 # descriptions of type aliases, which cannot have docstrings
 ALIASES = {
-    "BY_ITSELF": "The values that the protocol `paper` prescribes for a method whose paper uses no part of HarmoFL.",
+    "BY_ITSELF": "The requirement of a method's protocol that a plan adds no part of another method.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
     "Lesson": "How networks learn from a batch of the training data.",
     "Modules": "A site's networks by name.",
@@ -378,8 +380,8 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
 
 
 def lines() -> str:
-    """Return a table of limits for messages: NVFlare's defaults, and medsilo's values with a plan's default and longest
-    timeouts.
+    """Return a table of limits for messages: NVFlare's defaults, and medsilo's values with the default timeouts and
+    with the longest timeouts.
     """
     plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
@@ -420,7 +422,7 @@ def parsed(name: str) -> tuple[Any, Any]:
 
 
 def options_of(name: str, command: Any, ctx: Any) -> Iterator[tuple[str, str]]:
-    """Yield each argument and option of a command with its help and an anchor, such as run--set.
+    """Yield each argument and option of a command with its help text and its anchor, such as run--set.
 
     All commands have --help and --json, so the documentation describes these two options only once.
     """
@@ -433,7 +435,7 @@ def options_of(name: str, command: Any, ctx: Any) -> Iterator[tuple[str, str]]:
 
 
 def wrapped(line: str) -> str:
-    """Return a command in several lines of at most 88 characters, which a shell reads as one line."""
+    """Break a command into lines of at most 88 characters; a shell reads these lines as one command."""
     lines = [""]
     for word in shlex.split(line, posix=False):
         if lines[-1] and len(lines[-1]) + len(word) > WIDEST - 4:
@@ -444,7 +446,7 @@ def wrapped(line: str) -> str:
 
 
 def extension(place: ModuleType) -> str:
-    """Return a table of the names that a module exports, each with the first paragraph of its docstring."""
+    """Return a table of the names that a module exports; each name has the first paragraph of its docstring."""
     own = {
         name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or ""
         for name in sorted({*place.__all__} - {"__version__"})

@@ -68,7 +68,7 @@ FORBIDDEN: Mapping[str, str] = {
     r"busy machine|two cores|otherwise idle": "a table of evidence",
     r"tests/\w+|test_\w+": "a table of evidence",
 }
-# Additional patterns that docstrings, comments and descriptions may not contain, each with better words.
+# Patterns that docstrings, comments and descriptions of keys may not contain, each with better words.
 VAGUE: Mapping[str, str] = {
     r"^what\b": "the noun itself",
     r"(returns?|yields?|says?|writes?|prints?) (what|how|whether|who|whom|whose|where|why|which)\b": "the noun itself",
@@ -277,9 +277,9 @@ def main() -> int:
     allows.
     """
     parser = argparse.ArgumentParser(prog="python -m tools.words", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, help="another seed draws other sentences")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random sentences")
     parser.add_argument("--draw", type=int, default=100, help="number of sentences to draw")
-    parser.add_argument("--of", default="", help="only files with this in their path")
+    parser.add_argument("--of", default="", help="only files whose path contains this text")
     asked = parser.parse_args()
     found = [one for one in everything() if asked.of in one.file]
     whole = [one for one in found if len(one.text.split()) >= SHORTEST]

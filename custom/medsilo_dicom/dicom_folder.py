@@ -14,7 +14,7 @@ from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
-REST = "*"  # key in label_map that stands for all structures that label_map does not name
+REST = "*"  # key in label_map for all structures that label_map does not name
 UNREADABLE = "DICOM files are damaged, and their series is unknown; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
 ABSENT = "segmentations or contours belong to a series that is not in the folder"
@@ -32,8 +32,8 @@ class DicomFolder(VolumeFolder):
     Labels are DICOM segmentations (SEG) or contours (RTSTRUCT).
 
     The files of a series form one volume, sorted by their position in space. In classification, the class is the name
-    of the top folder. A series is left out if its slices form no volume, for example because a slice is missing. For
-    segmentation, a series is left out, too, unless exactly one file contains a mask of the series.
+    of the top folder. A series is left out if its slices form no volume, for example because a slice is missing. In a
+    segmentation task, a series is left out unless exactly one file contains a mask of the series.
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
@@ -43,7 +43,7 @@ class DicomFolder(VolumeFolder):
     @model_validator(mode="after")
     def _one_series(self) -> Self:
         if len(self.modalities) > 1:
-            raise ValueError(f"modalities {list(self.modalities)}: a case is one series; name one")
+            raise ValueError(f"modalities {list(self.modalities)}: a case is one series; name one modality")
         return self
 
     def across_patients(self) -> str:
@@ -69,7 +69,8 @@ class DicomFolder(VolumeFolder):
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError(
-                "task dicom-folder reads one channel and no table; give data.images as one pattern or leave it out"
+                "task dicom-folder reads one channel and no table; give data.images as one pattern, or leave "
+                "data.images out"
             )
         files, problems = CaseIndex.files_below(folder)
         listing = self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source)

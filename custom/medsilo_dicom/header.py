@@ -30,7 +30,7 @@ PACKED = (
     "1.2.840.10008.1.2.5",
     *(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)),
 )
-# transfer syntax "Deflated", which could decompress to more data than the memory can hold
+# transfer syntax "Deflated"; a compressed file with this syntax could expand to more data than the memory can hold
 DEFLATED = "1.2.840.10008.1.2.1.99"
 LARGEST = 1 << 30
 FRAMES = 1 << 16
@@ -43,8 +43,7 @@ ALIKE = (
     *("EchoNumbers", "InversionTime", "TemporalPositionIdentifier", "DiffusionBValue", "ConvolutionKernel"),
     *("ContrastBolusAgent", "NominalPercentageOfCardiacPhase", "Units", "KVP"),
 )
-# DICOM elements that must be equal in all frames of a file, although each frame may store its own value: functional
-# group and name.
+# Functional group and name of the DICOM elements whose values must be equal in all frames of a file.
 ALIKE_FRAMES = (
     *(("FrameContentSequence", "StackID"), ("FrameContentSequence", "TemporalPositionIndex")),
     *((f"{kind}FrameTypeSequence", "FrameType") for kind in ("MRImage", "CTImage", "PET")),
@@ -86,8 +85,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a DICOM file, or of one frame of a DICOM file. `wrong` is the reason why the file or frame cannot
-    be a slice of a volume. For a usable slice, `wrong` is an empty text.
+    """The header of a DICOM file, or the header of one frame in a DICOM file. `wrong` is the reason why the file or
+    frame cannot be a slice of a volume. For a usable slice, `wrong` is an empty text.
     """
 
     path: Path
@@ -189,8 +188,8 @@ def shared_groups(elements: Any) -> Any:
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group of a frame. If the frame lacks the functional group, return the functional group that
-    all frames share, or an empty mapping.
+    """Return a functional group of a frame. If the frame lacks the group, return the group that all frames of the file
+    share. If the file has no shared group, return an empty mapping.
     """
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}
@@ -312,7 +311,8 @@ def read_tree(files: Iterable[Path]) -> Tree:
                     tree.unreferenced.append(path)
             else:
                 images[header.series].append(header)
-    # DICOM objects without images are not reported: a study may contain reports, viewer settings and dose maps.
+    # DICOM objects without images cause no message, because every study may contain reports, viewer settings and dose
+    # maps.
     tree.images = {
         series: own
         for series, own in sorted(images.items())

@@ -68,7 +68,7 @@ def make_series(headers: Sequence[Header]) -> ImageSeries:
         if header.wrong:
             raise DataError(header.wrong, private=str(header.path))
     if any(header.burned_in for header in headers):
-        raise DataError("series are flagged to have annotations burned into their pixels; remove them there")
+        raise DataError("series are flagged to have annotations burned into their pixels; remove these annotations")
     if len(headers) < 2:
         raise DataError("series have only one slice; a volume needs more slices")
     _refuse_mixture(headers)

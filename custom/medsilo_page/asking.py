@@ -1,4 +1,6 @@
-"""Describe a plan that waits for approval on the first screen of its page: purpose, disclosures, cost and decision."""
+"""Describe a plan that waits for approval, for the first screen of the plan's page: purpose, disclosures, cost and
+decision.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,9 +29,9 @@ class ShownRequest:
     purpose: str
     contact: str
     standing: str
-    # each kind of disclosure, and True if the hospital's privacy.json allows this disclosure
+    # pairs of a kind of disclosure, and True if the hospital's privacy.json allows this disclosure
     leaks: list[tuple[Leak, bool]]
-    beside: list[str]  # disclosures other than tensors, or the reason why medsilo cannot determine such disclosures
+    beside: list[str]  # disclosures other than tensors, or the reason why medsilo can't determine these disclosures
     terms: list[tuple[str, str]]
     before: Decision | None
     changes: list[Change]
@@ -78,8 +80,8 @@ def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
 
 
 def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:
-    """Read each plan. For an unreadable plan, yield the reason instead of an error, so that the page can show all other
-    plans.
+    """Read each plan. If a plan is unreadable, yield the reason and raise no error, so that the page can still show all
+    other plans.
     """
     for asked in several:
         try:

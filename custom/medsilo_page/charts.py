@@ -1,10 +1,10 @@
 """Draw line charts and charts of differences as inline SVG, which people without colour vision and screen readers can
 read. The module uses no drawing library and no script.
 
-Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods. A
-drawing therefore works in light mode, in dark mode and in print. Each line also has a dash pattern and a marker, for
-black-and-white print and for colour-blind readers. No drawing library is used, because drawing libraries support
-neither the page's CSS classes nor texts for screen readers.
+Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods.
+Because of these classes, a drawing works in light mode, in dark mode and in print. Each line also has a dash pattern
+and a marker, for black-and-white print and for colour-blind readers. No drawing library is used, because drawing
+libraries support neither the page's CSS classes nor texts for screen readers.
 """
 
 import math
@@ -42,11 +42,10 @@ MOST_MARKERS = 120
 
 @dataclass(frozen=True)
 class Series:
-    """A line in a chart. The value `values[n]` has the x coordinate `places[n]`, or n if the line has no `places`.
-    Missing values (None) are skipped.
+    """A line in a chart, with a value at each of its points. The n-th value `values[n]` is drawn at the x coordinate
+    `places[n]`; without `places`, the value is drawn at n. Missing values (None) are skipped.
 
-    `ring` is the index of the point that is circled. `band` has the lower and the upper edge of a shaded band at each
-    point.
+    The point with the index `ring` is circled. At each point, `band` has the lower and the upper edge of a shaded band.
     """
 
     name: str
@@ -92,8 +91,8 @@ class Drawing:
         return self.add("path", {"class": look, **attributes, "d": path})
 
     def text(self, words: str, x: float, y: float, anchor: str = "", **attributes: str) -> None:
-        """Add a text that starts at the point (x, y). With `anchor`, the text can also be centred at the point or end
-        there.
+        """Add a text that starts at the point (x, y). With `anchor`, the text can also have its middle or its end at
+        this point.
         """
         place = {"x": str(x), "y": str(y)} | ({"text-anchor": anchor} if anchor else {})
         self.add("text", place | attributes, words)
@@ -273,8 +272,8 @@ def marker(style: int, x: float, y: float) -> str:
 # ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
 class Whisker:
-    """A value and its confidence interval in a chart. The value is drawn as a dot, the interval as a whisker, and a
-    wider interval as a thin line.
+    """A value and its confidence interval in a chart. The value is drawn as a dot, `interval` as a whisker, and
+    `wider`, if there is such an interval, as a thin line.
     """
 
     value: float
@@ -291,7 +290,7 @@ HOLLOW = {"alone": MARKERS[0], "pooled": MARKERS[3]}
 
 def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, zero: bool = True) -> Markup:
     """Draw a value and its confidence interval; `axis_of` draws the axis, which several drawings share. If `zero` is
-    true, there is a dashed line at 0.
+    true, the chart has a dashed line at 0.
     """
     svg = Drawing.start(AXIS + 2 * EDGE, ROW, key, title, f"{one.words}.", small=True)
     place = _scale(marks)

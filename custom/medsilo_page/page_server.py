@@ -1,7 +1,7 @@
 """Serve a hospital's web page on this machine's loopback address, only for the person who has the start address.
 
 The start address contains a one-time token, which is exchanged for a session cookie. All other pages have addresses
-under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. A request must name this
+under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. Each request must name this
 server as its host. A request that changes something must come from a page of this server, and contain the token of the
 session.
 """
@@ -28,7 +28,8 @@ WORD = "word"  # name of the form field that contains the token of the session
 MOST_BODY = 16_384
 MOST_FIELDS = 50
 MOST_AT_ONCE = 32
-PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: for receiving a request, and for receiving and answering it
+# two time limits in seconds: for receiving a request, and for receiving and answering a request
+PATIENCE, LONGEST = 5.0, 15.0
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -125,8 +126,8 @@ class Gate:
         if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)
         self._token_is_good = False
-        # The answer with the cookie makes the browser load the first page by a refresh. A browser sends the cookie only
-        # if a page of this server causes the request.
+        # The answer that sets the cookie contains a refresh, by which the browser loads the first page. The refresh is
+        # needed because a browser sends the cookie only if a page of this server causes the request.
         refresh = f'<meta http-equiv="refresh" content="0; url={self.base}/">'
         answer = _plain_page("medsilo", f'<p><a href="{self.base}/">Go on to the page</a></p>', refresh)
         answer.set_cookie(COOKIE, self.session, path=self.base, httponly=True, samesite="strict")
@@ -134,7 +135,8 @@ class Gate:
 
 
 class _Connection(H11Protocol):
-    """A connection that must finish its request within a time limit. The number of open connections is limited.
+    """A connection that must finish its request within a time limit. The number of open connections of the server is
+    limited.
 
     uvicorn limits neither idle connections nor connections that send slowly.
     """
@@ -142,7 +144,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.begun = self.loop.time()
-        # closes the connection that has been silent for the longest time, so that idle connections cannot block the
+        # closes the connection that has been silent for the longest time, so that silent connections cannot block the
         # page
         if len(self.connections) > MOST_AT_ONCE:
             all_of_ours = (one for one in self.connections if isinstance(one, _Connection) and one is not self)

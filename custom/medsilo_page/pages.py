@@ -1,6 +1,4 @@
-"""The pages of a hospital: plans that wait for approval, with their disclosures and cost; decisions; and running
-studies.
-"""
+"""The web pages of a hospital: plans that wait for approval, decisions about plans, and running studies."""
 
 import getpass
 import threading
@@ -52,13 +50,13 @@ VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
 
 def serve(kit: Path, port: int) -> PageServer:
-    """Return the server of a hospital's web page; its attribute `gate.start` is the one-time start address."""
+    """Return the server of a hospital's web page; the server's attribute `gate.start` is the one-time start address."""
     return PageServer(SitePages(kit).site(), port)
 
 
 @dataclass
 class _Work:
-    """A check whether a plan can run at this hospital, which a person started from the page."""
+    """A check whether a plan can run at this hospital; a person starts the check on the page."""
 
     done: Any = None
     failed: str = ""
@@ -69,8 +67,8 @@ class _Work:
 
 
 class SitePages(LocalPages):
-    """Answers the requests that the server has admitted. Each request reads the hospital's files again, so that pages
-    are always up to date.
+    """Answers the requests to the hospital's web page that the server has admitted. Each request reads the hospital's
+    files again, so that pages are always up to date.
     """
 
     def __init__(self, kit: Path) -> None:
@@ -196,16 +194,18 @@ class SitePages(LocalPages):
             raise MedsiloError("the job's code changed after this page was shown; read it again, then decide")
         code, job_code = (home.code_of(asked), asked and home.approvals.code_of(asked)) if approves else (NOTHING, None)
         if asked and approves and job_code is None and home.plan_of(asked).task.scripted:
-            raise MedsiloError("a script trains by this plan, and its code is not here; approve the job's folder")
+            raise MedsiloError("this plan trains by a script whose code is not here; approve the job's folder")
         limits = _limits(fields) if approves else None
         if asked and limits and (why := never_runs(home, home.plan_of(asked), limits, asked.sites)):
-            raise MedsiloError(f"it would never run here: {why}; nothing is approved")
+            raise MedsiloError(f"this plan would never run here: {why}; nothing is approved")
         by = fields.get("by") or getpass.getuser()
         home.approvals.decide(hash, VERBS[verb], by, limits, code, job_code)  # type: ignore[arg-type]
         return RedirectResponse(f"{base}/plan/{hash}" if asked else f"{base}/", HTTPStatus.SEE_OTHER)
 
     def _begin(self, home: KitAtHome, plan: Plan, code: JobCode | None) -> None:
-        """Start a thread that checks whether a plan can run at this hospital, where only one check runs at a time."""
+        """Check in a new thread whether a plan can run at this hospital; the thread first waits until no other check
+        runs.
+        """
         self._works[plan.hash] = mine = _Work()
 
         def work() -> None:
@@ -244,7 +244,7 @@ def _title(asked: AskingPlan) -> str:
 
 
 def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:
-    """Return the number of answers to each study; studies on the present data set come first."""
+    """Return the number of this hospital's answers to each study; studies on the present data set come first."""
     own = home.approvals.data
     rows = [{**row, "in_use": row["data"] == own} for row in answered(home.book)]
     return sorted(rows, key=lambda row: (not row["in_use"], row["data"]))
@@ -298,7 +298,7 @@ def _shown(text: str) -> str:
 
 
 def _chart(rows: tuple[Row, ...], planned: int) -> Any:
-    """Draw the validation scores of this site by round. If the drawing would contain too many rounds, only every n-th
+    """Draw the validation scores of this site by round. If there are too many rounds for the drawing, only every n-th
     round is drawn.
     """
     places, values = [], []

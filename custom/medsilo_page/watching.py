@@ -43,20 +43,20 @@ class StudyMoment:
 
     @cached_property
     def began(self) -> LogEntry | None:
-        """The log entry of the last start of the study's process, which contains the hash of the plan."""
+        """The log entry of the last start of the study's process; the entry contains the hash of the plan."""
         return next((line for line in reversed(self.diary) if line.kind == "began"), None)
 
     @property
     def ended(self) -> str:
-        """A sentence about the end of the study at this site, or an empty text if the study has not ended."""
+        """A sentence that describes how the study ended at this site, or an empty text if the study has not ended."""
         last = (self.diary[-1].kind, self.diary[-1].task) if self.diary else ("", "")
         early = "The study has ended here before its last task, and its lead can read why"
         return {("answered", "test"): "The study has ended here", ("ended", ""): early}.get(last, "")
 
     @property
     def stopped(self) -> LogEntry | None:
-        """The last log entry if it is a rejection or the death of a process, so that the site sends no more answers;
-        otherwise None.
+        """The last log entry if it is a rejection or the death of a process, because the site then sends no more
+        answers; otherwise None.
         """
         last = next((line for line in reversed(self.diary) if line.kind != "ended"), None)
         return last if last and last.kind in ("refused", "died") and self.work is None else None

@@ -20,8 +20,8 @@ class ActivityWindows(Task):
 
     The file contains x_train [n, sensors, steps] (floating point), y_train [n] (0, 1, ...), x_test and y_test. A site
     is one person, so training data and test data come from the same person. The fraction `validation` of x_train
-    becomes the validation data, chosen at random by the plan's seed and the site's name. This class does not normalise
-    windows, so the values in the file must be normalised.
+    becomes the validation data; the plan's seed and the site's name determine this random choice. This class does not
+    normalise windows, so the values in the file must be normalised.
     """
 
     needs_data: ClassVar[bool] = True

@@ -36,7 +36,8 @@ class Fundus(PictureTask):
     cup.
 
     Dice and loss are computed for the whole disc, which consists of rim and cup, and for the cup. A site reads the
-    folder that has the site's name. No source identifies the patients, so each image counts as a patient.
+    folder that has the site's name. No source of images identifies the patients, so each image counts as a separate
+    patient.
     """
 
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"

@@ -23,17 +23,18 @@ from medsilo_papers.public_files import (
 IGNORED = "Ambiguous"
 # number of characters at the start of a TCGA file name that identify the patient, for example TCGA-G9-6356
 BARCODE = 12
-# Fractions of training, validation and test data, and the seed with which patients are split. The seed makes the split
-# of each of the three data sets come close to the fractions.
+# Fractions of training, validation and test data, and the seed with which patients are split. With this seed, the
+# actual fractions in each of the three data sets are close to these fractions.
 SHARES, TILES_SPLIT = (0.55, 0.2, 0.25), 9
-PUBLISHED_SPLIT = 179  # seed with which patients are split in the six sites of the published layouts
+PUBLISHED_SPLIT = 179  # seed of the split of patients if the six sites have the data sets' published layouts
 PAPER_SHARES = (0.64, 0.16, 0.2)
 ENDINGS = (".tif", ".png", ".svs")
 LAYOUT = (
     "tiles (images/*.png with masks/*.png), MoNuSAC (<patient>/<image>.tif or .svs with <image>.xml), MoNuSeg (Tissue "
     "Images/*.tif with Annotations/*.xml) or TNBC (Slide_01/*.png with GT_01/*.png)"
 )
-# The hospitals in MoNuSAC 2020 (TCGA's tissue source sites), by the organ whose images each hospital contributed.
+# The hospitals in MoNuSAC 2020 (TCGA's tissue source sites); the key is the organ whose images these hospitals
+# contributed.
 ORGANS = {
     "breast": "A2 B6 BH D8 E2 E9 EW S3",
     "kidney": "2Z 5P B9 DW EV F9 G7 IZ MH P4 SX UZ",
@@ -45,14 +46,15 @@ ORGANS = {
 class Nuclei(PictureTask):
     """RGB images [3, size, size] with values from 0 to 1, and masks of the pixels that belong to nuclei.
 
-    A site reads the folder that has the site's name, or else the only folder. A site with the name <set>-breast,
-    -kidney, -lung or -prostate reads only the images of MoNuSAC's hospitals that contributed this organ. All outlines
-    or instances of an image become one mask, and regions that MoNuSAC calls ambiguous become background. Tiles are
-    stored as `<set>/images/<name>.png`, and their masks (0 and 255) as `<set>/masks/<name>.png`.
+    A site reads the folder that has the site's name; if no folder has this name, the site reads the only folder. A site
+    with the name <set>-breast, -kidney, -lung or -prostate reads only images of this organ, from MoNuSAC's hospitals
+    that contributed the organ. All outlines or instances of an image become one mask, and regions that MoNuSAC calls
+    ambiguous become background. Tiles are stored as `<set>/images/<name>.png`, and their masks (0 and 255) as
+    `<set>/masks/<name>.png`.
 
     All images of a patient are used for the same purpose: training, validation or test. If the patient is unknown, all
-    images of a slide, and all tiles of a source image, are used for the same purpose. If sites have the same layout,
-    all sites use a patient for the same purpose, for every seed of the plan.
+    images of a slide, and all tiles of a source image, are used for the same purpose. All sites with the same layout of
+    files use a patient's images for the same purpose, whatever the plan's seed is.
     """
 
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
@@ -117,7 +119,9 @@ def part_of(image: Path) -> int:
 
 
 def _set_and_organ(site: str) -> tuple[str, str | None]:
-    """Split a site's name into data set and organ: "monusac2020-lung" gives "monusac2020" and "lung"."""
+    """Split a site's name into the names of the data set and of the organ: "monusac2020-lung" gives "monusac2020" and
+    "lung".
+    """
     chosen, _, organ = site.rpartition("-")
     return (chosen, organ) if organ in ORGANS else (site, None)
 
@@ -189,8 +193,8 @@ def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
-    """Split images as in the paper: folders with "test" in their name are test data, and a fifth of all other images
-    are validation data. If no folder has "test" in its name, images are split at random.
+    """Split images as in the paper. Images in folders with "test" in their name are test data, and a fifth of all other
+    images are validation data. If no folder has "test" in its name, images are split at random.
     """
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():

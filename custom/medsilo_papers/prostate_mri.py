@@ -18,7 +18,7 @@ LAYOUT = (
     "volumes (.nii.gz, .nii, .mha, .mhd), each Case00.nii.gz with its Case00_segmentation.nii.gz, or Image/ and Mask/ "
     "with files of the same names"
 )
-BRIGHTEST = 2048  # maximum of the range to which FedSM scales intensities
+BRIGHTEST = 2048  # upper end of the range to which FedSM scales intensities
 
 
 class Prostate(PictureTask):
@@ -133,7 +133,7 @@ class Prostate(PictureTask):
 
     def _single(self, volume: np.ndarray) -> Tensor:
         if not np.isfinite(volume).all():
-            raise DataError("a volume has values that are NaN or infinite; correct or remove it")
+            raise DataError("a volume has values that are NaN or infinite; correct or remove the volume")
         if self.intensity == "percentile":
             clipped = np.minimum(volume, np.percentile(volume, 99))
             least = clipped.min()
@@ -165,7 +165,9 @@ class Slices(Dataset):
 
 
 def masks_of(place: Path) -> dict[Path, Path | None]:
-    """Return the path of each volume's mask, or None if the volume has no mask, in both layouts of the data set."""
+    """Return the path of each volume's mask, or None for a volume without a mask; the function knows both layouts of
+    the data set.
+    """
     images = place / "Image" if (place / "Image").is_dir() else place
     found: dict[Path, Path | None] = {}
     for image in files_in(images):
@@ -180,8 +182,8 @@ def masks_of(place: Path) -> dict[Path, Path | None]:
 
 
 def loss_of(objective: str) -> nn.Module:
-    """Return the Dice loss of the prostate, or the mean of cross entropy and Dice loss over both classes and the whole
-    batch.
+    """Return the Dice loss of the prostate. For the objective dice-ce, return the mean of cross entropy and Dice loss,
+    over both classes and the whole batch.
     """
     if objective == "dice":
         return monai_loss("DiceLoss", include_background=False, to_onehot_y=True, softmax=True)

@@ -18,7 +18,7 @@ LARGEST_VALUE = 8  # number of bytes of one value, if the values are stored as i
 
 class PictureTask(Task):
     """Images or slices that are resized to `size` x `size` pixels. With `split: paper`, the images of a patient may be
-    in both training and test data, as in the paper.
+    in both training and test data, as in the split of the method's paper.
     """
 
     needs_data: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class PictureTask(Task):
 
     def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
         """Return the purpose of each case: 0 for training, 1 for validation, 2 for test. All cases of a patient have
-        the same purpose, unless the task uses the split of a paper.
+        the same purpose, unless the task follows a paper that splits cases instead of patients.
         """
         groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
         return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))
@@ -99,7 +99,8 @@ def bare_name(name: str) -> str:
 def site_folder(
     task: str, site: str, sites: Sequence[str], folder: Path | None, holds: Callable[[Path], bool], layout: str
 ) -> Path:
-    """Find a site's folder: the subfolder that has the site's name, else the data folder or its only subfolder.
+    """Find a site's folder. If no subfolder has the site's name, the site's folder is the data folder, or the data
+    folder's only subfolder.
 
     If the data folder only has subfolders for other sites, raise DataError.
 
@@ -118,7 +119,7 @@ def site_folder(
         if holds(place):
             return place
     raise DataError(
-        f"task {task}: expected {layout} in the data folder, or in a folder of it with the site's name",
+        f"task {task}: expected {layout} in the data folder, or in its subfolder with the site's name",
         private=str(folder),
     )
 
@@ -176,8 +177,8 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, channels: int) -> Tensor:
-    """Scale a 2D integer image [C, H, W] to the range from 0 to 1, as an array [channels, H, W] with 3 channels
-    or 1.
+    """Return a 2D integer image [C, H, W] as an array [channels, H, W] of 3 channels or 1 channel, with values from 0
+    to 1.
     """
     if values.ndim != 3 or values.dtype.kind != "u":
         raise DataError("the file is a volume or not an 8-bit image; the task reads 2D images with 8 bits per value")

@@ -38,7 +38,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """
     try:
         return _tensors_in(path)
-    # PyTorch, safetensors and zipfile raise various errors for damaged, unusual or old files.
+    # PyTorch, safetensors and zipfile raise various errors if a file is damaged, unusual or old
     except Exception as error:
         raise MedsiloError(
             "network.from: the file holds no tensors that can be read without running code; give safetensors, or a "
@@ -82,9 +82,7 @@ def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Match:
-    """The tensors of a file that fit a network, by their names in the network, and the names of all tensors that do not
-    fit.
-    """
+    """The tensors of a file that fit a network, by their names in the network, and the names of all other tensors."""
 
     matched: Mapping[str, Tensor]
     missing: tuple[str, ...]
@@ -108,7 +106,7 @@ def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
     """Match the tensors of a file with the tensors of a network. If all names in the file have another prefix than the
     names in the network, the file's prefix is replaced.
     """
-    best: dict[str, str] = {}  # a dictionary from each tensor's name in the network to its name in the file
+    best: dict[str, str] = {}  # maps each tensor's name in the network to the tensor's name in the file
     most, added = 0, _prefixes(own)
     for gone in _prefixes(given):
         rest = {name[len(gone) :]: name for name in given if name.startswith(gone)}
@@ -147,7 +145,7 @@ def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Return the empty prefix, and all prefixes of one to three components that occur in dotted names."""
+    """Return the possible prefixes of dotted names: the empty prefix, and all prefixes of at most three components."""
     found = {"": None}
     for name in names:
         parts = name.split(".")

@@ -17,10 +17,14 @@ BESIDE = {"hidden": (64,), "norm": "group"}
 
 
 class Behind(nn.Module):
-    """A frozen body, followed by a trainable head, for a batch of cases or for a batch of the cases' embeddings."""
+    """A network that consists of a frozen body and a trainable head; the network's input is a batch of cases, or a
+    batch of embeddings.
+    """
 
     def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine a body and a head; further networks for the same cases are built from the configuration `beside`."""
+        """Combine a body and a head; from the configuration `beside`, a method builds further networks for the same
+        cases.
+        """
         super().__init__()
         self.body, self.head, self.beside = body.eval(), head, beside
 
@@ -86,8 +90,8 @@ class FrozenNetwork(Begun):
         return module.embed(inputs)
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why a plan does not allow computing each embedding only once: the images must be whole and
-        unchanged.
+        """Yield the reasons why an embedding can't be computed only once under this plan, for example because the plan
+        changes the images.
         """
         task = plan.task
         if not self.start:
@@ -123,7 +127,9 @@ class FrozenNetwork(Begun):
 
 
 def _without_head(network: nn.Module) -> int:
-    """Replace the last layer of a network by the identity, and return the number of input features of this layer."""
+    """Replace the last layer of a network by the identity, and return the number of input features of the replaced
+    layer.
+    """
     layers = head_layers(network)
     if not layers or not isinstance(layers[0], nn.Linear):
         raise MedsiloError("network.of: the network has no embeddings, because its last layer is not linear; use tuned")

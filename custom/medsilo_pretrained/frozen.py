@@ -35,8 +35,8 @@ class Frozen(Tensor):
         return self
 
     def to(self, *wanted: Any, **how: Any) -> Any:
-        """Return the frozen tensor on another device or in another type. A copy for each device and type is created
-        only once.
+        """Return the frozen tensor on the given device, in the given number type. For each device and type, a copy of
+        the tensor is created only once.
         """
         found = super().to(*wanted, **how)
         if found is self:
@@ -47,7 +47,7 @@ class Frozen(Tensor):
 
 
 class Rounded(Frozen):
-    """A frozen tensor that is stored in a lower precision than the precision of the network's computations."""
+    """A frozen tensor that is stored in a lower precision than that of the network's computations."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
@@ -88,7 +88,7 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
     for prefix, layer in network.named_modules():
         tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
         if tracks or isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-            raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set all")
+            raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set it to all")
         whole = {name: f"{prefix}.{name}" if prefix else name for name in (*layer._parameters, *layer._buffers)}
         held = {name: own for name, own in layer._parameters.items() if own is not None and id(own) not in learns}
         for name, own in held.items():
@@ -100,7 +100,8 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
                     layer._buffers[name] = frozen(whole[name], buffer)
                     layer._non_persistent_buffers_set.add(name)
             if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
-                # A frozen batch norm layer that counts batches would expect its counter in every state dict.
+                # A frozen batch norm layer must not count batches, because its counter would have to be in every state
+                # dict.
                 layer.track_running_stats = False
                 layer.register_forward_pre_hook(_use_statistics)
 

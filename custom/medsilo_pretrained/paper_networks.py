@@ -51,7 +51,7 @@ class AlexNet(Network):
 
     The network maps [B, channels, size, size] to [B, classes]. With size 224, the layers are those of torchvision's
     AlexNet plus normalisation layers, without dropout and adaptive pooling. Adaptive pooling would have no effect at
-    size 224, and its gradient is not deterministic on a GPU.
+    size 224, and the gradient of this pooling is not deterministic on a GPU.
     """
 
     name: Literal["alexnet"] = "alexnet"

@@ -1,4 +1,6 @@
-"""The vision transformer of timm and of Hugging Face, which can read weights in both layouts."""
+"""The vision transformer of timm and of Hugging Face, which can read weights in timm's layout and in Hugging Face's
+layout.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ from medsilo.extend import Network
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1, max_length=64)]
 
-# timm's names of the tensors of a block, by Hugging Face's names in ViT and DINOv2
+# maps Hugging Face's names of a block's tensors in ViT and DINOv2 to timm's names
 BLOCK = {
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
@@ -32,7 +34,7 @@ WHOLE = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# prefixes of names in Hugging Face's files whose tensors do not change the features
+# prefixes of the names of tensors that Hugging Face's files contain and that do not change a network's features
 UNUSED = ("embeddings.mask_token", "pooler.", "classifier.", "decoder.", "lm_head.")
 MARK = "embeddings.patch_embeddings.projection.weight"
 QUERIES = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
@@ -160,7 +162,8 @@ class TimmViT(Network):
     def _fits(self) -> Self:
         if self.size % self.patch or self.width % self.heads:
             raise ValueError(
-                f"size {self.size} is not a multiple of patch {self.patch}, or width {self.width} of heads"
+                f"size {self.size} is not a multiple of patch {self.patch}, or width {self.width} is not a multiple of "
+                "heads"
             )
         if min(self.std) <= 0:
             raise ValueError("std: give numbers above 0")
@@ -194,8 +197,7 @@ class TimmViT(Network):
             parts = [theirs.get(name.replace("query", part)) for part in ("query", "key", "value")]
             if all(own is not None for own in parts):
                 found[f"blocks.{number}.attn.qkv.{kind}"] = torch.cat(parts)  # type: ignore[arg-type]
-        # in a model with register tokens, timm adds the position embedding to the class token before the class token is
-        # stored
+        # in a model with register tokens, timm stores the class token with its position embedding already added
         if {"reg_token", "cls_token", "pos_embed"} <= found.keys():
             place = found["pos_embed"]
             found |= {"cls_token": found["cls_token"] + place[:, :1], "pos_embed": place[:, 1:]}
@@ -203,8 +205,9 @@ class TimmViT(Network):
 
 
 def _of_block(name: str) -> str:
-    """Translate Hugging Face's name for a tensor of a block to timm's name. For queries, keys and values, return an
-    empty text, because timm stores these three as one tensor. Return all other names unchanged.
+    """Translate Hugging Face's name for a tensor of a block to timm's name. For the tensors of queries, keys and
+    values, return an empty text, because timm stores these three tensors as one. Return names of tensors outside of
+    blocks unchanged.
     """
     told = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)", name)
     if not told:

@@ -132,7 +132,7 @@ class Begun(_Begun):
         if odd := [name for name, tensor in found.matched.items() if not is_weight(tensor, own[name])]:
             raise MedsiloError(
                 f"network.from: {counted('tensors', odd)} of the file are no plain, finite numbers: they are sparse, "
-                "quantised, complex, whole or too large; give another file"
+                "quantised, complex, integers or too large; give another file"
             )
         if found.share < self.start.least:
             raise MedsiloError(
@@ -153,8 +153,8 @@ class Begun(_Begun):
             )
         if not self.start.confirmed and (other := defaults_that_fit(self.of.monai(channels, classes), given)):
             raise MedsiloError(
-                f"network.from: the file may be of another network: it fits {other}, too; make network.of that one, or "
-                "say that it is none (network.from.confirmed=true)"
+                f"network.from: the file also fits {other}; set network.of to this network, or set "
+                "network.from.confirmed=true if the file is not of this network"
             )
         return found
 
@@ -226,8 +226,8 @@ def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
-    """Return MONAI's default activation and normalisation layer if the file fits a network with these defaults as well
-    as it fits the plan's network. Otherwise, return an empty text.
+    """Describe MONAI's network with its default activation or normalisation, if the file fits this network exactly.
+    Otherwise, return an empty text.
 
     A file does not show which activations its network has, nor normalisation layers that have no weights.
 

@@ -17,16 +17,16 @@ from medsilo_series import rhythms, waves
 
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # maximum number of different labels or patients in a file
-# Limits on the time between two consecutive rows, as multiples of the usual time between rows. If the time between two
-# rows is outside the limits, the recording has a gap.
+# Limits on the time between two consecutive rows, as multiples of the recording's usual time between rows. If the time
+# between two rows is outside the limits, the recording has a gap.
 FEWEST = 0.5, 1.5
 UNITS = (1.0, 1e-3, 1e-6)
 NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def units_of(column: str) -> tuple[float, ...]:
-    """Return the units, in seconds, that a time column may have. If the column's name ends with a unit, as in ms or
-    time_ms, return only the unit in the name.
+    """Return the possible units of a time column, each as a number of seconds. If the column's name ends with a unit,
+    as in ms or time_ms, return only this unit.
     """
     named = NAMED_UNITS.get(column.lower().rpartition("_")[2])
     return (named,) if named else UNITS
@@ -34,7 +34,7 @@ def units_of(column: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Coded:
-    """A text for each row, stored as an index into the list of different texts."""
+    """One text for each row; each text is stored as an index into the list of different texts."""
 
     names: tuple[str, ...]
     rows: np.ndarray
@@ -52,12 +52,12 @@ class Coded:
 @dataclass(frozen=True)
 class Recording:
     values: np.ndarray  # [rows, signals], float32; missing values are NaN
-    begins: np.ndarray  # [rows]; True if a row does not directly follow the previous row
+    begins: np.ndarray  # [rows]; True for a row that does not directly follow the previous row
     seconds: np.ndarray | None = None  # [rows]; seconds since the first row, if the recording has times
     labels: Coded | None = None
     patients: Coded | None = None
     rate: float | None = None  # sampling rate in Hz, which is computed from the time column
-    gaps: np.ndarray | None = None  # [rows]; True if there is a gap in time before the row
+    gaps: np.ndarray | None = None  # [rows]; True for a row that follows a gap in time
 
     def by_patient(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the name of each patient, with a mask of the patient's rows. If the recording names no patient, yield
@@ -196,10 +196,12 @@ class _Rows(TableReader):
             known = self.known[name]
             self.codes[name].append(known.setdefault(cells[places[name]].strip()[: TableReader.LONGEST], len(known)))
             if len(known) > MOST_NAMES:
-                raise DataError(f"a column of labels or patients has more than {MOST_NAMES} different ones; correct it")
+                raise DataError(
+                    f"a column of labels or patients has more than {MOST_NAMES} different values; correct it"
+                )
         self.count += 1
         if self.count * len(cells) > TableReader.MOST_CELLS:
-            raise DataError(f"the table has more than {TableReader.MOST_CELLS} numbers; divide it")
+            raise DataError(f"the table has more than {TableReader.MOST_CELLS} numbers; divide the table")
 
     def _number(self, cell: str) -> float:
         text = cell.strip()
@@ -223,7 +225,7 @@ def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: fl
     that agrees best with the sampling rate.
     """
     if not np.isfinite(times).all():
-        raise DataError("recordings have rows without a time; fill it in")
+        raise DataError("recordings have rows without a time; fill in the times")
     between = np.diff(times)
     inside = ~found.begins[1:]
     if (between[inside] <= 0).any():

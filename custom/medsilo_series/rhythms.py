@@ -10,30 +10,36 @@ import numpy as np
 from medsilo.extend import DataError
 from medsilo_series.waves import WFDB, Wave, beside
 
-SKIP, NUMBER, SUBTYPE, CHANNEL, TEXT = 59, 60, 61, 62, 63  # codes of words that belong to an annotation
+SKIP, NUMBER, SUBTYPE, CHANNEL, TEXT = 59, 60, 61, 62, 63  # codes of words that do not begin an annotation
 RHYTHM = 28  # code of an annotation whose text names the rhythm that begins
 # text of an annotation that gives the number of time steps per second, if it differs from the sampling rate
 RESOLUTION = "## time resolution: "
-LARGEST = 1 << 24  # largest annotation file in bytes
+LARGEST = 1 << 24  # maximum bytes of an annotation file
 ABSENT = "recordings have no annotation file with the ending data.recording_columns.label; copy it beside each"
 DAMAGED = "an annotation file is damaged, or not in WFDB's format; copy it again"
 WITHOUT = "annotation files have no rhythm; leave the recordings out, or annotate the rhythm where it begins"
 
 
 def is_ending(label: str | None) -> bool:
-    """Return True if the settings' label is the ending of annotation files, such as .atr, and not a column."""
+    """Return True if the label in a site's settings is the file ending of annotation files, such as .atr, and not a
+    column's name.
+    """
     return label is not None and label.startswith(".")
 
 
 def annotations_of(header: Path, ending: str) -> Path:
-    """Return the annotation file of a WFDB recording; raise DataError if the file is not beside the header."""
+    """Return the annotation file of a WFDB recording; raise DataError if the file is not in the folder of the
+    recording's header.
+    """
     if header.suffix.lower() != WFDB:
         raise DataError("only WFDB recordings have annotation files; name a column under data.recording_columns.label")
     return beside(header, f"{header.stem}{ending}", ABSENT)
 
 
 def rhythms_in(path: Path, wave: Wave) -> list[tuple[int, str]]:
-    """Return each row of a recording at which a rhythm begins, with the rhythm's code without its parenthesis."""
+    """Return the rows of a recording at which a rhythm begins, and for each of these rows the rhythm's code without its
+    parenthesis.
+    """
     try:
         data = path.read_bytes() if path.stat().st_size <= LARGEST else b""
         own = list(_annotations(data))
@@ -47,8 +53,8 @@ def rhythms_in(path: Path, wave: Wave) -> list[tuple[int, str]]:
 
 
 def rhythm_of_rows(path: Path, wave: Wave) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the rhythms of a recording, and for each row of the recording the index of the row's rhythm. Rows before
-    the first rhythm have the empty text as their rhythm.
+    """Return the rhythms of a recording, and for each row of the recording the index of the row's rhythm. The rhythm of
+    a row before the first annotated rhythm is the empty text.
     """
     if not (begins := rhythms_in(path, wave)):
         raise DataError(WITHOUT)
@@ -64,8 +70,9 @@ def _is_rhythm(code: int, text: str) -> bool:
 
 
 def _annotations(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield the time, the code and the text of each annotation. A word of 16 bits has a code in its upper 6 bits, and a
-    number in its lower 10 bits. For an annotation, the number is the time since the previous annotation.
+    """Yield the time, the code and the text of each annotation. Each word of an annotation file has 16 bits: a code in
+    the upper 6 bits, and a number in the lower 10 bits. If a word begins an annotation, the word's number is the time
+    since the previous annotation.
     """
     place, time, code, text = 0, 0, 0, ""
     while word := struct.unpack_from("<H", data, place)[0]:
@@ -74,7 +81,7 @@ def _annotations(data: bytes) -> Iterator[tuple[int, int, str]]:
             if place + number > len(data):
                 raise ValueError("a text ends after the file")
             text = data[place : place + number].partition(b"\0")[0].decode("latin-1").strip()
-            place += number + number % 2  # texts of an odd length are padded
+            place += number + number % 2  # a padding byte follows each text of an odd length
         elif kind == SKIP:
             upper, lower = struct.unpack_from("<hH", data, place)
             yield time, code, text

@@ -35,8 +35,8 @@ NEAR = 0.01
 MOST_TERM = 1000  # maximum numerator and maximum denominator of the resampling factor
 MOST_SIGNALS = 5000
 AT_ONCE = 256
-Scales = tuple[Tensor, Tensor]  # offset and divisor with which each signal is standardised
-# class number in the plan for each label, or None if rows with this label are not learned
+Scales = tuple[Tensor, Tensor]  # offset and divisor that standardise each signal
+# maps each label to the plan's class number, or to None if rows with this label are not used
 Known = dict[str, int | None]
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 SHORT = "recordings have stretches of one label that are shorter than a window; no window is cut from these"
@@ -44,7 +44,9 @@ SHORT = "recordings have stretches of one label that are shorter than a window; 
 
 @cache
 def goal_of(labels: tuple[str, ...]) -> Classification:
-    """Return the classification objective for labels; the result is cached, so that equal labels share one object."""
+    """Return the classification objective for the given labels; the result is cached, so that calls with equal labels
+    return the same object.
+    """
     return Classification(labels)
 
 
@@ -95,7 +97,7 @@ class SeriesFolder(OwnFolder, Standardised):
         if len(set(names)) < len(names):
             raise ValueError(f"signals {names}: name each once")
         if levels := [signal.name for signal in self.signals if signal.levels]:
-            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
+            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove the levels")
         return self
 
     # ------------------------------------------------------------------------------------------ objective
@@ -117,7 +119,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
-        """The smallest and the largest possible value of each signal. The keys are the signals' names in the order of
+        """The smallest and the largest value that each signal can have. The keys are the signals' names in the order of
         the plan.
         """
         return {one.name: (one.low, one.high) for one in self.signals}
@@ -142,7 +144,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ standardisation
     def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
-        """Return the offset and the divisor of each signal that standardise the given batches of windows."""
+        """Return the offset and the divisor that standardise each signal over the given batches of windows."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
             means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
@@ -181,8 +183,8 @@ class SeriesFolder(OwnFolder, Standardised):
             raise DataError("data: recordings have no images or labels; leave these keys out, or name a data.table")
         if source.each_alone and "patient" in source.recording_columns:
             raise DataError(
-                "data.recording_columns.patient: under privacy a file must hold one patient, because a fault in it "
-                "leaves out all others; write one file per patient"
+                "data.recording_columns.patient: under privacy, a file must hold one patient, because a fault in it "
+                "leaves out the whole file; write one file per patient"
             )
         listing = CaseIndex.of_recordings(source, folder)
         reader, known = Reader(self.limits, source, self.rate), self.known_labels(source)
@@ -236,7 +238,7 @@ class SeriesFolder(OwnFolder, Standardised):
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), own)
 
     def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
-        """Return the offset and the divisor of each signal that standardise all recordings of a hospital."""
+        """Return the offset and the divisor that standardise each signal over all recordings of a hospital."""
         reader = Reader(self.limits, source, self.rate, label=False)
         found = CaseIndex.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
@@ -255,7 +257,7 @@ class SeriesFolder(OwnFolder, Standardised):
         share = Fraction(str(self.rate)) / Fraction(str(own))
         if max(share.numerator, share.denominator) > MOST_TERM:
             raise DataError(
-                f"recordings of {own:g} Hz can't be resampled to {self.rate:g} by whole numbers; do it before"
+                f"recordings of {own:g} Hz can't be resampled to {self.rate:g} by whole numbers; resample them before"
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
@@ -269,8 +271,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Replace the recordings in a listing by an entry for each patient, and return the number of rows with each label
-    in each entry. Rows without a label are not counted.
+    """Replace each recording in a listing by one entry for each of its patients; return, for each entry, the number of
+    rows with each label. Rows without a label are not counted.
     """
     entries, shown, wrong, missing = [], {}, defaultdict(list), reader.source.missing
     for entry in listing.entries:
@@ -290,7 +292,7 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
                     wrong["recordings have no row with a label; write the labels"].append(entry.name)
                     continue
                 own = replace(own, label=min(known, key=lambda name: (-known[name], name)))
-            # a window depends on the annotation file, so the file belongs to the entry
+            # the windows also depend on the annotation file, so the entry must contain this file
             if rhythms.is_ending(reader.label):
                 own = replace(own, images=(*own.images, rhythms.annotations_of(own.images[0], str(reader.label))))
             entries.append(own)
@@ -302,8 +304,8 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
 
 
 class _LastMade:
-    """Prepares recordings, and keeps the windows of the last recording. Without a cache, the windows of a recording are
-    read one after another, and a long recording has thousands.
+    """Cuts recordings into windows, and caches the windows of the latest recording. Without this cache, a recording
+    would be cut again for each of its thousands of windows.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -313,7 +315,7 @@ class _LastMade:
     def __call__(self, files: tuple[Path, ...], label: int | None, patient: str) -> Any:
         asked, last = (files, label, patient), self.last
         if last is None or last[0] != asked:
-            self.last = last = None  # two recordings might not fit into memory
+            self.last = last = None  # memory might not hold two recordings at the same time
             self.last = last = asked, self.make(*asked)
         return last[1]
 

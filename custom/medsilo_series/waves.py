@@ -71,7 +71,7 @@ def _bounded(wave: Wave) -> Wave:
     if not wave.names or not 0 < wave.rate < 1e7 or len(set(wave.names)) < len(wave.names):
         raise DataError(DAMAGED)
     if not 0 < wave.rows * len(wave.names) <= TableReader.MOST_CELLS:
-        raise DataError(f"a recording has no samples, or more than {TableReader.MOST_CELLS}; divide it")
+        raise DataError(f"a recording has no samples, or more than {TableReader.MOST_CELLS}; divide the recording")
     return wave
 
 
@@ -148,7 +148,8 @@ def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
 def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
     """Return the header of an EDF recording, and also its values if the names of signals are given.
 
-    The library pyedflib compares the size of the file with the header, so this function need not.
+    The library pyedflib checks that the file has the size that the header states, so this function does not check the
+    size.
     """
     with MedsiloError.needing("EDF needs another package; install medsilo[edf]"):
         from pyedflib import EdfReader

@@ -15,8 +15,8 @@ Missing = Literal["leave-out", "split"]
 
 @dataclass(frozen=True)
 class Cutting:
-    """The parameters with which recordings are cut into windows. Before cutting, recordings are resampled by the factor
-    up / down.
+    """The lengths and factors that determine how a recording is cut into windows. Before cutting, recordings are
+    resampled by the factor up / down.
     """
 
     window: int
@@ -32,7 +32,7 @@ class Windows:
     labels: np.ndarray  # [windows]; index of the window's label, or 0 if the recording has no labels
     rows: np.ndarray  # [windows]; row number of each window's first step
     gaps: int  # number of gaps in time plus number of rows that have missing values
-    short: int  # number of runs of rows with one label that are shorter than a window
+    short: int  # number of unbroken sequences of rows with one label that are shorter than a window
 
 
 def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequence[bool] | None = None) -> Windows:
@@ -42,7 +42,7 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
         own: A mask of the rows to use, such as those of a patient.
         usable: For each label, True if rows with this label are used. None ignores labels.
 
-    At the end of a run of rows, a remainder that is shorter than a window is not used.
+    At the end of each unbroken sequence of rows, rows that do not fill a window are not used.
     """
     values, labels = recording.values, recording.labels if usable is not None else None
     known = ~np.isnan(values).any(1)
@@ -74,8 +74,8 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 
 
 def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None) -> Iterator[tuple[int, int, int]]:
-    """Yield the first step, the step after the last step, and the label's index of each run of steps with one used
-    label.
+    """For each unbroken sequence of steps with the same used label, yield the first step, the step after the last step,
+    and the label's index.
 
     Args:
         rows: For each step, the number of its row.
@@ -91,7 +91,7 @@ def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None)
 
 
 def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the limits [start, end) of each run of consecutive rows that may be used."""
+    """Yield the limits [start, end) of each unbroken sequence of rows that may be used."""
     changed = begins.copy()
     changed[1:] |= used[1:] != used[:-1]
     edges = [*np.flatnonzero(changed).tolist(), len(used)]

@@ -1,8 +1,8 @@
 """Read sites' answers before NVFlare does, so that no answer can end the server's job process.
 
-NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if it can't decode an answer.
-The gate of this module decodes each answer before NVFlare does. If an answer is too large or unreadable, the gate
-rejects the answer, and the job continues.
+NVFlare 2.9 fetches tensors while it decodes an answer; if NVFlare can't decode the answer, NVFlare ends the server's
+job process. The gate of this module decodes each answer before NVFlare does. If an answer is too large or unreadable,
+the gate rejects the answer, and the job continues.
 """
 
 import json
@@ -44,10 +44,11 @@ LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}
 
 
 def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
-    """Raise Rejected if a message is incomplete, has a forbidden section, or exceeds its limits.
+    """Raise Rejected if a message is incomplete, has a forbidden section, or is too large.
 
-    A FOBS message consists of a body in msgpack, and of sections that contain large texts or refer to tensors. A body
-    can need a hundred times its size in memory, so this function counts the body's values before the body is decoded.
+    A FOBS message consists of a body in msgpack, and of sections that contain large texts or refer to tensors. A
+    decoded body can need a hundred times the memory of the encoded body, so this function counts the body's values
+    before decoding.
 
     Args:
         origin: The sender's cell. The message may refer only to tensors of the sender's cell and of its child cells.
@@ -92,7 +93,7 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
         place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
     except (ValueError, RecursionError):
         place = None
-    # the cell of a training script is a child of its site's cell
+    # the cell of a training script is a child of the cell of the script's site
     if not isinstance(place, dict) or not f"{place.get('fqcn')}.".startswith(f"{origin}."):
         raise Rejected("its answer refers to data that are not its own")
 
@@ -103,7 +104,7 @@ def check_body(body: bytes, most: int) -> None:
     """
     reader = Unpacker(max_buffer_size=0)
     reader.feed(body)
-    left = [1]  # the number of values that must still be read in each open list or map
+    left = [1]  # for each open list or map, the number of values that must still be read
     seen = 0
     while left:
         if not left[-1]:
@@ -112,7 +113,7 @@ def check_body(body: bytes, most: int) -> None:
         left[-1] -= 1
         parts = _parts(reader, body)
         seen += 1
-        # the announced length of a list counts, because msgpack allocates memory for this length
+        # the announced length of a list counts as memory, because msgpack allocates memory for this length
         if seen + parts > most:
             raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
@@ -141,12 +142,12 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. With some return codes that are not in the list, an answer would make
+# The return codes that a site's answer may have. With some return codes that are not allowed here, an answer would make
 # NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
-# After this many consecutive answers of a site whose tensors could not be fetched, the answer is rejected. A restart of
-# the site causes only one answer whose tensors could not be fetched.
+# If the tensors of this many consecutive answers of a site could not be fetched, the last of these answers is rejected.
+# If a site restarts, only one answer has tensors that could not be fetched.
 MOST_FAILED = 5
 # a site may send only these commands to the server's job process
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
@@ -197,11 +198,12 @@ class AnswerGate(Gate):
             self.readers = ThreadPoolExecutor(READERS, "answers")
 
     def _inspect(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
+        """Inspect a message before NVFlare decodes the message. If the result is not None, the result is sent to the
+        site as a reply.
 
-        A site may only request tasks and submit answers. NVFlare itself would accept a site's commands that end the
-        job. NVFlare itself would end the server's job process if a site reported that a message of the server was too
-        large.
+        A site may only request tasks and submit answers. Without this gate, NVFlare would accept a site's commands that
+        end the job. Without this gate, NVFlare would end the server's job process if a site reported that a message of
+        the server was too large.
         """
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:
@@ -233,8 +235,8 @@ class AnswerGate(Gate):
         NVFlare has a pool of 64 threads that call this method and that also fetch tensors. If threads of the pool read
         answers, 64 simultaneous answers would block each other forever.
 
-        The number of open answers per sender is limited. Without this limit, a sender of endless answers could occupy
-        all threads.
+        The number of unfinished answers per sender is limited. Without this limit, a sender of endless answers could
+        occupy all threads of the gate.
         """
         origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
         with self.lock:
@@ -248,7 +250,7 @@ class AnswerGate(Gate):
     def _is_reading(self, request: Message) -> Message:
         """Reply to a site's question whether an answer of the site is queued or being read.
 
-        After the answer was read, and the reply to it was sent, this is False.
+        The reply is False after the answer was read and the server's reply to the answer was sent.
         """
         with self.lock:
             reading = self.open[str(request.get_header(MessageHeaderKey.ORIGIN))] > 0
@@ -262,7 +264,7 @@ class AnswerGate(Gate):
                 answer = self._unread(str(error), origin)
             assert self.answers
             self.answers.pass_on(future.headers, answer)
-        # The cause of the error may be a broken connection, so the site receives the error and sends its answer again.
+        # The error may come from a broken connection, so the site receives the error and sends its answer again.
         except Exception as error:
             LOG.warning("an answer of %s was not taken", one_line(origin), exc_info=True)
             if not future.error:
@@ -274,7 +276,7 @@ class AnswerGate(Gate):
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
         """Return a site's answer. Raise Rejected if the answer is too large or unreadable.
 
-        After any other error, the site sends its answer again.
+        If an error other than Rejected occurs, the site sends its answer again.
         """
         headers = future.headers
         try:

@@ -109,7 +109,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def in_pieces(tensors: Tensors, most: int) -> Tensors:
     """Split tensors into pieces of at most `most` bytes. A piece is a view of its tensor.
 
-    A small tensor is not split, and keeps its name. A tensor whose name contains MARK becomes one piece.
+    A small tensor is not split into pieces, and keeps its name. A tensor whose name contains MARK
+    always becomes numbered pieces, even if it is small.
     """
     pieces: Tensors = {}
     for name, tensor in tensors.items():
@@ -188,10 +189,10 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
 
 
 class ArrivingTensors(ItemConsumer):
-    """Collects tensors that arrive piece by piece. A file can store the large tensors.
+    """Collects tensors that arrive piece by piece. The object can store the large tensors in a file.
 
-    The file is memory-mapped, so the operating system can remove parts of the file from memory and read them again
-    later. Memory mapping lets the server receive the answers of many sites at once.
+    The file is memory-mapped, so the operating system can remove parts of the file from memory and read these parts
+    again later. Memory mapping lets the server receive the answers of many sites at once.
     """
 
     def __init__(self, store: "Callable[[], Store] | None", read: Callable[[Any], Mapping] = unpacked) -> None:
@@ -213,7 +214,7 @@ class ArrivingTensors(ItemConsumer):
         try:
             for item in items:
                 self.take(self._read(item))
-        # all errors are caught, because NVFlare would otherwise request the same values again and again
+        # all errors are caught, because after an error NVFlare would request the same values again and again
         except Exception as error:
             self.problem = error if isinstance(error, Rejected) else Rejected("a piece of a tensor is not what it says")
             raise self.problem from error
@@ -261,7 +262,7 @@ class Fetching:
         return monotonic() - self.last
 
 
-FETCHING = Fetching()  # one object is enough, because each process runs one job
+FETCHING = Fetching()  # a process needs only one object of this class, because each process runs only one job
 
 
 def site_of(process: str) -> str:
@@ -314,7 +315,7 @@ MOST_TOGETHER = 8
 
 @dataclass
 class _OnTheirWay:
-    # The expected replies by the number of the reply's first piece. With each reply, its number of pieces is stored.
+    # Maps the number of a reply's first piece to the expected reply, and to the number of pieces in the reply.
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
     next: int = 1
     came: int = 0
@@ -327,7 +328,8 @@ class _OnTheirWay:
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield the next requests. Each request consists of the number of the first piece and the number of pieces.
+        """Yield the next requests. A request consists of the number of its first piece, and the number of pieces that
+        it asks for.
 
         On a fast connection, one reply has several pieces, because each reply costs both processes time.
         """
@@ -338,7 +340,8 @@ class _OnTheirWay:
             self.next += together
 
 
-ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # running transfers by NVFlare's reference ID of the tensors
+# running transfers; each key is NVFlare's reference ID of the transferred tensors
+ON_THEIR_WAY: dict[str, _OnTheirWay] = {}
 
 
 class ChunkedTensors(TensorDecomposer):
@@ -409,12 +412,12 @@ class Pace:
         # smoothed transfer time of a piece, and smoothed deviation of the transfer time, in seconds; 0 before the first
         # piece
         self.smooth, self.varies = 0.0, 0.0
-        self.due: list[_Wanted] = []  # the expected replies, in the order in which they were first requested
+        self.due: list[_Wanted] = []  # the expected replies, in the order in which the pieces were first requested
         self.last = -math.inf
         self.came = -math.inf
 
     def late(self) -> float:
-        """Return the number of seconds between a request and the time when the requested piece counts as late."""
+        """Return the number of seconds between a piece's request and the time at which the piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
     def on_reply(self, asked: float) -> None:
@@ -428,7 +431,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A reply with pieces of a tensor, for which a separate thread waits."""
+    """A reply that contains pieces of a tensor; a separate thread waits for this reply."""
 
     transfer: _OnTheirWay
     line: Pace
@@ -451,8 +454,8 @@ class _Wanted:
             if code not in PASSING:
                 self.line.on_reply(self.asked)
                 self.transfer.came += self.pieces
-                # the time of a repeated request is not measured, because a reply does not name the request that it
-                # answers
+                # the time of a repeated request is not measured, because a reply does not show to which of the two
+                # requests it belongs
                 if not again:
                     self.line.took(monotonic() - self.asked)
                 return reply
@@ -496,21 +499,23 @@ class _Wanted:
 
 @dataclass(eq=False)
 class _Unanswered:
-    """Finds out whether an answer, or the server's reply to it, was lost between this process and the server.
+    """Finds out whether an answer, or the server's reply to the answer, was lost between this process and the server.
 
-    Each connection on the way may have lost it, for example the connection of a relay.
+    Each connection between this process and the server may have lost the answer or the reply, for example the
+    connection of a relay.
     """
 
-    ask: Callable[[], bool | None]  # whether the server still reads an answer of this process; None: it is unknown
-    most: float  # maximum seconds without such information
+    # reports whether the server still reads an answer of this process; None means that this is unknown
+    ask: Callable[[], bool | None]
+    most: float  # maximum seconds without any information from the server
     heard: float = field(default_factory=monotonic)
-    idle: bool = False  # the last information was that the server reads no answer of this process
+    idle: bool = False  # True if the server last reported that it reads no answer of this process
 
     def may_come(self) -> bool:
-        """Ask the server, and return True if the reply may still come.
+        """Ask the server whether it still reads the answer, and return True if the server's reply may still come.
 
-        If the server reads no answer, the reply may be in transit. It counts as lost when the next question gets the
-        same information.
+        If the server reads no answer of this process, the server's reply may be in transit. If the server again reads
+        no answer when this method is called the next time, the reply counts as lost.
         """
         reads = self.ask()
         if reads is None:
@@ -535,9 +540,9 @@ class RetryingRequests:
         self.sees_fetching, self.waits = sees_fetching, LostWaits(cell)
         reply_once(cell, (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC))
         self.fetchers = ThreadPoolExecutor(256, "pieces")
-        # speed of each connection, by the name of the process that sends the tensors
+        # speed of each connection; the key is the name of the process that sends the tensors
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)
-        # the processes to which a thread is reporting that all pieces have arrived
+        # the processes that are now receiving the report that all pieces have arrived
         self.informed = set[str]()
 
     def end_fetchers(self) -> None:
@@ -566,7 +571,7 @@ class RetryingRequests:
         """Return the reply to a request for a piece of a tensor, and request the following pieces in advance."""
         piece = AskedPiece(request)
         own = ON_THEIR_WAY.get(piece.tensors)
-        if own is None:  # the other process does not split tensors into pieces with this module
+        if own is None:  # the other process does not use this module to split tensors into pieces
             return self._patiently(_OnTheirWay(), request=request, **asked)
         coming, together = own.coming.pop(piece.number, (None, 1))
         source = str(asked["target"])
@@ -585,8 +590,8 @@ class RetryingRequests:
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
         """Report to the sender of the tensors that all pieces have arrived. This method runs in a separate thread.
 
-        The sender keeps the tensors until it receives the report that all pieces have arrived, because it may have to
-        repeat a piece.
+        The sender keeps the tensors until it receives the report that all pieces have arrived, because the sender may
+        have to repeat a piece.
         """
         try:
             with suppress(RuntimeError):
@@ -595,7 +600,7 @@ class RetryingRequests:
             self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
-        """Request the next pieces in advance, and more pieces on a faster connection."""
+        """Request the next pieces in advance; on a faster connection, request more pieces."""
         for number, together in own.next_ones(after, there):
             asking = {**asked, "request": piece.other(number, together)}
             own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together
@@ -615,7 +620,9 @@ class RetryingRequests:
         return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)
 
     def _is_being_read(self, server: str) -> bool | None:
-        """Ask the server's job process whether it still reads an answer of this process. None: it did not reply."""
+        """Ask the server's job process whether it still reads an answer of this process. Return None if the server's
+        job process did not reply.
+        """
         where = {"channel": CHANNEL, "topic": READING, "target": server}
         reply = self.send(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
         known = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK and isinstance(reply.payload, bool)

@@ -26,8 +26,8 @@ WAITING = 8 * MOST  # maximum bytes of a sender's messages that have arrived but
 class ForgottenJobs(FLComponent):
     """Ends the jobs that ran when the server crashed, and the jobs that were aborted while they started.
 
-    The component also repairs the signing of the server's messages, and limits the size of the server's logs. It gives
-    hospitals more time to accept or reject a job.
+    The component also repairs the signing of the server's messages, and limits the size of the server's logs. The
+    component gives hospitals more time to accept or reject a job.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -62,14 +62,15 @@ class BoundedStreams(FLComponent):
         patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply.
+        """Inspect a message before NVFlare decodes the message. If the result is not None, the result is sent as a
+        reply.
 
         Most messages are addressed to a job's process, and the parent process only forwards these messages. NVFlare has
         already verified the sender of a message by the sender's token.
         """
         if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not patches.is_piece(message):
             return None
-        # the limit is set at each message, because NVFlare may have registered handlers since the last message
+        # the limit is set again at each message, because NVFlare may have registered handlers since the last message
         patches.limit_blobs(self.cell, MOST)
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)

@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 PLACES: dict[str, tuple[str, ...]] = {}
 # For each patch that NVFlare may have adopted, a function that tests whether the installed NVFlare contains the patch.
 TRIED: dict[str, Callable[[], bool]] = {}
-PARSING = threading.Lock()  # In Python 3.11, two threads that parse code at the same time can cause a SystemError.
+PARSING = threading.Lock()  # In Python 3.11, a SystemError can occur if two threads parse code at the same time.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
 
@@ -77,7 +77,9 @@ def _unless(part: str, function: Part) -> Part:
 
 @cache
 def is_merged(part: str) -> bool:
-    """Return True if the installed NVFlare has merged a patch. Each merged patch is logged once per process."""
+    """Return True if the installed NVFlare already contains a patch. For each patch that NVFlare contains, the process
+    writes one log line.
+    """
     try:
         merged = TRIED[part]()
     except Exception:  # the test may not work with the installed version of NVFlare
@@ -103,7 +105,7 @@ def changed(part: str) -> list[str]:
 
 
 def hash_of(place: str) -> str:
-    """Return a hash of a function's code without comments, or an empty text if the function does not exist."""
+    """Return a hash of a function's code without the comments; if the function does not exist, return an empty text."""
     module, _, names = place.partition(":")
     try:
         found: Any = import_module(module)

@@ -15,7 +15,7 @@ class Rejected(Exception):
 
 
 class TryAgain(Exception):
-    """Raised by an action that may succeed when it is repeated."""
+    """Raised by an action that may succeed if the action is repeated."""
 
 
 def one_line(text: object, most: int = LONGEST) -> str:

@@ -24,8 +24,8 @@ from typing import Any
 from nvflare_reliability import forked
 from nvflare_reliability.kit_patches import SITE_PROCESS
 
-# Maximum number of sites that start at the same time. If a hundred sites started at once, all of them would exceed
-# NVFlare's time limit.
+# Maximum number of sites that start at the same time. If a hundred sites started at once, every site would exceed
+# NVFlare's time limit for the start.
 AT_ONCE = 2 * (os.cpu_count() or 1)
 POLL = 0.2  # seconds between two checks whether a process has started or ended
 SHARED = (SITE_PROCESS, "aiohttp.web", "google.protobuf.message")  # modules that every simulated site imports
@@ -39,12 +39,12 @@ class ForkedSite:
     """
 
     context: Any
-    lasting = False  # True if a site keeps its process for the whole job, so that an early end is a failure
+    lasting = False  # True if a site keeps its process for the whole job; an early end of the process is then a failure
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()
         self.begun, self.given_up, self._looking = False, False, threading.Lock()
-        # a pipe shows that the process was killed, but an Event would not show this
+        # a pipe shows that the process was killed, but an Event would not show that
         self._told, tells = self.context.Pipe(duplex=False)
         self._process = self.context.Process(target=_be_site, args=([*command[1:]], dict(env), str(Path.cwd()), tells))
         self._process.start()
@@ -56,7 +56,7 @@ class ForkedSite:
     def _let_others_start(self) -> None:
         while not self._told.poll(POLL) and self.poll() is None:
             pass
-        with suppress(EOFError):  # the process may die before it sends the message that it has started
+        with suppress(EOFError):  # the process may die before it reports that it has started
             self.begun = self._told.poll() and bool(self._told.recv_bytes())
         _starting.release()
 
@@ -99,6 +99,6 @@ def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: s
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.modules.pop(SITE_PROCESS, None)  # the module will run again as the main program of a fork
+    sys.modules.pop(SITE_PROCESS, None)  # a fork will run this module again as its main program
     _, module, *sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
 LOG = logging.getLogger(__name__)
-BACKLOG = 512  # maximum number of connections that wait to be accepted
+BACKLOG = 512  # maximum number of incoming connections that wait until the server accepts them
 # the number of connections is limited, because NVFlare uses `select`, which only handles file descriptors up to 1023
 MOST_OF_ONE, MOST = 64, 256  # maximum numbers of simultaneous handshakes: from one address, and from all addresses
 SAID_AGAIN = 3600.0  # seconds in which only the first failed handshake of an address is logged
@@ -79,11 +79,12 @@ DEATHS = (  # exit codes of job processes that were killed or that crashed
 )
 TOLD = "revoked-certificates"  # header of a reply that contains the list of revoked certificates
 DISABLED = "is disabled"  # the last words of the server's reply to an excluded client
-UNSIGNED = "NA"  # the signature in messages of a server that has no key yet
+UNSIGNED = "NA"  # the text that a server without a key puts in the place of a signature
 DEPLOYING = 60.0  # seconds that the server waits for the clients' replies to the deployment of a job
 STARTED = "Start the client app..."  # the reply of a client that has started a job's process
 KEYS: dict[tuple[bytes, bytes | None], Any] = {}  # the loaded private keys, by PEM text and password
-Outcome = tuple[bool, Any, str | None]  # whether to stop, the result of a simulated site's process, and the next site
+# three values: whether to stop, the result of a simulated site's process, and the next site
+Outcome = tuple[bool, Any, str | None]
 
 
 # ---------------------------------------------------------------------------------------- server and hospitals
@@ -114,9 +115,7 @@ class _Listener(TcpStreamServer):
         super().__init__(driver, connector)
 
     def service_actions(self) -> None:
-        """Close the connections whose certificates were revoked, whenever the base class calls this method (twice per
-        second).
-        """
+        """Close the connections whose certificates were revoked; the base class calls this method twice per second."""
         super().service_actions()
         if self.revocations.look():
             for request, certificate in [*self.there.items()]:
@@ -161,8 +160,8 @@ class _Listener(TcpStreamServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: socket.socket, client_address: tuple[str, int]) -> None:
-        """Log a failed connection at the level DEBUG. At a higher level, any computer could fill the disk with log
-        lines.
+        """Log a failed connection at the level DEBUG. At a log level above DEBUG, any computer could fill the disk with
+        log lines.
         """
         LOG.debug("no connection of %s: %s", client_address[0], sys.exc_info()[1])
 
@@ -203,13 +202,13 @@ def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If too many handshakes are incomplete, one connection of the address with the most connections is closed. The closed
-    connection is the oldest that has sent no data, or else the oldest of all.
+    If too many handshakes are incomplete, the address with the most connections loses a connection. The lost connection
+    is the oldest of those that have sent no data, or else the address's oldest connection.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # address of each connection, sorted from the oldest to the latest connection
+        # the connections, from the oldest to the latest, each with its address
         self.waiting: dict[socket.socket, str] = {}
         self.speaking = set[socket.socket]()
         self.said: dict[str, float] = {}  # time of the last log line about each address
@@ -272,7 +271,7 @@ def close_lost_connections() -> None:
 def ends_forgotten() -> bool:
     """Return True if the installed NVFlare ends the jobs that ran when the server died.
 
-    If NVFlare ends the jobs of a dead server, the method `run` of the job runner calls the method that ends the jobs.
+    A version of NVFlare that ends these jobs does so in the method `run` of the job runner.
     """
     from nvflare.private.fed.server.job_runner import JobRunner
 
@@ -285,8 +284,8 @@ def ends_forgotten() -> bool:
     merged=ends_forgotten,
 )
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """Mark the jobs that ran when the server crashed as ended. This function must be called before the server can start
-    a job.
+    """Mark those jobs as ended that ran when the server crashed. This function must be called before the server can
+    start a job.
     """
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
@@ -309,9 +308,9 @@ def signs_when_ready() -> bool:
     merged=signs_when_ready,
 )
 def sign_when_ready(fl_ctx: FLContext) -> None:
-    """Make the server sign its messages as soon as it has its key.
+    """Make the server sign its messages as soon as the server has its key.
 
-    Without this patch, a server that has sent an unsigned message never signs a message.
+    Without this patch, a server that has once sent an unsigned message never signs a message afterwards.
     """
     server = fl_ctx.get_engine().server
     own = server.sign_auth_token
@@ -356,8 +355,8 @@ def keep_aborted(fl_ctx: FLContext) -> None:
 def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     """Call a function when an authorised user aborts a job.
 
-    The function is also called for a job that no longer runs; for such a job, NVFlare itself only replies that the job
-    is completed. This patch must be applied while a server starts, before NVFlare registers its commands.
+    The function is also called for a job that no longer runs; NVFlare itself would only reply that such a job is
+    completed. This patch must be applied while a server starts, before NVFlare registers its commands.
 
     Args:
         heard: Called with the job's ID and the user's name.
@@ -406,10 +405,11 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
     merged=lambda: hasattr(ConfigVarName, "DEPLOY_TIMEOUT"),
 )
 def wait_for_deployment(cell: Cell) -> None:
-    """Wait DEPLOYING seconds for the replies to the deployment of a job. All other requests keep their time limits.
+    """Wait DEPLOYING seconds for the replies to the deployment of a job. Requests that do not deploy a job keep their
+    time limits.
 
-    NVFlare waits for a deployment as long as for any command, which is 10 seconds by default. A client that checks the
-    job's code may need longer.
+    NVFlare itself waits for a deployment only as long as for any command, by default 10 seconds. A client that checks
+    the job's code may need longer than this time.
 
     Args:
         cell: The cell of the server's parent process.
@@ -435,7 +435,7 @@ def _is_deployment(message: Message) -> bool:
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
     """Restart a job's process at a client while the job runs. Before the restart, the client checks its policies.
 
-    Return the reason why the process was not started, or an empty text.
+    If the process was not started, return the reason; otherwise, return an empty text.
     """
     engine = fl_ctx.get_engine()
     runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
@@ -506,7 +506,8 @@ def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable
 def beat_when_connected(engine: Any) -> None:
     """Send a heartbeat as soon as a client is connected to the server again.
 
-    A restarted server knows a client only after a heartbeat, and NVFlare may send the next heartbeat ten seconds later.
+    A restarted server knows a client only after the client's heartbeat, and NVFlare may send the next heartbeat ten
+    seconds later.
     """
     cell, last = engine.get_cell(), dict[str, Any]()
     own = cell.send_request
@@ -593,7 +594,7 @@ def say_why(engine: Any, reason: Callable[[str], str]) -> None:
     "nvflare.private.fed.server.job_runner:JobRunner.resolve_client_outcome",
 )
 def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
-    """Make a job finish without the final reports of some clients.
+    """Make a job finish although some clients have not sent their final reports.
 
     Return True if the server still lists the job as running.
     """
@@ -619,10 +620,10 @@ def rolls_audit() -> bool:
     whole=False,
 )
 class RollingFile(RotatingFileHandler):
-    """A log file that is renamed to <name>.1 when it is full.
+    """A log file that is renamed to <name>.1 when the file is full.
 
-    At the same time, <name>.1 is renamed to <name>.2, <name>.2 is renamed to <name>.3, and so on. The oldest file is
-    deleted.
+    When a log file is renamed to <name>.1, the old <name>.1 is renamed to <name>.2, and so on. The oldest of these log
+    files is deleted.
     """
 
     def write(self, line: str) -> None:
@@ -650,8 +651,8 @@ def bound_audit() -> None:
 def connect(user: str, kit: Path, timeout: float) -> "Session":
     """Connect to the server, and return the session. Raise NVFlare's error if the server does not answer in time.
 
-    After an error, the session is closed. If closing takes longer than a second, the connection attempt is stopped,
-    too.
+    After an error, the session is closed. If closing the session takes longer than a second, the connection attempt is
+    stopped, too.
     """
     from nvflare.fuel.flare_api.flare_api import Session
 
@@ -662,7 +663,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     try:
         with _each_key_once(), _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    # the connection must be closed even after Ctrl-C, because an open connection would prevent Python's exit
+    # the connection must be closed even after Ctrl-C, because Python can't exit while a connection is open
     except BaseException:
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
@@ -757,8 +758,8 @@ def patient_simulator(
 def tell_sites_apart() -> None:
     """Let each thread of NVFlare's simulator write the name of its site into a separate dictionary.
 
-    The threads share one dictionary. If two sites start at the same time, one site's process gets the other site's
-    name, and finds no plan.
+    Without this patch, all threads share one dictionary. If two sites then start at the same time, one site's process
+    gets the other site's name, and finds no plan.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
 
@@ -781,8 +782,8 @@ def tell_sites_apart() -> None:
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
     """Inside the `with` block, start the simulator's sites by another function, which takes the arguments of `Popen`.
 
-    The patch works with each version of NVFlare, because it replaces `subprocess.Popen`, with which every version
-    starts programs.
+    The patch works with each version of NVFlare, because every version starts programs with `subprocess.Popen`, which
+    the patch replaces.
     """
     own = subprocess.Popen
 

@@ -26,10 +26,11 @@ EXPELLED = "the consortium expelled it"
 REFUSES, WAITS = "its policies refuse the job", "its certificate ended"
 UNKNOWN = "No callback is registered"  # NVFlare's reply if no function answers requests on a channel
 LOOK = 1.0  # seconds between two checks of a job's hospitals
-# seconds after which a hospital without a connection counts as absent; the limit is not zero, because connections are
-# often restored
+# seconds after which a hospital without a connection counts as absent; the limit is not zero, because a lost connection
+# often returns soon
 GRACE = 4.0
-# Minimum seconds of silence that can count as absence. A job's process sends a message every ten seconds.
+# Minimum seconds without a message after which a hospital can count as absent. A job's process at a hospital sends a
+# message every ten seconds.
 SILENCE = 30.0
 ANSWERS = 5.0  # seconds within which a party must answer a call
 
@@ -43,7 +44,8 @@ class _Site:
     last_heard: float = 0.0
     longest: float = 0.0  # longest time between two messages of the hospital, in seconds
     problem: str = ""
-    closed: float | None = None  # the time at which the connection was closed; None while the connection is open
+    # the time at which the hospital's connection was closed; None while the connection is open
+    closed: float | None = None
     away: tuple[float, str] | None = None  # the time at which the hospital became unable to answer, and the reason
 
 
@@ -56,8 +58,8 @@ class Liveness:
     cell: Cell
     last_heard: dict[str, float]  # time of the last message from each monitored cell
     sync: Callable[[], None]
-    # Maximum seconds of silence while a connection is open. For a hospital whose silences were short so far, the limit
-    # is shorter.
+    # Maximum seconds for which a hospital may be silent while its connection is open. For a hospital that was only
+    # silent for short times so far, the limit is shorter.
     silence: float
     patience: float = math.inf  # seconds after which the job no longer waits for an absent hospital
     expelled: set[str] = field(default_factory=set)
@@ -124,9 +126,9 @@ class Liveness:
         return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
     def left_behind(self, many: int, least: int) -> dict[str, str]:
-        """Return the sites for which a round need not wait, each with the reason.
+        """Return the sites for which a round of the job need not wait, each with the reason.
 
-        If enough sites are present, the round waits for no absent site.
+        If enough sites are present, the round waits for no site that is absent.
 
         Args:
             least: The minimum number of sites in the round.
@@ -137,8 +139,7 @@ class Liveness:
     def hopeless(self) -> dict[str, str]:
         """Return the absent sites for which the job no longer waits, each with the reason.
 
-        The job does not wait for a site that has been absent for too long, or for a site whose absence a person must
-        end.
+        The job does not wait for a site that has been absent for too long, or that can't return until a person acts.
         """
         found, now = {}, monotonic()
         for name, site in list(self.sites.items()):
@@ -188,7 +189,8 @@ class Silent:
             reply = self.cell.send_request(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
             if reply.get_header(MessageHeaderKey.RETURN_CODE) not in UNHEARD:
                 self.deaf.discard(name)
-            # if the call took twice its time limit, this process was suspended, and the missing answer has no meaning
+            # if the call took twice its time limit, this process itself was suspended, so the missing answer does not
+            # show that the party has stopped
             elif monotonic() - began < 2 * ANSWERS:
                 self.deaf.add(name)
         finally:

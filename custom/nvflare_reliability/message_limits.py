@@ -1,7 +1,7 @@
 """Limit the messages that a job's process accepts to the size that the plan needs.
 
 NVFlare 2.9 accepts messages of any size. This module checks a message's announced size before NVFlare allocates memory
-for the message. At the server, answer_gate.py also reads the sites' answers.
+for the message. At the server, answer_gate.py not only limits the sites' messages, but also reads the sites' answers.
 """
 
 import threading
@@ -20,8 +20,8 @@ from nvflare.fuel.f3.streaming.stream_types import Stream, StreamFuture
 from nvflare_reliability import patches
 from nvflare_reliability.errors import size_text
 
-# Maximum number of unfinished answers of one sender. The number is above 1, because an honest sender may repeat a
-# broken answer.
+# Maximum number of answers of one sender that are unfinished at the same time. The limit is above 1, because an honest
+# sender may repeat a broken answer.
 MOST_OPEN = 8
 
 
@@ -41,8 +41,9 @@ class Gate:
     def __init__(self, cell: Cell, most: MessageLimits) -> None:
         self.cell, self.most = cell, most
         self.replies, self.streams = patches.Replies(cell), patches.StreamLimits(cell)
-        self.taken: dict[str, int] = {}  # bytes of the tensors that were fetched for each sender's present message
-        self.refused: dict[str, str] = {}  # the reason why a tensor of each sender was not fetched
+        # for each sender, the bytes of the tensors that were fetched for the sender's present message
+        self.taken: dict[str, int] = {}
+        self.refused: dict[str, str] = {}  # for each sender, the reason why a tensor was not fetched
         self.lock = threading.Lock()
         patches.hold_less(cell)
         patches.connect_in_time()
@@ -62,7 +63,7 @@ class Gate:
 
     def _fetched(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         """Accept an announced piece of a tensor, unless the message with the tensor would become too large."""
-        if not self.replies.is_awaited(stream):  # a newer request for the same piece was sent in the meantime
+        if not self.replies.is_awaited(stream):  # this process has sent a newer request for the same piece
             return self.replies.refuse(stream, "nobody waits for it any more")
         origin, size = "".join(self._of_job(str(stream.get_headers().get(MessageHeaderKey.ORIGIN)))), stream.get_size()
         known = isinstance(size, int) and size > 0
@@ -81,7 +82,7 @@ class Gate:
         return self.replies.refuse(stream, self.refused[origin])
 
     def _of_job(self, origin: str) -> tuple[str, str]:
-        """Return the name of the cell's owner, and a dot with the job's ID.
+        """Return two texts from the name of a cell: the name of the cell's owner, and a dot with the job's ID.
 
         If the cell does not belong to this job, the second text is empty. A site may have several cells in a job: for
         example, a training script in a separate process has its own cell.
@@ -96,14 +97,14 @@ class Gate:
 
     def _streamed(self, message: Message, sender: str) -> Message | None:
         """Accept a message that is part of a stream, unless too many bytes of the same sender wait to be read. Return
-        None, or the reply that rejects the message.
+        the reply that rejects the message, or None if the message is accepted.
         """
         taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
         return None if taken else make_reply(CellCode.MSG_TOO_BIG)
 
     def _too_large(self, size: int, more: str = "") -> str:
-        """Return the reason why a message is rejected as too large. `more` is " or more" if the message has further
-        bytes whose number is unknown.
+        """Return the reason why a message is rejected as too large. `more` is " or more" if the size of a further part
+        of the message is unknown.
         """
         most = size_text(self.most.size)
         return f"its message of {size_text(size)}{more} was not taken: at most {most} belong to one"
@@ -115,7 +116,9 @@ class Gate:
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes the message. A result other than None is sent as the reply."""
+        """Inspect a message before NVFlare decodes the message. If the result is not None, the result is sent as a
+        reply.
+        """
         # this process only forwards messages to other cells
         is_own = message.get_header(MessageHeaderKey.DESTINATION) == self.cell.get_fqcn()
         return self._streamed(message, "") if is_own and patches.is_piece(message) else None

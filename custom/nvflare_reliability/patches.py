@@ -1,10 +1,11 @@
-"""Patch NVFlare in the processes of a job. The patches for all other processes are in kit_patches.py.
+"""Patch NVFlare in the processes of a job. The file kit_patches.py contains the patches for all processes that are not
+processes of a job.
 
 Each patch adds a behaviour for which NVFlare has no public interface. For a patch NAME, the file `upstream/NAME.md`
 describes the problem for NVFlare's maintainers.
 
-For each patch, a test in tests/federation/test_patches.py shows NVFlare's behaviour without the patch. The test fails
-when the patch is no longer needed. A patch logs a warning if NVFlare's code differs from the tested versions.
+For each patch, a test in tests/federation/test_patches.py shows NVFlare's behaviour without the patch. A patch's test
+fails when the patch is no longer needed. A patch logs a warning if NVFlare's code differs from the tested versions.
 """
 
 import errno
@@ -62,13 +63,13 @@ BUFFER = 1 << 18
 # A message with more than LONG bytes is sent in frames of up to LONGEST_FRAME bytes. A frame of 4 MiB and its header
 # would exceed the limit of NVFlare's HTTP driver.
 LONG, LONGEST_FRAME = 2 << 20, (4 << 20) - (1 << 16)
-MOST_LEFT = 64 << 20  # bytes of garbage after which the garbage collector runs
+MOST_LEFT = 64 << 20  # number of bytes of garbage that causes a run of the garbage collector
 # Maximum number of unfinished streams of one sender. An honest sender has about a dozen unfinished replies, and may
 # repeat broken streams.
 MOST_STREAMS = 32
 # maximum number of finished streams that are remembered, so that repeated messages of these streams are recognised
 MOST_KEPT = 256
-# keys in the state of a request or a reply: number of the next piece, number of all pieces, number of pieces in one
+# keys in the state of a request or a reply: index of the next piece, total number of pieces, number of pieces in one
 # reply
 NEXT, PIECES, TOGETHER = "next", "pieces", "together"
 LOOK = 1.0  # seconds between two checks for old streams
@@ -158,7 +159,7 @@ class GarbageBudget:
             gc.collect()
 
 
-GARBAGE = GarbageBudget()  # one object is enough, because each process runs one job
+GARBAGE = GarbageBudget()  # a process needs only one object of this class, because each process runs only one job
 
 
 # ---------------------------------------------------------------------------------------------------- streams
@@ -206,12 +207,12 @@ class StreamLimits:
         self.cell, self.lock = cell, threading.Lock()
         self.known: dict[str, dict[tuple, RxTask]] = {}
         self.waiting: dict[str, int] = {}  # an upper bound, for each sender, on the bytes that wait to be read
-        # the time at which a check found that a stream had finished, for each finished stream
+        # for each finished stream, the time of the check that found the stream finished
         self.ended: dict[tuple, float] = {}
         self.looked = monotonic()
 
     def take(self, message: Message, sender: str, most: int) -> bool:
-        """Return True if a message in a stream is accepted.
+        """Return True if the process accepts a message that belongs to a stream.
 
         If the sender has too many unfinished streams, the oldest of these streams are ended.
 
@@ -221,7 +222,7 @@ class StreamLimits:
         for wish in (StreamHeaderKey.RETRY_TIMEOUT, StreamHeaderKey.RETRY_WAIT):
             # the sender may not decide how long a finished stream is remembered
             message.headers.pop(wish, None)
-        if message.get_header(StreamHeaderKey.ERROR_MSG):  # an error message does not start a stream
+        if message.get_header(StreamHeaderKey.ERROR_MSG):  # a message that reports an error does not start a stream
             return True
         key = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
         size = len(message.payload or b"")
@@ -242,7 +243,8 @@ class StreamLimits:
                 waiting = sum(map(_waiting, own.values())) + size
             self.waiting[sender] = waiting
         if is_new:
-            GARBAGE.sent()  # each stream is a reply or a request that causes a reply, so it leaves garbage behind
+            # each stream is a reply, or a request that causes a reply, so every stream leaves garbage in memory
+            GARBAGE.sent()
         for task in ended[:-MOST_KEPT]:
             task._remove_task()
         for task in begun[:-MOST_STREAMS]:
@@ -293,7 +295,7 @@ def connect_in_time() -> None:
     """End a connection attempt if the TLS handshake takes too long or the connector is stopped.
 
     After a slow handshake, NVFlare connects again; without this patch, NVFlare would wait forever. The patch also
-    shortens the pause between two attempts from ten seconds to four.
+    shortens the pause between two connection attempts from ten seconds to four.
     """
     if TcpDriver.connect is not _connect:
         conn_manager.MAX_WAIT = conn_manager.SILENT_RECONNECT_TIME = AGAIN
@@ -343,8 +345,8 @@ def keep_alive(line: socket.socket) -> None:
 
 
 def end_socket(line: socket.socket) -> None:
-    """Shut down a connection. As a result, a thread that waits for data on this connection gets an error."""
-    with suppress(OSError, ValueError):  # the connection may already have ended
+    """Shut down a connection. As a result, a thread that waits for data on the closed connection gets an error."""
+    with suppress(OSError, ValueError):  # the connection may have ended before this call
         line.shutdown(socket.SHUT_RDWR)
 
 
@@ -372,7 +374,9 @@ def look_at_messages(cell: Cell, look: Callable[[Message], Message | None]) -> N
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Adapter.call")
 class AnswerReader:
-    """Passes each site's answer to a function that reads the answer, and not directly to NVFlare's cell."""
+    """Passes each site's answer to a function that reads the answer, instead of passing the answer directly to
+    NVFlare's cell.
+    """
 
     def __init__(self, cell: Cell, answered: Callable[[StreamFuture, Stream], None]) -> None:
         found = cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
@@ -390,8 +394,8 @@ class AnswerReader:
 class _Unspoken(Shareable):
     """An answer whose conversion to text is fast.
 
-    NVFlare converts each answer and its tensors to text for a debug log, even if this log is off. With 29 million
-    parameters, this conversion takes 0.3 s.
+    NVFlare converts each answer and its tensors to text for a debug log, even if this log is off. For an answer with 29
+    million parameters, the conversion to text takes 0.3 s.
     """
 
     def __repr__(self) -> str:
@@ -399,8 +403,8 @@ class _Unspoken(Shareable):
 
 
 class _Read:
-    """Wraps a message that was already read, so that NVFlare can handle the message like the future of an unread
-    message.
+    """Wraps a message that this process has already read, so that NVFlare can handle the message as if it were still
+    unread.
     """
 
     def __init__(self, headers: dict, payload: Shareable) -> None:
@@ -443,7 +447,9 @@ class Replies:
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 def send_requests_by(cell: Cell, request: Send) -> Send:
-    """Send the requests of a cell by another function, and return NVFlare's original function."""
+    """Make a cell send its requests through another function, and return the function of NVFlare that sent the requests
+    before.
+    """
     own: Send = cell.send_request
     cell.send_request = request
     return own
@@ -473,7 +479,7 @@ def reply_once(cell: Cell, to: tuple[str, str]) -> None:
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Cell._send_one_request", "nvflare.fuel.f3.streaming.byte_receiver:RxTask.stop")
 def end_reply(request: Message) -> None:
-    """End the stream of a reply, because the request for this reply is repeated."""
+    """End the stream of a reply after this process has requested the reply again."""
     own = request.get_header(StreamHeaderKey.STREAM_REQ_ID)
     with RxTask.map_lock:
         tasks = [task for task in RxTask.rx_task_map.values() if _request_of(task) == own]
@@ -540,7 +546,7 @@ def _settle(waiter: SimpleWaiter, reply: Message) -> None:
 
 
 def ping() -> Message:
-    """Create a small request to which each process that sends tensors replies."""
+    """Create a small request for a process that sends tensors; such a process always replies."""
     return new_cell_message({}, {_PropKey.REF_ID: "ping", _PropKey.CANCEL: True})
 
 
@@ -579,7 +585,7 @@ def has_stopped(cell: Cell) -> bool:
 
 
 def no_more() -> Message:
-    """Return a reply that ends a transfer, because all pieces were sent."""
+    """Return the reply that ends a transfer after all pieces were sent."""
     return make_reply(ReturnCode.OK, body={_PropKey.STATUS: ProduceRC.EOF})
 
 
@@ -685,7 +691,8 @@ def outlives_a_full_disk() -> bool:
     auditor = audit.Auditor.__new__(audit.Auditor)
     auditor.audit_file, auditor._lock = _Full(), threading.Lock()
     told, silent = logging.getLogger(audit.__name__), logging.Filter("nobody")
-    told.addFilter(silent)  # the error of this test must not be logged, because the disk is not really full
+    # this function provokes an error on purpose, which must not be logged as if the disk were full
+    told.addFilter(silent)
     try:
         auditor.add_job_event("")
     except OSError:
@@ -701,7 +708,9 @@ def outlives_a_full_disk() -> bool:
     merged=outlives_a_full_disk,
 )
 def audit_without_fail() -> None:
-    """Drop the lines of this job's audit log that can't be written, for which NVFlare would raise an error."""
+    """Drop each line of this job's audit log that can't be written; without this patch, NVFlare would raise an
+    error.
+    """
     auditor = AuditService.get_auditor()
     if hasattr(auditor, "audit_file"):  # the simulator's auditor has no file
         with auditor._lock:
@@ -717,7 +726,8 @@ BACKEND = "nvflare.app_common.executors.client_api.external_process_backend:Exte
 def hear_of_killed_script(heard: Callable[[int], object]) -> None:
     """Call a function when the system has killed a training script's process, for example because memory was exhausted.
 
-    Without this patch, the present task and all later tasks of NVFlare would fail.
+    Without this patch, a job would fail in its present task and in all later tasks after the system has killed a
+    script's process.
 
     Args:
         heard: Called with the number of the signal that killed the process.

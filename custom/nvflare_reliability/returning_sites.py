@@ -1,8 +1,9 @@
-"""Watch the connections and the tokens of hospitals in the server's parent process, and report them to running jobs.
+"""Watch the connections and the tokens of hospitals in the server's parent process, and report lost connections and new
+tokens to running jobs.
 
 A restarted hospital registers with a new token, which NVFlare does not report to running jobs. This component starts
-the hospital's job processes again, which continue from the hospital's saved state. In a job's process, liveness.py
-requests the reports.
+the hospital's job processes again, which continue from the hospital's saved state. In a job's process, liveness.py asks
+for the reports of this module.
 """
 
 import logging
@@ -28,12 +29,13 @@ from nvflare_reliability.kit_patches import DEATHS, failure_of_job, is_expelled,
 from nvflare_reliability.liveness import CHANNEL, EXPELLED, LOOK, REFUSES, TOPIC, WAITS
 
 LOG = logging.getLogger(__name__)
-TRIES = 6  # maximum number of attempts to start a job's process at a hospital, which together take about a minute
+# maximum number of attempts to start a job's process at a hospital; all attempts together take about a minute
+TRIES = 6
 # The job process of a hospital is not restarted if it has died more than MOST_DEATHS times within WITHIN seconds.
 MOST_DEATHS = 5
 WITHIN = 3600.0
-ASKS = 30.0  # seconds without a request for a report, after which a job is assumed to request no reports
-# arguments: job, hospital, and True if the job's process runs again at the hospital
+ASKS = 30.0  # If a job does not ask for reports for this many seconds, the job is assumed to use no reports
+# The function's arguments are the job, the hospital, and True if the job's process runs again at the hospital
 Heard = Callable[[str, str, bool], None]
 
 
@@ -42,16 +44,16 @@ class _Job:
     seen: set[str] = field(default_factory=set)  # cells of the hospitals that have been connected to the server
     active: set[str] = field(default_factory=set)  # names of the hospitals that have sent a message to the job
     starts: dict[str, int] = field(default_factory=dict)  # number of times that each hospital has registered again
-    # times at which the job's process died, for each hospital
+    # for each hospital, the times at which the job's process died
     deaths: dict[str, list[float]] = field(default_factory=dict)
-    # reason of each hospital that can't return to the job
+    # for each hospital that can't return to the job, the reason
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class ReturningSites(FLComponent):
     """Lets restarted hospitals return to running jobs, and reports lost connections to these jobs.
 
-    The component handles only jobs whose processes request reports.
+    The component handles only jobs whose processes ask for reports about hospitals.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,8 @@ class ReturningSites(FLComponent):
         self.jobs: dict[str, _Job] = {}
         self.engine: Any = None
         self.listens = False
-        self.dead = set[tuple[str, str]]()  # the job and the hospital of each process that died and is being restarted
+        # for each process that died and is being restarted, the job and the hospital
+        self.dead = set[tuple[str, str]]()
         self.heard: Heard = lambda job, hospital, runs: None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -111,7 +114,7 @@ class ReturningSites(FLComponent):
         return not cells & job.seen <= connected
 
     def _look(self, fl_ctx: FLContext) -> None:
-        """Make restarted hospitals return to their jobs, and make ended jobs finish."""
+        """Make restarted hospitals return to the jobs that they left, and make ended jobs finish."""
         here = {client.name: client for client in self.engine.get_clients()}
         for job_id in list(self.jobs):
             running = self.engine.run_processes.get(job_id)
@@ -165,8 +168,8 @@ class ReturningSites(FLComponent):
         return self.engine.server.process_job_failure(request)
 
     def _has_reason(self, request: Message, job_id: str, hospital: str, why: str) -> None:
-        """Report to a job why a hospital can't take part. NVFlare ends a job that does not request reports about
-        hospitals.
+        """Report to a job why a hospital can't take part. If the job does not ask for reports about hospitals, NVFlare
+        ends the job.
         """
         deadline = monotonic() + ASKS
         while job_id not in self.jobs and monotonic() < deadline:
@@ -205,8 +208,7 @@ class ReturningSites(FLComponent):
 
 
 def hear_of_processes(engine: Any, heard: Heard) -> None:
-    """Call a function when a job's process dies at a hospital, and call the function again when the process was
-    restarted.
+    """Set a function that is called when a job's process dies at a hospital, and again when the process was restarted.
 
     The server's startup kit must list the component `returning_sites`.
     """

@@ -12,21 +12,23 @@ from cryptography import x509
 
 LOG = logging.getLogger(__name__)
 LIST = "revoked.pem"  # name of the list's file in a startup kit
-LARGEST = 1 << 20  # maximum bytes of a list, which is enough for about 10,000 certificates
+LARGEST = 1 << 20  # maximum bytes of a list of revoked certificates; about 10,000 certificates fit into such a list
 
 
 def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocationList:
-    """Return the list of revoked certificates in a PEM text. Raise ValueError if `root` has not signed the list."""
+    """Parse the list of revoked certificates in a PEM text, and return the list. Raise ValueError if `root` has not
+    signed the list.
+    """
     if len(text) > LARGEST:
         raise ValueError(f"the list of revoked certificates has more than {LARGEST >> 20} MiB")
     found = x509.load_pem_x509_crl(text)
     if found.issuer != root.subject or not found.is_signature_valid(root.public_key()):  # type: ignore[arg-type]
-        raise ValueError("the consortium's root did not sign it")
+        raise ValueError("the consortium's root did not sign the list")
     return found
 
 
 def number_of(revoked: x509.CertificateRevocationList) -> int:
-    """Return the serial number of a list of revoked certificates, which is larger for a newer list."""
+    """Return the serial number of a list of revoked certificates; a newer list has a larger number."""
     return revoked.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
@@ -45,7 +47,7 @@ def list_in(kit: Path) -> x509.CertificateRevocationList | None:
 def is_newer(text: bytes, kit: Path) -> bool:
     """Return True if a list is newer than the list in a startup kit.
 
-    Raise OSError or ValueError if the given list is invalid or was not signed by the root authority of the kit.
+    Raise OSError or ValueError if the given list is invalid, or if the root authority of the kit did not sign the list.
     """
     told = read_list(text, x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes()))
     try:

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-PIECE_SECONDS = 10.0  # maximum seconds for the transfer of one piece of a tensor on the slowest connection
+PIECE_SECONDS = 10.0  # maximum seconds for the transfer of one piece of a tensor over the slowest connection
 LARGEST_PIECE = 16 << 20  # maximum bytes of a piece of a tensor
 SMALLEST_PIECE = 1 << 14
 PIECE = 1 << 20  # bytes of a piece of a tensor if the speed of the connection is not set but measured
-ASK_AGAIN = 30.0  # seconds after which a reply counts as late on any connection
-# By default, a connection may be lost for this many seconds, which is twice the longest interruption that hospitals
-# have reported.
+ASK_AGAIN = 30.0  # seconds after which a missing reply counts as late, however slow the connection is
+# Seconds for which a connection may be lost by default: twice the longest interruption that hospitals have reported.
 DOWN = 1200.0
-LONGEST = 86_400.0  # maximum seconds that a site may take for one answer while it still sends messages
+LONGEST = 86_400.0  # maximum seconds that a site may take for one answer, if the site still sends messages
 
 
 @dataclass(frozen=True)
@@ -20,13 +19,13 @@ class Timeouts:
 
     silence: float  # maximum seconds for which a site may be silent
     rate: float | None = None  # bytes per second of the slowest connection, or None if the speed is measured
-    again: float = ASK_AGAIN  # seconds after which a reply counts as late, if the reply has not begun to arrive
-    away: float = 0.0  # seconds for which a round waits for a site that has lost its connection
+    again: float = ASK_AGAIN  # seconds after which a reply that has not begun to arrive counts as late
+    away: float = 0.0  # seconds that a round waits for a site without a connection
 
     @property
     def piece(self) -> int:
-        """The maximum bytes of a piece of a tensor. After the connection breaks, only incomplete pieces are
-        sent again.
+        """The maximum bytes of a piece of a tensor. After the connection breaks, only pieces that have not arrived
+        completely are sent again.
         """
         if self.rate is None:
             return PIECE
@@ -34,7 +33,7 @@ class Timeouts:
 
 
 def limits(timeouts: Timeouts, side: Literal["server", "site"]) -> dict[str, float]:
-    """Return the time limits and sizes in NVFlare's configuration of a job.
+    """Return the time limits and sizes that a job's configuration of NVFlare contains.
 
     Args:
         side: The party whose configuration is computed.

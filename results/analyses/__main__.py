@@ -53,13 +53,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("-o", "--out", required=True, type=told(options.output_folder), help="output folder")
-    parser.add_argument("--seed", type=int, default=0, help="seed of directions, maps and attacks")
-    parser.add_argument("--cases", type=told(positive), help="cases of each site (default: by kind)")
-    parser.add_argument("--reach", type=told(length), default=1.0, help="landscape, profile: distance to the edge")
-    parser.add_argument("--steps", type=told(positive), help="landscape, profile: points to the edge (default: 10)")
-    parser.add_argument("--iterations", type=told(positive), default=300, help="inversion: steps of the attack")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random directions, maps and attacks")
+    parser.add_argument(
+        "--cases",
+        type=told(positive),
+        help="number of cases of each site (default: depends on the kind of analysis)",
+    )
+    parser.add_argument(
+        "--reach",
+        type=told(length),
+        default=1.0,
+        help="landscape, profile: distance from the centre of the figure to its edge",
+    )
+    parser.add_argument(
+        "--steps",
+        type=told(positive),
+        help="landscape, profile: number of points from the centre of the figure to its edge (default: 10)",
+    )
+    parser.add_argument(
+        "--iterations", type=told(positive), default=300, help="inversion: number of steps of the attack"
+    )
     parser.add_argument("--network", help="drift, tsne: one of the method's networks, e.g. selector")
-    parser.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
+    parser.add_argument("--pictures", action="store_true", help="inversion: also draw images that are not synthetic")
     parser.add_argument("--device", help=options.DEVICES)
     parser.add_argument("--data", type=Path, help=options.DATA)
     parser.add_argument("--settings", type=Path, help=options.SETTINGS_OF_SITES)

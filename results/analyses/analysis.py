@@ -1,4 +1,4 @@
-"""Define the input and output of an analysis of finished runs, and write its results into a folder."""
+"""Define the input and output of an analysis of finished runs, and write the analysis' results into a folder."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,13 +37,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Question:
-    """The options of all analyses of runs; each kind of analysis uses some of the options."""
+    """The options of all analyses of finished runs; each kind of analysis uses only some of these options."""
 
     settings: SiteSettings
     seed: int = 0
     cases: int | None = None  # number of cases of each site; by default, each analysis chooses a number
     reach: float = 1.0  # distance from the centre of a loss landscape to its edge
-    steps: int | None = None  # points of a loss landscape from its centre to its edge
+    steps: int | None = None  # number of points of a loss landscape from its centre to its edge
     iterations: int = 300  # iterations of an inversion attack
     network: str | None = None  # name of the analysed network, if the method has several networks
 
@@ -53,7 +53,7 @@ class AnalysisResult:
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
-    warns: bool = False  # True if nobody should release the model
+    warns: bool = False  # True if the result advises against releasing the model
 
 
 def part_of(run: FinishedRun, name: str) -> nn.Module:
@@ -73,8 +73,8 @@ def check_network(run: FinishedRun, name: str) -> None:
 def as_evaluated(
     run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches as a round evaluates them: shuffled if a batch norm uses the statistics of each batch, otherwise in
-    order.
+    """Yield batches as a round evaluates cases. The order is random if a batch norm uses the statistics of each batch;
+    otherwise, it is the data set's order.
     """
     order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
     return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)

@@ -14,8 +14,8 @@ from results.analyses.finished import FinishedRun
 
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Return for each round's end the sites' mean validation score, and the bytes that all sites had sent and received
-    by then.
+    """Return, for the end of each round, the sites' mean validation score, and the bytes that all sites had sent and
+    received until then.
     """
     metrics = {run.summary.metric for run in runs}
     if len(metrics) > 1:
@@ -40,7 +40,7 @@ def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         by_round.plot(list(curve), heights, label=one["run"], markersize=4, **look)
         if one["bytes"][-1]:
             by_bytes.plot([one["bytes"][number] / 1e6 for number in curve], heights, markersize=4, **look)
-        else:  # single-site and pooled training transfer no bytes, so the score is a horizontal line
+        else:  # single-site and pooled training transfer no bytes, so their score is drawn as a horizontal line
             by_bytes.axhline(heights[-1], color=look["color"], linestyle=look["linestyle"])
     by_round.set(xlabel="rounds", ylabel=f"validation {metrics.pop()}, mean over sites")
     by_bytes.set(xlabel="MB sent and got by all sites")

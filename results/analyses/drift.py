@@ -1,7 +1,7 @@
 """Measure HarmoFL's drift Γ (Eq. 9): the distance of sites' models from the server's model within a round.
 
-Γ falls when the loss falls, because a collapsed or overfitted model hardly changes. Compare Γ of two methods at equal
-training loss instead of in the same round.
+Γ also falls when the loss falls, because a collapsed or overfitted model hardly changes. Therefore, compare Γ of two
+methods at equal training loss instead of in the same round.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ from tests import inprocess
 class WatchedTrainer(Trainer):
     """Measure ‖θ_{i,k} − θ^t‖² after each of a site's K training steps in a round.
 
-    θ contains those trained weights of one network that the site sends in the round, without batch norm's running
-    statistics.
+    θ contains the trained weights of one network that the site sends in the round; θ does not contain batch norm's
+    running statistics.
     """
 
     network = "model"
@@ -89,7 +89,7 @@ def replay(
 
 
 def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Return Γ and the training loss of every round and site, after running each plan once more in this process."""
+    """Train each plan once more in this process; return Γ and the training loss of every round and site."""
     found: list[dict[str, Any]] = []
     lines = []
     for run in runs:
@@ -138,8 +138,8 @@ def travelling_weights(phase: Phase, modules: Modules, name: str) -> list[nn.Par
 
 
 def _travelling(plan: Plan, asked: str | None) -> str:
-    """Return the name of the network whose trained weights go to the server. The default is "global" for methods with
-    personal models, and "model" for other methods.
+    """Return the name of the network whose trained weights a site sends to the server. The default name is "global" for
+    methods with personal models, and "model" for all other methods.
     """
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} has no rounds between sites, so nothing drifts; give another run")

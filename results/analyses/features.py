@@ -21,8 +21,8 @@ MOST_CLASSES = 12
 
 @torch.no_grad()
 def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the input of the network's last layer as [cases, features], averaged over spatial dimensions, and the
-    targets.
+    """Return the input of the network's last layer as [cases, features], averaged over spatial dimensions; also return
+    the cases' targets.
     """
     heads = head_layers(network)
     if not heads:
@@ -100,7 +100,7 @@ def _scatter(panel: Axes, points: list[dict[str, Any]], key: str) -> None:
 
 
 def _shared_model(run: FinishedRun, compute: Compute) -> nn.Module:
-    """Return the model that all sites share, because features of different models are not comparable."""
+    """Return the model that all sites share; features of different models could not be compared in one map."""
     first, *others = [run.model(site, compute.device) for site in run.sites]
     for other in others:
         pairs = zip(first.state_dict().values(), other.state_dict().values(), strict=True)

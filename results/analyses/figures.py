@@ -1,5 +1,5 @@
-"""Create figures, choose line styles and write PNG files, for all analyses. Figures are drawn by matplotlib without a
-window, so that a figure looks the same on every machine.
+"""Create figures, choose line styles and write PNG files, for all analyses. Figures are drawn by matplotlib without
+opening a window, so that a figure looks the same on every machine.
 """
 
 import io
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from medsilo.core.files import write_bytes
 
-# Most colour-blind readers can distinguish Okabe and Ito's colours. Lines also differ in their dashes, and points in
-# their shape.
+# Most colour-blind readers can distinguish Okabe and Ito's colours from each other. Lines can also be distinguished by
+# their dashes, and points by their shapes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = "os^Dv*Px"
 DASHES = ("-", "--", ":", "-.")
@@ -34,7 +34,7 @@ def style(number: int) -> dict[str, Any]:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG file that is byte-identical for identical figures."""
+    """Write a figure as a PNG file; identical figures give byte-identical files."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
     write_bytes(path, content.getvalue())

@@ -78,7 +78,7 @@ class FinishedRun:
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Return finished runs; runs with the same title are distinguished by their folders."""
+    """Return finished runs; runs with the same title get the names of their folders, too."""
     runs = []
     for folder in folders:
         summary = Record(folder).summary()

@@ -1,10 +1,10 @@
 """Reconstruct images from a site's messages as a curious server could (HarmoFL, Fig. 7; Geiping et al. 2020).
 
 The server searches for a smooth image that would have produced the received tensors. The module tries two attacks. The
-first attack uses HarmoFL's amplitude of one image, which no site ever sends, and the average amplitudes that sites send
+first attack uses two amplitudes of HarmoFL: that of one image, which no site sends, and the average, which sites send
 in round 1. The second attack uses the gradient of one image with a known label at the initial weights, which is the
-easiest case. A site's real messages, which contain weights after many steps on many images, give an attacker less
-information.
+easiest case for an attacker. A site's real messages give an attacker less information, because they contain weights
+after many steps on many images.
 """
 
 import math
@@ -25,9 +25,10 @@ from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.figures import COLOURS, MARKERS, panels
 from results.analyses.finished import FinishedRun, drawn
 
-CASES = 2  # attacked images of each site
-OTHERS = 32  # number of each site's images, other than the attacked image, that serve as guesses by chance
-STEP, SMOOTH = 0.1, 1e-2  # the step of the signed gradient and the weight of total variation, after Geiping et al.
+CASES = 2  # number of attacked images of each site
+# number of images of each site that serve as guesses by chance; the attacked image is not one of these images
+OTHERS = 32
+STEP, SMOOTH = 0.1, 1e-2  # the step size of the signed gradient and the weight of total variation, after Geiping et al.
 Mismatch = Callable[[Tensor], Tensor]
 
 
@@ -63,7 +64,9 @@ def gradients(
 
 
 def gradient_mismatch(network: nn.Module, loss: LossFunction, targets: Tensor, seen: Sequence[Tensor]) -> Mismatch:
-    """Return 1 − cos of the angle between the observed and a candidate's gradient (Geiping et al., Eq. 4)."""
+    """Return 1 − cos(angle) for the angle between the observed gradient and a candidate's gradient (Geiping et al., Eq.
+    4).
+    """
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(seen))))
 
     def mismatch(images: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ def amplitude(image: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def without_phase(shared: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the inverse transform of the amplitude with all phases 0, as [C, H, W]."""
+    """Return [C, H, W], the inverse transform of the amplitude with all phases set to 0."""
     spectrum = torch.zeros(*shape[:-1], shape[-1] // 2 + 1, dtype=torch.complex64, device=shared.device)
     spectrum[tuple(slice(length) for length in shared.shape)] = shared.to(spectrum.dtype)
     return torch.fft.irfft2(spectrum, s=list(shape[-2:]))
@@ -97,7 +100,7 @@ def without_phase(shared: Tensor, shape: Sequence[int]) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- the scores
 def psnr(image: Tensor, truth: Tensor, span: float) -> float:
-    """Return the peak signal-to-noise ratio in dB, which is infinite for identical images."""
+    """Return the peak signal-to-noise ratio in dB; for identical images, the ratio is infinite."""
     error = float((image.double() - truth.double()).square().mean())
     return 10 * math.log10(span**2 / error) if error else math.inf
 
@@ -115,7 +118,7 @@ Scores = dict[str, dict[str, float]]
 
 
 def aligned(image: Tensor, truth: Tensor) -> Tensor:
-    """Return the circular shift of the image, or of the image rotated by 180°, that is nearest to the true image.
+    """Of all circular shifts of the image and of the image rotated by 180°, return the one nearest to the true image.
 
     An amplitude determines neither an image's position nor its rotation by 180°, but a human viewer recognises the
     image anyway.
@@ -130,7 +133,9 @@ def aligned(image: Tensor, truth: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- the analysis
 def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Attack some training images of each site, and compare the scores with guesses made without an attack."""
+    """Attack some training images of each site, and compare the attack's scores with scores of guesses that use no
+    attack.
+    """
     if len(runs) > 1:
         raise MedsiloError("inversion depends on the plan and the data, not on the training: give one run")
     run = runs[0]
@@ -188,7 +193,7 @@ def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any
 
 
 def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question) -> Tensor:
-    """Return the average amplitude that this site sends in round 1 if the plan has no `training.truncate`."""
+    """Return the average amplitude that the site would send in round 1 under a plan without `training.truncate`."""
     compute = asked.settings.compute()
     layer = run.plan.algorithm.input_layer(run.plan.build_networks())
     if not isinstance(layer, AmplitudeNorm):
@@ -202,8 +207,8 @@ def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question)
 
 
 def score(guess: Tensor, truth: Tensor, span: float) -> dict[str, float]:
-    """Return the PSNR and the SSIM of a guess, each for the unchanged or the aligned guess, whichever gives the higher
-    value. The function scores attacks and guesses by chance in the same way.
+    """Return the PSNR and the SSIM of a guess; for each of the two, the higher value of the unchanged and the aligned
+    guess counts. Attacks and guesses by chance are scored in the same way.
     """
     images = (guess, aligned(guess, truth))
     return {name: max(measure(image, truth, span) for image in images) for name, measure in MEASURES.items()}
@@ -214,7 +219,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _listed(scores: Scores) -> dict[str, dict[str, float | str]]:
-    """Replace infinity, which JSON lacks."""
+    """Replace infinite numbers by the text "inf", because JSON has no infinity."""
     return {
         row: {key: "inf" if math.isinf(value) else value for key, value in both.items()} for row, both in scores.items()
     }

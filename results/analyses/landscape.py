@@ -1,8 +1,8 @@
-"""Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do after Li et al. 2018.
+"""Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do in the manner of Li et al. 2018.
 
-Along the axes of a loss landscape, only the trained weights of the model change. Batch norm is in evaluation mode and
-keeps its saved running statistics. The landscape shows the loss on training cases, because the sites minimised the loss
-on training cases.
+Along the axes of a loss landscape, only the trained weights of the model change. Batch norm is in evaluation mode, and
+uses the model's saved running statistics. The landscape shows the loss on training cases, because the sites minimised
+the loss on training cases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,11 @@ Direction = list[Tensor]
 
 
 def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction:
-    """Return a random direction in which each filter has the norm of the model's filter: d ← d / ‖d‖ · ‖θ‖ (Li et al.).
+    """Return a random direction in which each filter has the norm of the model's same filter: d ← d / ‖d‖ · ‖θ‖ (Li et
+    al.).
 
-    A filter consists of all weights of one output channel. Biases and normalisation weights do not change, as in the
-    code of Li et al.
+    A filter consists of all weights of one output channel. Along this direction, biases and normalisation weights do
+    not change, as in the code of Li et al.
     """
     # transposed convolutions have weights [in, out, ...]
     turned = {layer.weight for layer in model.modules() if isinstance(layer, _ConvTransposeNd)}
@@ -54,7 +55,7 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction
 
 
 def unit(model: nn.Module, generator: torch.Generator) -> Direction:
-    """Return a random direction of length 1 over all trained weights together (FedSM, Section 4.2)."""
+    """Return a random direction of length 1 in the space of all trained weights together (FedSM, Section 4.2)."""
     random = [torch.randn(weight.shape, generator=generator).to(weight) for weight in model.parameters()]
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(random)))
     return torch._foreach_div(random, length)  # type: ignore[return-value]
@@ -109,8 +110,8 @@ def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Draw the loss of each run's model along random directions of length 1. Networks with equal shapes share the
-    directions.
+    """Draw the loss of each run's model along random directions of length 1. Networks whose weights have equal shapes
+    use the same random directions.
     """
     steps = asked.steps or STEPS
     places, found, lines = ladder(asked.reach, steps), [], []
@@ -166,7 +167,8 @@ def _draw_profiles(places: Sequence[float], found: Sequence[dict[str, Any]]) -> 
     for panel, one in pairs:
         panel.plot(places, np.array(one["losses"], float).T, color=COLOURS[0], alpha=0.5, linewidth=1)
         panel.set(xlabel="distance from the model", ylabel="training loss")
-    for site in {one["site"] for one in found}:  # one scale per site, so that the models of a site can be compared
+    # each site has its own colour scale, so that the site's models can be compared with each other
+    for site in {one["site"] for one in found}:
         same = [panel for panel, one in pairs if one["site"] == site]
         limits = [panel.get_ylim() for panel in same]
         for panel in same:

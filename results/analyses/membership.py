@@ -1,10 +1,10 @@
 """Test before a release whether models reveal the patients of their training set (membership inference).
 
-By the model's loss on each case, an attack separates a hospital's training cases from its validation and test cases.
-If hospitals have separate models, the attack uses the mean loss of other hospitals' models minus the model's loss (a
-likelihood ratio with fixed models). The report has the area under the ROC curve with its confidence interval (Hanley
-and McNeil 1982). The report also has the fraction of members detected with one false alarm in twenty, and Clopper and
-Pearson's confidence interval of this fraction.
+By a model's loss on each case, an attack separates a hospital's training cases from the hospital's validation and test
+cases. If hospitals have separate models, the attack uses a likelihood ratio: the mean loss of other hospitals' models
+minus the attacked model's loss. The report has the area under the ROC curve with its confidence interval (Hanley and
+McNeil 1982). The report also has the fraction of members that the attack detects with one false alarm in twenty, with
+Clopper and Pearson's confidence interval.
 """
 
 import math
@@ -23,7 +23,7 @@ from medsilo.site.settings import SiteSettings
 from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.finished import FinishedRun, drawn
 
-CASES = 400  # most cases in each of the two groups, members and non-members
+CASES = 400  # maximum number of cases in each of the two groups, members and non-members
 FALSE = 0.05  # rate of false alarms: fraction of the non-members that the attack classifies as members
 CONFIDENCE = 0.95
 CLEAR = 0.6  # smallest area under the curve at which the report advises against a release
@@ -58,7 +58,7 @@ class Membership:
 
 
 def membership(members: np.ndarray, others: np.ndarray) -> Membership:
-    """Measure how well the scores separate members, who are expected to have higher scores, from non-members."""
+    """Measure how well the scores separate members from non-members; members are expected to have higher scores."""
     n, m = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     area = float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
@@ -72,8 +72,7 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
-    """Measure for each released model how well an attack separates the model's training cases from cases outside the
-    training.
+    """For each released model, measure how well an attack separates the model's training cases from other cases.
 
     The attack includes every expert of a super model, because everybody who has the super model has the experts.
     """

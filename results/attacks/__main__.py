@@ -3,10 +3,10 @@
     python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
 The program runs the missing studies, stores each study's result in a file under --cells, and prints
-results/attacks.csv. The option --write also writes results/attacks.csv. A stopped program continues with the next
-study. With `--minutes 0`, no study runs. The whole program takes about 90 minutes on one core. The option --wide
-combines all methods with all attacks and defences, and takes many times as long. The program exits with 1 if studies
-are missing, or if the best defence misses the goal in an attack without a declared exception.
+results/attacks.csv. With --write, the program also writes results/attacks.csv. A stopped program continues with the
+next study. With `--minutes 0`, no study runs. The whole program takes about 90 minutes on one core. The option --wide
+combines all methods with all attacks and defences, and takes many times as long as the usual studies. The program exits
+with 1 if studies are missing, or if the best defence misses the goal in an attack without a declared exception.
 """
 
 import argparse
@@ -33,17 +33,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--tiny", dest="size", action="store_const", const="tiny", help="run a few studies of a second each"
+        "--tiny", dest="size", action="store_const", const="tiny", help="run only a few studies, each of about a second"
     )
     size.add_argument(
         "--quick", dest="size", action="store_const", const="quick", help="only test that the program runs"
     )
     size.add_argument(
-        "--wide", dest="size", action="store_const", const="wide", help="combine all methods, attacks and defences"
+        "--wide",
+        dest="size",
+        action="store_const",
+        const="wide",
+        help="combine all methods with all attacks and all defences",
     )
     parser.add_argument("--write", action="store_true", help="write results/attacks.csv")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="folder for results")
-    parser.add_argument("--minutes", type=float, help="start no study after this number of minutes")
+    parser.add_argument("--minutes", type=float, help="number of minutes after which the program starts no study")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")  # torch and MONAI print many warnings
     torch.set_num_threads(1)

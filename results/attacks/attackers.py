@@ -1,11 +1,11 @@
-"""Define attacks by dishonest hospitals: the data that they change and the updates that they forge.
+"""Define attacks by dishonest hospitals: how they change their data, and how they forge their updates.
 
 An attack changes the results of real participants after their training. The real coordinator receives the forged
-results, and checks them like all other results.
+results, and checks the forged results like honest results.
 
-The dishonest hospitals of a study collude: an attack forges all their results at once. The dishonest hospitals know
-their received tensors and their honest updates. The dishonest hospitals see only the aggregated model of the honest
-hospitals.
+The dishonest hospitals of a study collude: an attack forges the results of all of them at once. The dishonest hospitals
+know the tensors that they received and the updates that they would honestly send. Of the honest hospitals, the
+dishonest hospitals see only the aggregated model.
 """
 
 import math
@@ -47,8 +47,10 @@ class Attack:
     name: ClassVar[str]
     does: ClassVar[str]
     knows: ClassVar[str] = "what it is given"
-    methods: ClassVar[frozenset[str]] = frozenset()  # the methods to which the attack applies; empty means all methods
-    version: ClassVar[int] = 1  # a higher number after a change of the attack discards stored results
+    # the methods to which the attack applies; if empty, the attack applies to all methods
+    methods: ClassVar[frozenset[str]] = frozenset()
+    # increase this number after a change of the attack, so that stored results of the attack are discarded
+    version: ClassVar[int] = 1
 
     def poison(self, data: SiteData, task: Task) -> SiteData:
         return data
@@ -64,7 +66,7 @@ def is_trained(name: str, tensor: Tensor) -> bool:
 
 
 class ForgedWeights(Attack, ABC):
-    """Forge the trained weights, but leave batch norm's statistics honest, so that the server accepts them."""
+    """Forge the trained weights, but send batch norm's honest statistics, so that the server accepts the answer."""
 
     knows = "what it is given and what it would honestly send"
 
@@ -84,7 +86,7 @@ class ForgedWeights(Attack, ABC):
 
     @abstractmethod
     def forged(self, turn: Turn, group: str, honest: Updates, given: Updates) -> Updates:
-        """Return the forged updates of one group from the honest updates, in double precision."""
+        """From the honest updates, return the forged updates of one group of tensors, in double precision."""
 
 
 def _trained(groups: Groups, group: str) -> Tensors:
@@ -188,7 +190,7 @@ class ALittleIsEnough(ForgedWeights):
     """Baruch et al., A Little Is Enough, NeurIPS 2019: every attacker sends μ - z σ in each coordinate.
 
     The attackers estimate μ and σ from their honest updates and the model's last step. z follows the paper, but is at
-    least 1.5. With 1 or 2 attackers among 5 hospitals, the paper's formula gives only 0 or 0.43.
+    least 1.5. With 1 or 2 attackers among 5 hospitals, the paper's formula gives only z = 0 or z = 0.43.
     """
 
     name = "a little is enough"
@@ -245,7 +247,7 @@ class Statistics(Attack):
 class Amplitude(Attack):
     """Poison HarmoFL's shared amplitude spectrum in the single round in which sites send it.
 
-    A spectrum that is merely too large does no harm, because the network's first batch norm removes the scale.
+    A spectrum whose only fault is a large scale does no harm, because the network's first batch norm removes the scale.
     """
 
     name = "amplitude"
@@ -309,7 +311,7 @@ class Expert(Attack):
 
 
 class Scores(Attack):
-    """Report false validation scores, from which the server chooses the best round."""
+    """Report false validation scores, because the server chooses the best round from these scores."""
 
     name = "lying scores"
     does = "trains honestly and says that the initial model scores 1 and every other model 0"
@@ -348,7 +350,9 @@ class Backdoor(Attack):
 
 
 class ScaledBackdoor(Backdoor, Scaling):
-    """Scale the update of a backdoor attack, so that the mean of all updates is about the attacker's update."""
+    """Scale the attacker's update by the number of hospitals per attacker, so that this update replaces the mean of all
+    updates.
+    """
 
     name = "backdoor, replacing the model"
     does = "the same, and sends n / m times its update for m bad hospitals of n, which takes the place of the mean"

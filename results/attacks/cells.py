@@ -27,7 +27,8 @@ class Defence:
 PLAIN = "plain mean"
 DEFENCES: Mapping[str, Defence] = {
     PLAIN: Defence({}),
-    "share cap": Defence({"max_weight": 0.25}, 4),  # weights of at most a quarter need at least four hospitals
+    # if no weight may exceed a quarter, a study needs at least four hospitals
+    "share cap": Defence({"max_weight": 0.25}, 4),
     "norm bound": Defence({"robust": {"name": "norm-bound"}}),
     "median": Defence({"robust": {"name": "median"}}),
     "trimmed mean": Defence({"robust": {"name": "trimmed-mean", "bad": 1}}),
@@ -45,7 +46,7 @@ class Setting:
     task: Mapping[str, Any]
     network: Mapping[str, Any]
     training: Mapping[str, Any]
-    without: frozenset[str] = frozenset()  # attacks that are left out of the block of the table
+    without: frozenset[str] = frozenset()  # attacks that this block of the table leaves out
 
 
 HISTOLOGY = Setting(
@@ -83,7 +84,7 @@ NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}
 @dataclass(frozen=True)
 class Block:
     """A block of the table: each method combined with each applicable attack, each defence and each number of dishonest
-    sites.
+    hospitals.
     """
 
     setting: Setting
@@ -105,14 +106,14 @@ class Cell:
 
     @property
     def bad_sites(self) -> tuple[str, ...]:
-        """Return the dishonest hospitals, which change with the seed, because hospitals differ."""
+        """Return the dishonest hospitals; each seed has different dishonest hospitals, because hospitals differ."""
         return tuple(sorted(SITES[(self.seed + 2 * place) % len(SITES)] for place in range(self.bad)))
 
     def plan(self) -> Plan:
         """Return the plan, or raise PlanError if the method does not allow the defence."""
         defence = DEFENCES[self.defence]
-        # By default, the server rejects a site that reports nearly all cases, but not during the measurement of
-        # defences.
+        # By default, the server rejects a site that reports nearly all cases; this check is off while defences are
+        # measured.
         agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum, "max_share": 1.0}
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
@@ -129,7 +130,7 @@ class Cell:
         return parse_plan(values)
 
     def file(self) -> str:
-        """Return the name of the file with the cell's result, which changes with the plan and the attack."""
+        """Return the name of the file with the cell's result; the name depends on the plan and the attack."""
         facts = [_values(self.setting), self.method, self.attack, self.bad, asdict(DEFENCES[self.defence]), self.seed]
         told = json.dumps([*facts, ATTACKS[self.attack].version if self.bad else 0], sort_keys=True)
         return f"{self.method}-{self.seed}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
@@ -147,7 +148,8 @@ class Result:
     refused: int = 0
     reason: str | None = None
     no_plan: bool = False
-    record: Sequence[Mapping[str, Any]] | None = None  # the record's outliers in each round; only for the plain mean
+    # for each round, the outliers in the study's record; only studies with the plain mean have this record
+    record: Sequence[Mapping[str, Any]] | None = None
     rounds: int = 0
     seconds: float = 0.0  # processor time
     package: str = ""
@@ -204,8 +206,8 @@ SMALLEST = (
 
 
 def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
-    """Yield every cell once, all cells of the first seed before those of the second seed, so that even unfinished
-    results make a table.
+    """Yield each cell of the table once. All cells of a seed come before those of the next seed, so that even
+    unfinished results make a table.
     """
     seen = set()
     for seed in range(max(block.seeds for block in blocks)):

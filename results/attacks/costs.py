@@ -33,7 +33,7 @@ LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # numbers of features of the lar
 
 @dataclass(frozen=True)
 class Cost:
-    """A defence's processor time and peak memory at the server, divided by those of the plain mean."""
+    """The processor time and the peak memory that a defence needs at the server, divided by those of the plain mean."""
 
     defence: str
     seconds: float
@@ -62,7 +62,7 @@ def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
 
 
 def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
-    """Return the processor time of a round in seconds, which other processes hardly affect."""
+    """Return the processor time of a round in seconds; other processes hardly change this time."""
     torch.set_num_threads(1)
     sent = list(models(features))
     a_round(defence, features, iter(sent))  # a warm-up round

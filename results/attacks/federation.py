@@ -37,8 +37,8 @@ CPU = SiteSettings(device="cpu")
 class Outcome:
     score: float | None  # mean test score, or None if the study ended before the test
     sites: dict[str, float]
-    # fraction of the honest hospitals' test images of other classes that models assign to the target class because of
-    # the patch
+    # fraction of the honest hospitals' test images of other classes that models assign to the target class when the
+    # images have the patch
     patched: float | None
     refused: int  # rounds in which the server rejected a dishonest hospital's answer
     reason: str | None
@@ -46,7 +46,9 @@ class Outcome:
 
 
 class LoopWithBad(Loop):
-    """Exchange messages within one process, in which dishonest hospitals answer first, so that they can collude."""
+    """Exchange messages within one process; dishonest hospitals can collude, because they answer before honest
+    hospitals.
+    """
 
     def __init__(self, participants: Mapping[str, TrainingSite], attack: Attack, bad: Collection[str]) -> None:
         super().__init__(participants)
@@ -121,10 +123,10 @@ def _outcome(plan: Plan, root: Path, coordinator: Coordinator, bad: Collection[s
 
 # ---------------------------------------------------------------------------------------------------- the backdoor
 def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | None:
-    """Return the fraction of the honest hospitals' test images that their models assign to the target class because of
-    the patch.
+    """Return the fraction of test images that the honest hospitals' models assign to the target class when the images
+    have the patch.
 
-    Test images whose true class is the target class don't count. Return None if cases have no class.
+    Images whose true class is the target class don't count. Return None if the task has no classes.
     """
     if not plan.task.goal.classifies or len(plan.task.shape or ()) != 3:
         return None

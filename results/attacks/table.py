@@ -13,9 +13,9 @@ from results.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, R
 from results.attacks.costs import Cost, kept_costs
 from results.result_files import Study, Table
 
-POINTS = 3.0  # most points of the score that the best defence may lose
+POINTS = 3.0  # maximum points of the score that may be lost with the best defence
 MOST_SEEDS = 9
-PATCHED = 10.0  # most percentage points by which the patch may succeed more often than without an attack
+PATCHED = 10.0  # maximum percentage points by which the patch may succeed more often than without an attack
 # Declared exceptions to the goal, with reasons. A missed goal without a declared exception makes the command exit with
 # 1.
 WAY = (
@@ -50,14 +50,14 @@ def _signed(points: float) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """The results of one attack on one method with one defence in all finished seeds, and the results of federations
-    without an attack.
+    """The results of one attack on one method with one defence, over all finished seeds, and the results of federations
+    without this attack.
     """
 
     cells: Sequence[Cell]
     results: Sequence[Result]
-    undisturbed: Sequence[Result]  # results with the same seeds, without attack and defence
-    unattacked: Sequence[Result]  # results with the same seeds and defence, without attack
+    undisturbed: Sequence[Result]  # results with the same seeds, but without the attack and without the defence
+    unattacked: Sequence[Result]  # results with the same seeds and the same defence, but without the attack
     honest: Sequence[Sequence[str]]  # for each seed, the hospitals whose scores are compared
 
     @property
@@ -92,25 +92,23 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Return the points by which the mean score is below the federation without an attack; 100 if a study ended
-        early.
-        """
+        """Return the score without an attack minus the mean score, in points; return 100 if a study ended early."""
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property
     def patched(self) -> float | None:
-        """Return the fraction of images that models assign to the target class because of the patch."""
+        """Return the fraction of images that models assign to the target class when the images have the patch."""
         return _mean(result.patched for result in self.results)
 
     @property
     def patched_difference(self) -> float:
-        """Percentage points by which the patch succeeds more often than without an attack."""
+        """Percentage points by which the patch changes the assigned class more often than without an attack."""
         before = _mean(result.patched for result in self.undisturbed)
         return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
 
     @property
     def holds(self) -> bool:
-        """True if the goal is met."""
+        """True if the defence meets the goal in the attack."""
         opened = "backdoor" in self.cell.attack and self.patched_difference > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 

@@ -22,11 +22,11 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 
-ERRORS = 2.0  # a cell agrees if the difference is at most this number of standard errors
+ERRORS = 2.0  # a cell agrees with the published cell if the difference is at most this number of standard errors
 POOLED, PERSONAL = "pooled", "personal"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# Columns of the heart data: number of columns to read, the disease's level, columns that become dummies, and columns
-# that are never truly 0.
+# Numbers that describe the heart data: columns to read, the column of the disease, columns that become dummies, and
+# columns whose value is never truly 0.
 READ, DISEASE, DUMMIES, NEVER_ZERO = 10, 13, (2, 6), {"hungarian": (3, 4, 7)}
 REGIONS = 6
 Lines = dict[str, list[dict[str, Any]]]
@@ -46,7 +46,7 @@ class Benchmark:
     alone: Mapping[str, Any]  # settings of pooled and single-site training
     rates: Mapping[str, float]  # learning rates at the hospitals, by method
     numbers: Mapping[str, Mapping[str, Any]]
-    personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital
+    personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital separately
 
     def lacking(self, data: Path) -> list[str]:
         return [name for name in self.files if not (data / self.folder / name).exists()]
@@ -74,12 +74,12 @@ class PublishedCell:
 
     @property
     def judged(self) -> bool:
-        """Return True if both standard deviations are known, which needs more than one seed."""
+        """Return True if both standard deviations are known, for which both results need more than one seed."""
         return min(len(self.ours), len(self.theirs)) > 1
 
     @property
     def agrees(self) -> bool:
-        """Return True if the means are within two standard errors."""
+        """Return True if the two means differ by at most two standard errors of the difference."""
         return abs(fmean(self.ours) - fmean(self.theirs)) <= ERRORS * self.error
 
     def row(self) -> list[str]:
@@ -161,8 +161,8 @@ def read_brca(folder: Path) -> Lines:
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
     """Write a table for each hospital and a table of all hospitals, and return a network's input columns.
 
-    The published protocol has no validation cases, so training cases are listed again as validation cases, and no
-    choice depends on them.
+    The published protocol has no validation cases, so the training cases also serve as validation cases; no choice
+    depends on them.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
     validated = any(line["part"] == "validation" for line in together[POOLED])
@@ -295,7 +295,9 @@ class Work:
         )
 
     def on_all(self, method: str, seed: int) -> float:
-        """Return the score of one model on the test cases of all hospitals, scaled by the hospitals' training cases."""
+        """Return the score of one model on the test cases of all hospitals, with columns scaled by the hospitals'
+        training cases.
+        """
         if method == POOLED:
             return self.alone(POOLED, seed)
         plan = self.federated(method, self.benchmark.rates[method], seed)

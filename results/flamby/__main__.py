@@ -2,9 +2,10 @@
 
     python -m results.flamby --data DATA [--seeds 42,43,44,45,46]
 
-A cell agrees if the means over seeds are within two standard errors of their difference. The program exits with 1 if a
-cell disagrees. One seed has no standard deviation, so no cell is judged with one seed. The program takes minutes. The
-program downloads no data: DATA must contain the folders of the sets.
+A cell agrees with the published cell if the means over seeds differ by at most two standard errors of this difference.
+The program exits with 1 if a cell disagrees with the published cell. One seed has no standard deviation, so no cell is
+judged with one seed. The program takes minutes. The program downloads no data: DATA must contain the folders of the
+sets.
 """
 
 import argparse
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m results.flamby", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", default="42,43,44,45,46", help="seeds (default: the published seeds)")
-    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
+    parser.add_argument("--quick", action="store_true", help="only test on synthetic patients that the program runs")
     given = parser.parse_args(arguments)
     if given.quick:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

@@ -35,12 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="write results/heart-dp.csv")
     parser.add_argument(
-        "--minutes", type=float, help="start no study of the published table after this time in minutes"
+        "--minutes", type=float, help="number of minutes after which no study of the published table starts"
     )
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="folder with UCI's four files")
     parser.add_argument("--published", type=Path, default=SHARED / "published" / "flamby_dp_heart.csv")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "heart-dp", help="folder for results")
-    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
+    parser.add_argument("--quick", action="store_true", help="only test on synthetic patients that the program runs")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

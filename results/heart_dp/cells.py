@@ -17,7 +17,7 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = PrivacyGuarantee(None, None)
 PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
-DRAWS = 5  # number of draws of validation cases and of noise, with which candidates are compared
+DRAWS = 5  # number of repetitions with which candidates are compared; each repetition draws validation cases and noise
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 
@@ -53,7 +53,7 @@ def published(promise: PrivacyGuarantee) -> list[Cell]:
 
 
 def candidates() -> list[Setup]:
-    """Return the compared ways of training: few steps over all cases, from zero weights."""
+    """Return the compared ways of training, all of which start from zero weights and make few steps over all cases."""
     fedavg = [
         replace(FULL, rounds=rounds, steps=steps, rate=rate, clip=clip, momentum=momentum)
         for (rounds, steps), rate, clip, momentum in product(

@@ -12,16 +12,19 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-USED, LABEL, DUMMIES = 10, 13, (2, 6)  # number of columns to read, the disease's level, and columns that become dummies
+# number of columns to read, index of the disease's column, and indices of columns that become dummy variables
+USED, LABEL, DUMMIES = 10, 13, (2, 6)
 TRAIN, SPLIT = 0.66, 43
-# numbers of columns; a cholesterol of 0 is a true value at UCI's last two hospitals
+# indices of columns; at UCI's last two hospitals, a cholesterol of 0 is a true value
 PRESSURE, CHOLESTEROL, HEART_RATE = 3, 4, 7
 NEVER = dict.fromkeys(HOSPITALS, (PRESSURE, HEART_RATE)) | {"hungarian": (PRESSURE, CHOLESTEROL, HEART_RATE)}
 
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital's training and test cases: inputs [cases, 13] and labels [cases], where 1 means the disease."""
+    """A hospital's training and test cases: inputs [cases, 13] and labels [cases], where the label 1 means the
+    disease.
+    """
 
     train: TensorDataset
     test: TensorDataset
@@ -67,8 +70,8 @@ def divided(labels: np.ndarray, share: float, seed: int) -> Sequence[np.ndarray]
 
 
 def validation(hospital: Hospital, seed: int, share: float = 0.75) -> Hospital:
-    """Return a hospital whose test cases are some of its training cases, to choose settings without the real test
-    cases.
+    """Return a hospital for choosing settings: its test cases are some of the real hospital's training cases, so the
+    real test cases are not used.
     """
     inputs, labels = hospital.train.tensors
     fit, kept = divided(labels.numpy(), share, seed)

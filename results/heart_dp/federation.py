@@ -31,7 +31,7 @@ class Setup:
 
     method: Literal["fedavg", "mr-mtl"] = "fedavg"
     rounds: int = 15
-    steps: int = 100  # steps of each hospital in a round
+    steps: int = 100  # number of steps of each hospital in a round
     batch: int | None = 4  # None means all cases in every step
     rate: float = 0.001
     momentum: float = 0.0
@@ -110,7 +110,9 @@ class _Site:
         return epsilon([Charge(what="training", of=steps)], self.promise.delta)
 
     def train(self, model: nn.Module, optimizer: SGD, common: dict[str, Tensor], number: int) -> None:
-        """Train for a round, starting at the common weights, or in MR-MTL near the common weights."""
+        """Train for one round; FedAvg starts at the common weights, and MR-MTL pulls the hospital's own weights towards
+        the common weights.
+        """
         weights, mean = list(model.parameters()), [common[name] for name, _ in model.named_parameters()]
         if self.setup.method == "fedavg":
             model.load_state_dict(common)
@@ -118,7 +120,7 @@ class _Site:
         with correcting(optimizer, pull):
             if self.promise.epsilon is None:
                 return self._train_openly(model, optimizer, number)
-            # a seeded source is allowed because the data are public
+            # the noise may have a seed, because the data are public
             secret = NoiseSource.from_seed(self.seed, self.name, number)
             sample = PoissonSample(None, self.cases, self.batch, secret)
             private = PrivateSteps(sample, self.bound, self.noise(), secret)

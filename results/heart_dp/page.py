@@ -26,7 +26,7 @@ from results.heart_dp.data import Hospital
 from results.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from results.result_files import Study, Table
 
-ERRORS = 2.0  # a cell agrees if the difference is at most this number of standard errors
+ERRORS = 2.0  # a cell agrees with the published cell if the difference is at most this number of standard errors
 GOALS = {1.0: 0.722, 0.1: 0.679}
 Told = dict[tuple[float | None, float | None], list[float]]  # maps ε and δ to the published accuracy of each seed
 
@@ -50,7 +50,9 @@ class Compared:
 
     @property
     def errors(self) -> float:
-        """Return the difference of the two means, divided by its standard error over the seeds of both means."""
+        """Return the difference of the two means in standard errors; the standard error is computed over the seeds of
+        both means.
+        """
         error = math.sqrt(stdev(self.ours) ** 2 / len(self.ours) + stdev(self.theirs) ** 2 / len(self.theirs))
         return (fmean(self.ours) - fmean(self.theirs)) / error
 

@@ -1,5 +1,5 @@
-"""Define the IMPACT studies: 15 studies of mortality within six months after brain injury, each left out once and
-predicted.
+"""Define the IMPACT studies: 15 studies of mortality within six months after brain injury; each study is once left out
+of training and predicted.
 
 If a method has personal models and no shared model, all 14 personal models predict as an ensemble with averaged
 probabilities.
@@ -36,14 +36,15 @@ COLUMNS = (
 )
 TRAINING = {"rounds": 10, "batch_size": 64, "learning_rate": 0.1, "momentum": 0.9}
 PROMISE = {"delta": 1e-4, "clip": 2.0}
-WHOLE = "-whole"  # suffix of a study's table in which all patients are test cases
+WHOLE = "-whole"  # suffix of the name of a table in which all of a study's patients are test cases
 POOLED, POOLED_ALL = "pooled logistic regression", "pooled, validation patients too"
-Found = dict[str, Any]  # "scores": each patient's log odds of death; with a super model also the model that answered
+# "scores" has each patient's log odds of death; with a super model, also the model that answered
+Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A federated method with its network. `baseline` is the configuration with which it is compared."""
+    """A federated method with its network. `baseline` is the configuration with which the method is compared."""
 
     name: str
     algorithm: Mapping[str, Any]
@@ -96,7 +97,8 @@ def deaths(lines: list[dict[str, Any]]) -> np.ndarray:
 class Work:
     def __init__(self, studies: Lines, tables: Path, training: Mapping[str, Any] = TRAINING) -> None:
         self.studies, self.tables, self.training = studies, tables, training
-        # every training site needs test cases, so its validation patients serve again, but nobody reads their scores
+        # every training site must have test cases, so validation patients are also test cases, but nobody reads their
+        # test scores
         own = {
             study: [*lines, *(one | {"part": "test"} for one in lines if one["part"] == "validation")]
             for study, lines in studies.items()
@@ -149,7 +151,8 @@ class Work:
             return {"scores": chances.mean(0).logit().tolist()}
 
     def pooled(self, left_out: str, everybody: bool) -> Found:
-        """Return the predictions of scikit-learn's logistic regression, which is trained on the other studies.
+        """Return the predictions of scikit-learn's logistic regression, which is trained on all studies except the
+        predicted study.
 
         Args:
             everybody: True also trains on patients that are validation cases in the federations.
@@ -165,8 +168,8 @@ class Work:
 
 
 def _terms(lines: list[dict[str, Any]]) -> np.ndarray:
-    """Return the core model's terms: age, and for each category its difference from the first category of its
-    variable.
+    """Return the core model's terms: the age, and for each categorical variable one indicator of each category except
+    the first.
     """
     kinds = [(name, level) for name, levels in LEVELS.items() for level in levels[1:]]
     return np.array([[float(one["age"]) / 10, *(one[name] == level for name, level in kinds)] for one in lines], float)

@@ -1,11 +1,10 @@
-"""Compare methods on IMPACT, 15 studies of brain injury that are each left out of training once, by AUC and
-calibration.
+"""Compare methods by AUC and calibration on IMPACT: 15 studies of brain injury, each of which is left out of training
+once.
 
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
 The program prints the content of results/impact.csv; with --write, the program also writes the file. Predictions are
-stored under --cells, so a stopped run continues. questions.md lists the questions that were declared before the first
-run.
+stored under --cells, so a stopped run continues. The questions in questions.md were declared before the first run.
 """
 
 import argparse
@@ -47,8 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder with impact/impact.csv"
     )
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "impact", help="folder for predictions")
-    parser.add_argument("--at-once", type=int, default=2, help="number of left-out studies that run at the same time")
-    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
+    parser.add_argument(
+        "--at-once", type=int, default=2, help="number of left-out studies that are computed at the same time"
+    )
+    parser.add_argument("--quick", action="store_true", help="only test on synthetic patients that the program runs")
     chosen = parser.parse_args(arguments)
     begin()
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

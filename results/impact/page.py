@@ -34,13 +34,13 @@ class Quantity:
     found: Mapping[str, list[Estimate]]
 
     def compared(self, name: str) -> np.ndarray:
-        """Return the compared values of each study: an AUC, or a calibration's distance from its ideal value."""
+        """Return the compared value of each study: an AUC, or the distance of a calibration from its ideal value."""
         values = np.array([one.value for one in self.found[name]])
         return np.abs(values - BEST[self.part]) if self.part in BEST else values
 
     @cached_property
     def differences(self) -> dict[str, Estimate]:
-        """Return the mean difference of each configuration from the configuration that it is compared with."""
+        """Return each configuration's mean difference from the configuration with which it is compared."""
         return {one.name: mean_of(self.compared(one.name) - self.compared(one.baseline)) for one in ALL if one.baseline}
 
     @cached_property

@@ -39,12 +39,16 @@ def auc(scores: np.ndarray, died: np.ndarray) -> Estimate:
 
 
 def calibration_in_the_large(scores: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return a in logit P(death) = a + scores; a value above zero means more deaths than predicted."""
+    """Return the intercept a of the model logit P(death) = a + scores; a value above zero means more deaths than
+    predicted.
+    """
     return _fitted(np.ones((len(scores), 1)), scores, died)
 
 
 def calibration_slope(scores: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return b in logit P(death) = a + b · scores; a value below one means that predictions are too extreme."""
+    """Return the slope b of the model logit P(death) = a + b · scores; a value below one means that predictions are too
+    extreme.
+    """
     return _fitted(np.stack([scores, np.ones(len(scores))], 1), np.zeros(len(scores)), died)
 
 
@@ -59,7 +63,7 @@ def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimat
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean over studies with Student's interval, which treats studies as the sample."""
+    """Return the mean over studies with Student's interval, for which the studies are the sample."""
     value = float(np.mean(values))
     if not np.ptp(values):
         return Estimate(value, value, value, float(value == 0))

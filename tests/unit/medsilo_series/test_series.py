@@ -303,9 +303,9 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(tmp_path / "ms")
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, recording_columns={"label": "doing"})
     monkeypatch.setattr(recordings.TableReader, "MOST_CELLS", 3)
-    assert "more than 3 numbers (4); divide it" in words()
+    assert "more than 3 numbers (4); divide the table" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
-    assert "more than 0 different ones (4); correct it" in words()
+    assert "more than 0 different values (4); correct it" in words()
 
 
 @pytest.mark.parametrize(
