@@ -44,12 +44,13 @@ DATA_SET = "data-set"
 PATIENT = "patient"
 ALONE = "site"  # name of the single site if the program names no hospital
 MOST_CLASSES = 254
-FEWEST_NUMBERS = 20  # minimum number of different whole numbers for which a target is a quantity and not a class
+# a target with at least this number of different whole numbers counts as a quantity and not as a class
+FEWEST_NUMBERS = 20
 
 
 class GivenSites(dict[str, Any]):
-    """A dictionary from each hospital to its data, for the argument `sites` of `run` and `compare`. All hospitals have
-    the same objective, which is an attribute.
+    """A dictionary of the hospitals' data for the argument `sites` of `run` and `compare`; each key is a hospital's
+    name. The attribute `goal` is the objective of all hospitals.
     """
 
     def __init__(self, sites: Mapping[str, Any], goal: Objective | None) -> None:
@@ -67,9 +68,7 @@ class GivenSites(dict[str, Any]):
 
 
 class GivenFolder(GivenSites):
-    """The data sets of all hospitals in a folder, and the proposed plan. The data sets are those that `medsilo data`
-    would make.
-    """
+    """The data sets that `medsilo data` would make from a folder of several hospitals, and the proposed plan."""
 
     def __init__(self, plan: Plan, kept: TemporaryDirectory, patients: Mapping[str, int]) -> None:
         """Create the data of hospitals from the proposed plan.
@@ -167,8 +166,8 @@ def data(
 
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
-    """Convert the data of several hospitals as `data` does, if the labels are words or if there are several labels per
-    case.
+    """If labels are words, or if cases have several labels, convert the data of the hospitals with the function `data`.
+    All other data are returned unchanged.
 
     task: The program's argument for the task.
     """
@@ -227,8 +226,8 @@ def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any)
 
 
 def _by_part(own: Any) -> Mapping[str, Any]:
-    """Return the training, validation and test data of a hospital as a dictionary. If the data are not divided, all
-    data have an empty key.
+    """Return the training, validation and test data of a hospital as a dictionary. If the data are not divided, the
+    dictionary has the single key "".
     """
     return own if isinstance(own, Mapping) else {"": own}
 
@@ -351,7 +350,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
 
 
 def _of_dataset(given: Any, hospital: Sequence[Any] | None) -> GivenSites:
-    """Divide the cases of a Dataset by hospital; each sample of the Dataset names its patient."""
+    """Divide the cases of a Dataset by hospital. Each sample of the Dataset must contain the name of the patient."""
     if hospital is None:
         return GivenSites({ALONE: given}, None)
     if len(hospital) != len(given):

@@ -1,8 +1,8 @@
-"""Use the classes and the data of a Python program, such as a notebook, in a study. In a plan, a hash of the source
-identifies these classes and data.
+"""Use the classes and the data of a Python program, such as a notebook, in a study. In a plan, a hash of the program's
+source identifies its classes and data.
 
-The classes exist in this process only, and no hospital accepts a plan that names such classes. `python -m
-medsilo_lab.new` writes a package that other people can install.
+Classes of a program exist only in the program's own process, and no hospital accepts a plan that names such classes.
+`python -m medsilo_lab.new` writes an installable package for a new class.
 """
 
 import hashlib
@@ -110,8 +110,8 @@ def state_hash(thing: Any) -> str:
 
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Convert an object to nested tuples of texts, from which a hash is computed. `seen` maps the address of each
-    visited object to the object itself, so that Python does not use the address for another object.
+    """Convert an object to nested tuples of texts, from which a hash is computed. `seen` contains each visited object
+    by its address. Python cannot give the address of an object in `seen` to another object.
     """
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
@@ -364,8 +364,8 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """Converts the targets of the program to targets of the objective, and records an axis that only the program's
-    targets have.
+    """Converts the program's targets to the targets that an objective needs. If the program's targets have an
+    additional axis, the object remembers this axis.
     """
 
     def __init__(self, kind: Any) -> None:

@@ -251,8 +251,8 @@ def resume(
     if not (folder / "plan.yaml").is_file():
         if any(folder.glob("*/plan.yaml")):
             raise MedsiloError(
-                f"{run} is a comparison, or a folder of runs; call the same 'medsilo compare ... -o {run}' again, "
-                "which goes on with it, or give one of its runs"
+                f"{run} is a comparison, or a folder of runs; to continue the comparison, repeat its command "
+                f"'medsilo compare' with '-o {run}'; to continue a run, give the folder of the run"
             )
         raise MedsiloError(
             f"{run} is not a run folder; give a folder under runs/, or --kit with the id of a consortium's job"

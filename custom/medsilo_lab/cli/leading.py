@@ -37,9 +37,6 @@ def _connecting(screen: Console, kit: Path) -> None:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Disable garbage collection inside the `with` block, because a collection would take a tenth of the time for
-    imports.
-    """
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return

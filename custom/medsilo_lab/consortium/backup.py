@@ -53,8 +53,8 @@ class Backup(BaseModel):
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return the description after a restore into the kit `kit`. All folders are inside the kit, unless `storage`
-        names another folder for the jobs.
+        """Return a copy of this `Backup` whose storage and studies are in the restored kit `kit`. If `storage` is
+        given, the jobs are in the folder `storage` instead.
         """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
@@ -157,8 +157,8 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
 def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
     if unknown := sorted(set(expelled) - set(names)):
         raise MedsiloError(
-            f"--expelled: no hospital of this backup is called {unknown[0]!r}; known: {', '.join(sorted(names))}. One "
-            "that joined later is expelled at NVFlare's console: disable_client NAME"
+            f"--expelled: no hospital of this backup is called {unknown[0]!r}; known: {', '.join(sorted(names))}. At "
+            "NVFlare's console, disable_client NAME expels a hospital that joined after the backup"
         )
 
 
@@ -208,7 +208,7 @@ def _unpacked(file: Path, place: Path) -> Backup:
             if odd := [one.filename for one in inside if one.filename != FACTS and not ENTRY.fullmatch(one.filename)]:
                 raise ValueError(f"{odd[0]!r} is not part of a server's backup")
             if sum(one.file_size for one in inside) > shutil.disk_usage(place).free:
-                raise ValueError("it has more bytes than the disk")
+                raise ValueError("its files have more bytes than are free on the disk")
             archive.extractall(place)
             for one in inside:
                 (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)

@@ -76,8 +76,8 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the plan of the canary, in which a hospital that is not ready does not stop the canary at other
-    hospitals.
+    """Return the canary's plan. With this plan, the canary continues at ready hospitals if another hospital is not
+    ready.
     """
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:

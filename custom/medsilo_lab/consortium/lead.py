@@ -92,7 +92,7 @@ def connected(kit: Path) -> Iterator[Session]:
         raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
     except api_spec.JobNotFound as error:
         raise MedsiloError(
-            f"{error}; 'medsilo status --kit {kit}' lists jobs; those of a study that 'nvflare study' made are for "
+            f"{error}; 'medsilo status --kit {kit}' lists jobs; if 'nvflare study' made the job's study, use "
             "'nvflare job' with --study"
         ) from error
     except Exception as error:
@@ -522,7 +522,8 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
     try:
         return Progress.model_validate(found) if found else None
     except ValidationError as error:
-        raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
+        why = "this version of medsilo cannot read the server's status; install the server's version of medsilo"
+        raise MedsiloError(why) from error
 
 
 def _left(session: Session, job_id: str) -> "Progress | None":

@@ -247,7 +247,7 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[str]) -> None:
-    """Raise MedsiloError if the description changes facts in issued certificates or in kits that are not renewed."""
+    """Raise MedsiloError if the changed description contradicts an issued certificate or a kit that is not renewed."""
     if not path.exists():
         return
     try:
@@ -265,7 +265,9 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
             "everybody in another folder"
         )
     if names != new_server.get("host_names") and (name := new_server["name"]) not in renew:
-        raise MedsiloError(f"the server's certificate has other names; give --renew {name}, and replace its startup/")
+        raise MedsiloError(
+            f"the server's certificate lacks its new host names; give --renew {name}, and replace the server's startup/"
+        )
     now = {participant["name"]: participant for participant in project["participants"]}
     for name, before in known.items():
         after = now.get(name, before)
@@ -283,8 +285,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which it connects, then both addresses of each relay between
-    the party and the server.
+    """Return a party's name, the address at which the party listens, and the address to which the party connects. The
+    same three values follow for each relay between the party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -385,6 +387,6 @@ def supervise(kit: Path, role: str, *writes: Path) -> None:
 
 
 def guard(kit: Path) -> None:
-    """Add a component to a hospital's kit that rejects every job if medsilo is not installed."""
+    """Add a component to a hospital's kit. If medsilo is not installed, the component rejects every job."""
     (kit / "local/custom").mkdir(mode=0o700, exist_ok=True)
     shutil.copyfile(HERE / GUARD, kit / "local/custom" / GUARD)

@@ -1,7 +1,8 @@
 """Create DICOM results with highdicom: a segmentation of a series, and a structured report.
 
-As the DICOM standard requires, the results carry the identifiers of the patient and the study, so the results must stay
-where the study is. The DICOM objects state that they are unverified research results and not a diagnosis.
+As the DICOM standard requires, the results carry the identifiers of the patient and the study. Results must therefore
+be protected in the same way as the images of the study. The DICOM objects state that they are unverified research
+results and not a diagnosis.
 """
 
 from collections.abc import Mapping, Sequence

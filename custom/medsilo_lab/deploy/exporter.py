@@ -33,7 +33,7 @@ class Exporter(ABC):
 
     what: ClassVar[str]
 
-    source: Source  # the model in `source.network`, and its plan in `source.plan`
+    source: Source  # `source.network` is the model, and `source.plan` is the plan with which the model was trained
 
     @abstractmethod
     def write(self, out: Path) -> Mapping[str, bytes] | None:

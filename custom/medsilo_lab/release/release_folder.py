@@ -82,7 +82,8 @@ class Release:
     def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
         """Open a release, and verify that its files have not changed since they were signed.
 
-        leads: Fingerprints of the accepted keys. None accepts every key, and is for the person who made the release.
+        leads: Fingerprints of the accepted keys. With None, every key is accepted; only the person who made the release
+        may use None.
         """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
         by = signed.fingerprint(key)
@@ -98,8 +99,8 @@ class Release:
         return signed.digest_of(self.manifest)
 
     def source(self, packages: Collection[str] = ("*",)) -> Source:
-        """Return the model of the release, or an ensemble if the release contains several models. The plan may import
-        code only from `packages`.
+        """Return the model of the release, or an ensemble if the release contains several models. The plan in the
+        release may import code only from `packages`.
         """
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:

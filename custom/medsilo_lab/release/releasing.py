@@ -96,8 +96,8 @@ def test(
 
 
 def form_of(value: object) -> str:
-    """Return the value if it names an export format, otherwise raise ValueError. The name of a format for the models of
-    one task has a dot.
+    """Return the value if it names an export format, otherwise raise ValueError. If a format is only for the models of
+    a single task, the name of the format contains a dot.
     """
     from medsilo_lab.deploy.exporter import EXPORTERS
 

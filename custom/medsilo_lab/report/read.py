@@ -37,8 +37,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the title of the run; `read_all` makes the labels of several runs
-    unique.
+    """The contents of a run folder. `label` is the title of the run. The function `read_all` extends equal titles, so
+    that every label is unique.
     """
 
     folder: str
@@ -47,7 +47,7 @@ class RunResult:
     rounds: tuple[Round, ...]
     plan: str
     provenance: Provenance
-    # pairs of images before and after harmonisation, as data URIs, by site
+    # for each site, pairs of images before and after harmonisation, as data URIs
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     # confidence intervals of the test scores by site, if the folder contains the scores of single cases
     intervals: dict[str, Interval] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class RunResult:
 
     @property
     def rounding(self) -> Iterator[str]:
-        """A line of text for each rounding step, with the sites that round to this step."""
+        """For each rounding step, a line of text with the names of the sites that round scores to this step."""
         steps = {site: max(self.site(site).steps.values(), default=0.0) for site in self.sites}
         for step in sorted({*steps.values()} - {0.0}):
             named = [(site, self.tested_in_words(site)) for site in self.sites if steps[site] == step]
@@ -125,7 +125,7 @@ class RunResult:
 
     @property
     def validated_in_words(self) -> str:
-        """A description of the number of validation cases that all sites together disclose, for a caption."""
+        """A caption with the total number of validation cases that the sites disclose."""
         cases = self.cases_in("validation")
         return f"n = {counted(cases, 'validation case')}" if cases else "validation cases not stated"
 

@@ -48,8 +48,8 @@ class AskedSubgroup:
     def found_in(
         self, source: DataSource, folder: Path, patients: Collection[str], called: Mapping[str, str]
     ) -> Subgroup:
-        """Return the subgroup with the names of its levels; raise DataError if the column of the subgroup does not
-        divide the patients.
+        """Return the subgroup with the names of its levels. If the column of the subgroup does not divide the patients
+        into levels, raise DataError.
         """
         if self.bands:
             column_of(self.name, self.column, self.table, source, folder)
@@ -77,8 +77,8 @@ class AskedSubgroup:
 def asked_again(
     before: Mapping[str, Subgroup], now: Sequence[AskedSubgroup]
 ) -> tuple[list[AskedSubgroup], dict[str, str]]:
-    """Combine new requests with the subgroups of the data set's earlier version. Return all requests, and the names
-    that levels had in the earlier version.
+    """Combine new requests for subgroups with the subgroups in the earlier version of the data set. Return all
+    requests, and the names of levels in the earlier version.
     """
     every = {name: AskedSubgroup(name, own.column, own.bands, own.table) for name, own in before.items()}
     every |= {own.name: own for own in now}
