@@ -8,7 +8,7 @@ from medsilo.runs.schema import Decisions, SiteResult
 
 class ClassRates(NamedTuple):
     """The sensitivity, specificity and AUROC of one class against all other classes. The predicted class is the most
-    probable class. The rates of a class without cases have the value None.
+    probable class. If a class has no cases, its rates are None.
     """
 
     name: str
@@ -31,8 +31,8 @@ def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
 
 
 def against_rest(decisions: Decisions, label: int) -> tuple[int, int, int, int]:
-    """Return four numbers of cases: cases of the class, true positives, cases of all other classes, and true
-    negatives.
+    """Return four numbers: cases of the class, true positives among them, cases of all other classes, and true
+    negatives among them.
     """
     everyone = sum(map(sum, decisions.confusion))
     own, right = sum(decisions.confusion[label]), decisions.confusion[label][label]
