@@ -141,7 +141,7 @@ class _Found(NamedTuple):
 
 
 def _p(within: Callable[[float], Interval]) -> float:
-    """Return the p-value, which is the error rate at which an end of the confidence interval is zero."""
+    """Return the p-value: the error rate for which one end of the confidence interval is zero."""
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
