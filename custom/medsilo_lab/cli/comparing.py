@@ -251,8 +251,8 @@ def resume(
     if not (folder / "plan.yaml").is_file():
         if any(folder.glob("*/plan.yaml")):
             raise MedsiloError(
-                f"{run} is a comparison, or a folder of runs; to continue the comparison, repeat its command "
-                f"'medsilo compare' with '-o {run}'; to continue a run, give the folder of the run"
+                f"{run} is a comparison, or a folder of runs; repeat the command 'medsilo compare ... -o {run}' to "
+                "continue the comparison, or give the folder of a run"
             )
         raise MedsiloError(
             f"{run} is not a run folder; give a folder under runs/, or --kit with the id of a consortium's job"

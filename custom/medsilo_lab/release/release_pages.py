@@ -31,7 +31,7 @@ DOUBT = (
 
 
 def remove_earlier(folder: Path, site: str) -> None:
-    """Remove the page and the pictures of an earlier validation, so that nobody takes old results for new ones."""
+    """Remove the page and the pictures of an earlier validation, whose results might be mistaken for new results."""
     for path in (folder / PAGE, *_pictures(folder, site)):
         path.unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ from medsilo.runs.schema import Decisions, SiteResult
 
 class ClassRates(NamedTuple):
     """The sensitivity, specificity and AUROC of one class against all other classes. The predicted class is the most
-    probable class. If a class has no cases, its rates are None.
+    probable class. The rates of a class without cases have the value None.
     """
 
     name: str

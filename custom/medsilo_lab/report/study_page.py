@@ -29,7 +29,7 @@ DARKEST = 0.3  # the table cell of a difference of this size or more has the dar
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # the page lists at most this number of seeds; if there are more, the page only says how many
+FEW = 6  # the page lists at most this number of seeds; if there are more seeds, the page only contains their number
 Rows = dict[str, list[RunResult]]
 
 

@@ -67,8 +67,8 @@ def trained_of(patients: Mapping[str, int]) -> list[str]:
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals for the plan. Folders with very few patients are left out, because such a folder may belong
-    to a patient, and a hospital with so few patients may not disclose any number.
+    """Return the hospitals for the plan. Folders with very few patients are left out. Such a folder may belong to a
+    single patient, and a hospital with very few patients may not disclose any number.
     """
     if len(patients) < 2:
         return dict(patients)

@@ -733,8 +733,8 @@ def _folder_at(level: int) -> str:
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
     """Ask the user how to find the patient of each image.
 
-    The patient may be a folder in the path, a part of the file name, or a value in a table column; or each image may
-    have a separate patient.
+    Possible answers: the patient is a folder in the path, a part of the file name, or a value in a table column. Or
+    each image belongs to a different patient.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:

@@ -362,8 +362,8 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. If patients have different entry times, ask whether to
-    learn a classification and not survival.
+    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival with times of entry, so
+    ask whether to learn classes from such data.
     """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
@@ -578,8 +578,8 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask whether to leave out inputs that reveal the outcome, inputs that are measured after the outcome, and inputs
-    that are missing in lines with an outcome.
+    """Ask whether to leave out some inputs: those that reveal the outcome, are measured after the outcome, or are
+    missing in lines with an outcome.
     """
     if (found := facts_of(seen)) is None:
         return

@@ -223,8 +223,8 @@ def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> s
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
-    # After the run, its checkpoint is deleted: it is as large as all models of the run together, and is only needed to
-    # continue an unfinished run.
+    # After a run, its checkpoint is deleted. A checkpoint is as large as all models of the run together, and is needed
+    # only to continue an unfinished run.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()

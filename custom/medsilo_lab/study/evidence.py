@@ -1,5 +1,5 @@
-"""Estimate the difference between two methods, or the score of a method. The confidence intervals are valid for other
-patients and other seeds than the tested ones.
+"""Estimate the difference between two methods, or the score of a method. The confidence intervals are valid for
+patients and seeds that were not tested.
 
 The estimand is a mean over the patients of each hospital, then over hospitals, then over seeds of training. Every seed
 is tested on the same patients, so patients and seeds are crossed random effects. A difference has two confidence
@@ -366,8 +366,9 @@ class _Resampled:
     the score 0 in three of four resamples, otherwise the score 1. If the added patient always had the score 0, the
     result would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which
     is too wide because proportions are discrete. If the added patient had the score 0 in half of the resamples, the
-    result would be the mid-P interval (Lancaster 1961), whose error rate is up to 9 %. If the added patient has the
-    score 0 in three of four resamples, the error rate is below 7 % for all proportions of 2 to 20 patients.
+    result would be the mid-P interval (Lancaster 1961). The error rate of the mid-P interval is up to 9 %. If the added
+    patient has the score 0 in three of four resamples, the error rate is below 7 % for all proportions of 2 to 20
+    patients.
     """
 
     def __init__(self, values: np.ndarray) -> None:

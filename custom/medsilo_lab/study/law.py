@@ -75,8 +75,8 @@ def straightened(ratio: Number, skewness: Number) -> Number:
 
 
 def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: Variance) -> Variances:
-    """Return how much a mean varies if patients and seeds are chosen again: its variance, with Satterthwaite's degrees
-    of freedom (1946).
+    """Return the variance of a mean due to the choice of patients and seeds, with Satterthwaite's degrees of freedom
+    (1946).
 
     The variances of patients and of seeds both contain the variance `cells` of their interaction, so `cells` is
     subtracted once from the sum. A variance that is smaller than `cells` is replaced by `cells`. If the arguments are

@@ -29,7 +29,7 @@ ASSUMED = 1000
 
 @dataclass(frozen=True)
 class Power:
-    # to what the power refers: a hospital's name, a text for all hospitals, or the assumed standard deviations
+    # the label of the power: a hospital's name, a text for all hospitals, or the assumed standard deviations
     whose: str
     patients: tuple[int, ...]
     seeds: int

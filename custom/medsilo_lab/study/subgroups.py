@@ -1,8 +1,8 @@
 """Calculate the scores of subgroups of patients, and the differences between levels of a subgroup. Confidence intervals
 of differences are corrected for multiple comparisons.
 
-For a single run, scores are calculated from what each hospital discloses for a level: the number of patients, the mean
-score and the variance. For a comparison, scores are calculated from single test cases, as means over patients and
+For a single run, scores are calculated from three numbers that each hospital discloses for a level: number of patients,
+mean score and variance. For a comparison, scores are calculated from single test cases, as means over patients and
 seeds.
 """
 
@@ -206,9 +206,7 @@ def read_members(run: Path, site: str) -> Members:
 
 
 def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
-    """Return the scores of a site's test cases for each level. If the score of a level is suppressed, the value is
-    None.
-    """
+    """Return the scores of a site's test cases for each level. For a level with a suppressed score, return None."""
     members = read_members(run, site)
     if not members:
         return {}

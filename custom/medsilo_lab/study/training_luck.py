@@ -58,7 +58,7 @@ def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, 
 
 def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
     """For each configuration, return the between-seed variance of its difference from the configuration `base`. For
-    `base` itself, and for configurations that are excluded from the estimate, the value is None.
+    `base` itself, and for configurations that are excluded from the estimate, return None.
     """
     variance, degrees, steady = luck_beside(scores, base)
     usable = int(steady.sum()) > 1 and float(variance) > 0

@@ -124,7 +124,7 @@ class Differences(RecordPart):
 
 class Needed(RecordPart):
     of: Literal["test patients", "seeds"] = Field(
-        description="what `number` counts: `test patients` of each hospital, or `seeds`"
+        description="unit of the key `number`: `test patients` of each hospital, or `seeds`"
     )
     number: Count | None = Field(
         None,
