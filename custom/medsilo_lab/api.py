@@ -749,7 +749,7 @@ def _with_own(
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
         if task is not None or loss is not None:
-            raise MedsiloError("task, loss: a folder's data set determines the task; leave them out")
+            raise MedsiloError("task, loss: a folder's data set determines the task; leave out task and loss")
         plan, sites = sites.of(None if plan is None else _plan(plan, ())), None
     if all(one is None for one in (task, sites, model, method, loss)) and plan is not None:
         return plan
@@ -760,7 +760,9 @@ def _with_own(
     if sites is not None:
         names = [sites] if isinstance(sites, str) else list(sites)
         if not all(isinstance(name, str) for name in names):
-            raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
+            raise MedsiloError(
+                "sites: give the names of the sites, or a dictionary with their data: {'a': ..., 'b': ...}"
+            )
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
@@ -797,7 +799,7 @@ def _check_engine(engine: str, plan: Plan) -> None:
     if engine == "simulator" and (own := [name for name in plan.packages if name.startswith(SOURCE)]):
         told = f"other processes do not know {own[0].removeprefix(SOURCE)}, which is of this program"
         raise MedsiloError(
-            f"{told}; choose engine='inprocess', or make a package of it with 'python -m medsilo_lab.new'"
+            f"{told}; choose engine='inprocess', or make a package of your classes with 'python -m medsilo_lab.new'"
         )
 
 

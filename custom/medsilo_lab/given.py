@@ -150,7 +150,9 @@ def data(
         learned = None if target == "label" else target
         return _of_folder(Path(given), patient, hospital, learned, answers or {}, called or {})
     if answers or called:
-        raise DataError("data: answers and called are only for a folder; use patient, hospital and target here")
+        raise DataError(
+            "data: answers and called are only for a folder; for other data, use patient, hospital and target"
+        )
     if isinstance(given, Mapping):
         return _of_each(given, patient, hospital, target)
     if not is_arrays(given):
@@ -204,9 +206,11 @@ def is_arrays(given: Any) -> bool:
 
 def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
     if hospital is not None:
-        raise DataError("data: the keys name the hospitals; leave out hospital")
+        raise DataError("data: the keys name the hospitals; leave out the argument hospital")
     if not (patient is None or patient is False or isinstance(patient, str)):
-        raise DataError("data: of several hospitals give arrays (inputs, targets, patients), or name a frame's column")
+        raise DataError(
+            "data: for several hospitals, give arrays (inputs, targets, patients), or the name of a column as patient"
+        )
     whole = {str(site): own for site, own in ({ALONE: given} if {*given} == {*PARTS} else given).items()}
     pieces = {(site, part): one for site, own in whole.items() for part, one in _by_part(own).items()}
     if not all(map(is_arrays, pieces.values())):
@@ -263,7 +267,9 @@ def _of_frame(frame: Any, patient: Any, hospital: Any, target: Any, columns: Seq
     if words := [str(name) for name in inputs if inputs[name].dtype.kind not in "biuf"]:
         raise DataError(f"data: column {words[0]!r} is not numeric; leave it out, or convert it: pandas.get_dummies")
     if empty := [str(name) for name in (*inputs, *learned, *named) if frame[name].isna().any()]:
-        raise DataError(f"data: column {empty[0]!r} has missing values; fill them in, or leave these lines out")
+        raise DataError(
+            f"data: column {empty[0]!r} has missing values; fill them in, or leave out the lines without a value"
+        )
     patients, hospitals = (
         frame[own].to_numpy() if isinstance(own, str) else own
         for own in (None if patient is False else patient, hospital)
@@ -285,7 +291,7 @@ def _patients_column(names: Sequence[Any]) -> str | None:
     if looks := [name for name in map(str, names) if plain_name(name) in SURE]:
         raise DataError(
             f"data: does column {looks[0]!r} name the patient? Say patient={looks[0]!r}, or patient=False if each line "
-            "is of a patient of its own"
+            "is a different patient"
         )
     return None
 

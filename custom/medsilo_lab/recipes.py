@@ -173,7 +173,8 @@ class MethodRecipe(Recipe):
         written.write_text(self.plan.to_yaml(), "utf-8")
         if (size := written.stat().st_size) > LARGEST_YAML:
             raise MedsiloError(
-                f"model: its plan has {size} bytes, more than {LARGEST_YAML}; give a model with fewer layers"
+                f"model: the plan of this model has {size} bytes, more than {LARGEST_YAML}; "
+                "give a model with fewer layers"
             )
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
         job.set_app_packages(["medsilo", "medsilo_script", "medsilo_server", "nvflare_reliability"])
@@ -190,7 +191,9 @@ class MethodRecipe(Recipe):
         """
         least, sites = self.plan.participation.required, getattr(env, "num_clients", None)
         if sites and least > sites:
-            raise MedsiloError(f"min_clients: {least} is more than the {sites} of {type(env).__name__}; lower it")
+            raise MedsiloError(
+                f"min_clients: {least} is more than the {sites} clients of {type(env).__name__}; lower min_clients"
+            )
         if isinstance(env, SimEnv) and (kept := keep_finished(self._workspace(env))):
             print(f"medsilo: the finished study of the earlier run is now in {kept}")
 
@@ -236,8 +239,8 @@ class MethodRecipe(Recipe):
         NVFlare's cross-site evaluation reads the attribute `framework`.
         """
         raise MedsiloError(
-            "add_cross_site_evaluation: medsilo's sites do not get each other's models; give join evaluate= and test=, "
-            "and each site scores its final model"
+            "add_cross_site_evaluation: medsilo's sites do not get each other's models; call join with evaluate= and "
+            "test=, so that each site scores its final model"
         )
 
     def _validate_before_use(self) -> None:
@@ -379,7 +382,7 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
             model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))  # noqa: TID251
         except Exception as error:  # loading a damaged file can raise any error
             told = f"initial_ckpt: {Path(checkpoint).name} can't be loaded ({type(error).__name__})"
-            raise MedsiloError(f"{told}; give a file here with a state dict of this model") from error
+            raise MedsiloError(f"{told}; give a file on this machine with a state dict of this model") from error
     return model
 
 

@@ -138,7 +138,7 @@ def compare(
     known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
     if difference is not None and not power:
-        raise MedsiloError("--difference: give it together with --power")
+        raise MedsiloError("--difference: this option needs the option --power; give both")
     if tensorboard:
         from medsilo_lab.engines.tensorboard import check_installed
 

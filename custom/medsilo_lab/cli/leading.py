@@ -128,7 +128,7 @@ def status(
     the job.
     """
     if watch and job is None:
-        raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
+        raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest jobs")
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
 

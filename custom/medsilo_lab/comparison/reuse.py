@@ -55,7 +55,7 @@ def check_free(folder: Path) -> None:
     if not names or {paths.COMPARISON, paths.VERDICT} & set(names):
         return
     if paths.PLAN in names:
-        raise MedsiloError("--out is the folder of a run; give another", str(folder))
+        raise MedsiloError("--out is the folder of a run; give another folder", str(folder))
     raise MedsiloError(f"{folder.name} holds other files ({_listed(names)}); name a new folder with -o", str(folder))
 
 

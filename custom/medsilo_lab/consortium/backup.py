@@ -109,7 +109,9 @@ def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> 
                     yield path, name
         if len(known) == len(archive.namelist()):
             return
-    raise MedsiloError("the server writes files faster than medsilo can read them; stop the server, then repeat")
+    raise MedsiloError(
+        "the server writes files faster than medsilo can read them; stop the server, then repeat the backup"
+    )
 
 
 def _expelled(path: Path) -> list[str]:
@@ -145,7 +147,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
         for part in parts.keys() - {KIT, *outside}:
             if (place / KIT / part).exists():
                 raise MedsiloError(
-                    f"{file.name}: the backup has jobs, and the kit has a folder {part}/ in their place; give --storage"
+                    f"{file.name}: the backup contains jobs, but the kit already has a folder {part}/; give --storage"
                 )
             (place / part).rename(place / KIT / part)
         for part in (*outside, KIT):  # the kit is copied last, because the server can start as soon as the kit exists

@@ -120,7 +120,7 @@ class Consortium(Section):
                 raise ValueError(f"NVFlare calls the server {ROOT!r}; give the relay another name")
             if (relay.host, relay.port) in places:
                 raise ValueError(
-                    f"two parties listen on port {relay.port} of {relay.host}; give relay {relay.name} another"
+                    f"two parties listen on port {relay.port} of {relay.host}; give relay {relay.name} another port"
                 )
             places.add((relay.host, relay.port))
             for name in relay.behind:

@@ -121,8 +121,8 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
             if len(asked & here) < plan.participation.required:
                 wanted, there = (", ".join(sorted(names)) or "nobody" for names in (asked, here))
                 raise MedsiloError(
-                    f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
-                    f"{there}; start the missing hospitals, or change participation"
+                    f"not submitted: the plan needs {plan.participation.required} of {wanted}, but only these are "
+                    f"connected: {there}; start the missing hospitals, or change participation"
                 )
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
@@ -581,7 +581,7 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
         run = _run_in(_download(session, job_id, Path(folder)))
         if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(
-                f"job {job_id} ({status}) left no results, because it ended before its study; "
+                f"job {job_id} ({status}) left no results, because the job ended before its study began; "
                 "'nvflare job logs' shows the server's log to a project_admin"
             )
         if not (out / run.name).exists():

@@ -118,8 +118,8 @@ def revoke(kits: Path, names: Collection[str]) -> Path:
             texts.append(issued[name]["cert"])
         if (kits / name / "startup/server.crt").exists():
             raise MedsiloError(
-                f"{name} is the server: hospitals don't check this list when they connect to it. If its key may have "
-                "leaked, make new kits for everybody in another folder"
+                f"{name} is the server: hospitals don't check the revocation list when they connect to the server. If "
+                "the server's key may have leaked, make new kits for everybody in another folder"
             )
         own += [x509.load_pem_x509_certificate(text.encode()) for text in texts]
     anchor = x509.load_pem_x509_certificate(issued["root_cert"].encode())
@@ -261,8 +261,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         raise MedsiloError(message, private=str(path)) from error
     if was != (project["name"], project["builders"], new_server | {"host_names": None}):
         raise MedsiloError(
-            "existing kits have another name, root_valid_days or server; undo that change, or make new kits for "
-            "everybody in another folder"
+            "the existing kits have another name, root_valid_days or server than consortium.yaml; undo the change, "
+            "or make new kits for everybody in another folder"
         )
     if names != new_server.get("host_names") and (name := new_server["name"]) not in renew:
         raise MedsiloError(
@@ -279,7 +279,7 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
                 )
         if name in now and name not in renew and _route(known, name) != _route(now, name):
             raise MedsiloError(
-                f"the earlier kit of {name} connects in another way; give --renew {name}, and its owner replaces "
+                f"the earlier kit of {name} connects to other addresses; give --renew {name}, and its owner replaces "
                 f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
 

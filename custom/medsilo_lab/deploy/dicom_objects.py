@@ -62,7 +62,8 @@ def sources_of(series: ImageSeries) -> list[Any]:
     sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]
     if 1 < len(sources) < len(series.slices):
         raise DataError(
-            "series consist of several Enhanced objects, to which no segmentation can refer; export them as one object"
+            "series consist of several Enhanced objects, to which no segmentation can refer; export each series as "
+            "one object"
         )
     for source in sources:
         # the UID of the coordinate system is the same in all results for the same series

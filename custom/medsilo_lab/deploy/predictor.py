@@ -95,7 +95,7 @@ class Predictor(ABC):
         for cases in inputs.split(AT_ONCE):
             output, experts, sure = source.answer(cases.to(self.device))
             if not output.isfinite().all():
-                raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
+                raise MedsiloError("the network's output is NaN or infinite; check the values of the inputs")
             for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
                 chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
                 yield {"error": None, **answer, **chosen}

@@ -106,8 +106,8 @@ def run(
     """
     if plan.algorithm.pooled:
         raise MedsiloError(
-            f"{plan.algorithm.name} pools all data, which NVFlare can't do; give --engine inprocess, or compare it: "
-            f"medsilo compare --methods {plan.algorithm.name},fedavg"
+            f"{plan.algorithm.name} pools all data, and NVFlare can't; give --engine inprocess, or compare it with "
+            f"FedAvg: medsilo compare --methods {plan.algorithm.name},fedavg"
         )
     plan, record = plan.on_one_machine, Record(folder.resolve())
     check_unquoted(record.folder, "choose another --out, or give --engine inprocess")
@@ -174,10 +174,12 @@ def _simulate(
         _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
     summary = record.summary()
     if summary is None:
-        raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (all of it: {log})")
+        raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (the whole log: {log})")
     if not summary.finished:
         reason = summary.reason or f"the study failed and does not say why; {SEE_LOG}"
-        raise MedsiloError(f"{reason}: {last_error(log)} (all of it: {log})" if reason.endswith(SEE_LOG) else reason)
+        raise MedsiloError(
+            f"{reason}: {last_error(log)} (the whole log: {log})" if reason.endswith(SEE_LOG) else reason
+        )
     return record
 
 

@@ -68,7 +68,7 @@ class ReleaseManifest(Section):
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-            raise ValueError("it lists a file outside the folder")
+            raise ValueError("the list of files contains a file outside the folder")
         return files
 
 
@@ -123,7 +123,7 @@ def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.Priva
     sources = [Source.open(run, site) for run in runs]
     if raw := [run for run, source in zip(runs, sources, strict=True) if source.round == 0]:
         raise MedsiloError(
-            "the best model is that of round 0, before any training: no later model scored better; "
+            "the best model is the untrained model of round 0: no later model scored better; "
             "repeat the study with model_selection.keep=last, or with more patients",
             str(raw[0]),
         )

@@ -75,7 +75,7 @@ def test(
     if not is_safe_name(hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
-        raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
+        raise MedsiloError(f"{len(releases)} releases were given; give one release, or two releases to compare")
     opened = [Release.open(folder, leads) for folder in releases]
     settings = options.settings_of(device, data, settings_folder, pictures=True)
     remove_earlier(out, hospital)

@@ -75,7 +75,7 @@ def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
     named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
     if not named:
         raise DataError(
-            f"of {len(patients)} hospitals none has {LEAST_NAMED} patients, so they may be patients; put all cases "
+            f"none of {len(patients)} hospitals has {LEAST_NAMED} patients, so each may be a patient; put all cases "
             "into one folder or table",
             ", ".join(patients),
         )
@@ -120,8 +120,8 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
         raise DataError(
-            f"fewer than two classes have {LEAST_NAMED} patients, so their names may be patients'; add patients of "
-            f"each, or combine rare classes",
+            f"fewer than two classes have {LEAST_NAMED} patients, so the classes may be patients; add patients to "
+            f"each class, or combine rare classes",
             ", ".join(words),
         )
     where = "the table's" if looks.layout.by_table else "the folders' names"

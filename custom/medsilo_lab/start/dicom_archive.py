@@ -91,7 +91,7 @@ def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str,
     learned = _apart(sorted(often - OUTLINES, key=lambda name: (-counts[name], name)), some)
     if not learned:
         raise DataError(
-            f"no structure is in half of a hospital's studies, and in {LEAST}; "
+            f"no structure is in half of a hospital's studies and in at least {LEAST} studies; "
             "write the plan by hand (medsilo docs start/dicom)"
         )
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}

@@ -83,7 +83,9 @@ def _without_head(table: str, names_files: list[bool]) -> FileTable:
     challenges.
     """
     if len(names_files) != 2:
-        raise DataError(f"{table} has no names of columns in its first line; write them above it: recording,label,...")
+        raise DataError(
+            f"{table} has no names of columns in its first line; write them into a new first line: recording,label,..."
+        )
     return FileTable(table, FILE, LABEL, None, tuple(FILE if own else LABEL for own in names_files))
 
 
@@ -92,7 +94,7 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
     if found is None:
         there = ", ".join(columns[:SHOWN])
         what = f"--target {target!r} is no column of {table}" if target else f"no column of {table} says the label"
-        raise DataError(f"{what}; name one with --target COLUMN. There are {there}")
+        raise DataError(f"{what}; name the label column with --target COLUMN. There are {there}")
     return found
 
 

@@ -80,7 +80,7 @@ def layout_of_folder(folder: Path, target: str | None = None, told: bool = False
         )
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
+        raise DataError(f"the folder {what}; give the folder that contains the images", private=str(folder))
     names, problems = CaseIndex.files_below(folder)
     also = "".join(f"; {problem.what} ({problem.count})" for problem in problems)
     items = items_of(names)
@@ -88,7 +88,7 @@ def layout_of_folder(folder: Path, target: str | None = None, told: bool = False
         if not items:
             there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
             found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
-            raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", str(folder))
+            raise DataError(f"the folder contains no image, but {found}; medsilo reads {READ}", str(folder))
         layout = layout_of(items, told)
         unused = layout.unused if layout.by_table else (*layout.unused, *tables_in(names))
         return replace(layout, unused=unused, named=dataset_names(names))
@@ -197,7 +197,8 @@ def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
     hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
     if len(hidden) > MOST_HOSPITALS and not told:
         raise DataError(
-            f"{len(hidden)} similar folders or tables may belong to patients; {TELL}, or put all cases into one",
+            f"{len(hidden)} similar folders or tables may belong to patients; {TELL}, or put all cases into "
+            "one folder or table",
             private=_shown(hidden),
         )
     free = (name for number in count(1) if (name := f"hospital-{number}") not in map(safe_name, tops))
@@ -353,8 +354,8 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     parts = sorted(top for top in tops if top.lower() in PART_WORDS)
     if parts:
         raise DataError(
-            f"folders {_shown(parts)} are parts, not hospitals or classes; write {TABLE} with a column 'part', or "
-            f"put all cases together: medsilo divides them by patient"
+            f"folders {_shown(parts)} are parts of the data, not hospitals or classes; write {TABLE} with a column "
+            f"'part', or put all cases together, so that medsilo divides them"
         )
 
 

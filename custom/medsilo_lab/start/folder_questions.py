@@ -155,8 +155,8 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
     inside, out = _inside(folder, files, every)
     if not inside:
         raise DataError(
-            "all images are links that lead out of the data folder, which are not followed; give the folder that they "
-            "lead to, or copy them",
+            "all images are links that lead out of the data folder, so medsilo reads none; give the folder of the "
+            "image files, or copy the files",
             ", ".join(out[:6]),
         )
     masks = tuple(name for name in inside if _is_mask(name))
@@ -446,7 +446,7 @@ def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
             "into masks/, as a PNG of the image's name"
         )
     if not fits:
-        raise DataError(f"no column of {table.name} has 2 to {MOST_CLASSES} classes; there are {listed(others)}")
+        raise DataError(f"no column of {table.name} has 2 to {MOST_CLASSES} classes; the columns are {listed(others)}")
     usual = [own for own in fits if is_called(own, LABEL_COLUMNS)]
     if len(usual) == 1:
         return usual[0]
@@ -494,7 +494,7 @@ def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases |
         _refuse_visits(usual.hospitals, seen, ask)
         return None
     if max(keys.values()) > 1 or len(masks) < len(seen.masks):
-        raise DataError(f"several images have one mask, or several masks; {HOW}")
+        raise DataError(f"several images have the same mask, or an image has several masks; {HOW}")
     cases = [FoundCase(image, masks[key]) for image in seen.images if (key := _key(image)) in masks]
     if not cases:
         if usual and usual.hospitals:
@@ -523,7 +523,7 @@ def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
     if ask(Question("folders", text, {PATIENTS: {}, HOSPITALS: {}})) == PATIENTS:
         raise DataError(
             "patients have several visits, each a folder with several images; call the folders of visits PATIENT_VISIT "
-            "and put all beside each other"
+            "and put all of them beside each other"
         )
 
 
@@ -543,7 +543,8 @@ def _bids(seen: Images, ask: Ask) -> FoundCases:
     masks = {_entities(mask): mask for mask in seen.masks}
     if len(masks) < len(seen.masks):
         raise DataError(
-            "derivatives have several masks of one image; keep one, as of one rater", ", ".join(seen.masks[:6])
+            "the folder derivatives has several masks of one image; keep one mask, as of one rater",
+            ", ".join(seen.masks[:6]),
         )
     paired = [FoundCase(name, masks[key], _subject(name)) for name in images if (key := _entities(name)) in masks]
     if paired:
@@ -553,8 +554,8 @@ def _bids(seen: Images, ask: Ask) -> FoundCases:
         tables = _tables(chosen)
         if not tables:
             raise DataError(
-                "BIDS without masks in derivatives, and participants.tsv does not say what is to be learned of "
-                "subjects; add a column there"
+                "BIDS without masks in derivatives, and participants.tsv has no column that can be learned; add a "
+                "column with a label of each subject"
             )
         label = _label_column(seen, tables[0], ask)
         cases = [FoundCase(name, tables[0].cell(name, label), _subject(name)) for name in images]

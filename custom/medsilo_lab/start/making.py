@@ -501,7 +501,7 @@ def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):
         raise DataError(
-            f"--call {unknown[0]}: this is not a name in the data that may leave; these are {', '.join(task.words)}"
+            f"--call {unknown[0]}: no name of this kind may leave the data; these may leave: {', '.join(task.words)}"
         )
 
     def name(word: Any) -> Any:

@@ -368,7 +368,7 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
         shared = any(_says(name, word) for name in {*heads[0]} & {*heads[1]} for word in PATIENTS)
         if shared and known[0] != known[1]:
             both = " and ".join(path.name for path in pair)
-            raise DataError(f"of {both} one alone has what is to be learned; join tables of the same patients into one")
+            raise DataError(f"only one of {both} has the outcome; join tables of the same patients into one table")
 
 
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
@@ -383,15 +383,15 @@ def _table(path: Path) -> CaseTable | None:
     table = read_columns(path)
     head = table.names
     if not table.count and len(head) > 1:
-        raise DataError(f"{path.name} has no line of as many cells as its first; export it again, or remove it")
+        raise DataError(f"{path.name} has no line with as many cells as the first line; export it again, or remove it")
     if len(head) < 2 or "image" in head or "recording" in head:
         return None
     if sum(map(bool, head)) < len(head) / 2:
         raise DataError(f"{path.name} has few names in its first line; remove titles above the names of the columns")
     if all(TableReader.number(cell) is not None for cell in head):
-        raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
+        raise DataError(f"{path.name} has numbers in the first line; add a line with the names of columns above it")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
-        raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
+        raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each of them another name")
     columns = {name: table.column(name) for name in head if name}
     commas = (LIMIT.sub("", value, 1) for own in columns.values() for value in own.values if "," in value)
     written = any(THOUSANDS.fullmatch(value) or TableReader.number(value, ",") is not None for value in commas)
@@ -480,7 +480,7 @@ def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, st
     if wrong := [name for name, own in called.items() if not own or [*called.values()].count(own) > 1]:
         where = f" in column {column!r}" if column else ""
         raise DataError(
-            f"{wrong[0]!r}{where} can't be a hospital's name, or is another's but for blanks and punctuation; use "
+            f"{wrong[0]!r}{where} can't be a hospital's name, or equals another but for blanks and punctuation; use "
             "letters, digits, '.', '_' and '-'"
         )
     return called
@@ -494,7 +494,7 @@ def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
         if names & {*MEASUREMENTS, "test", "item"} and names & {"value", "result", "wert", "valeur"} and len(names) < 9:
             raise DataError(
                 f"{table.path.name} has a line for each measurement; give each patient a line, with a column for each "
-                "that was measured"
+                "kind of measurement"
             )
         measured = first.lower() in MEASUREMENTS and not table.is_numbers(first)
         turned = measured and len(table.of(first).column.values) == table.lines
@@ -502,8 +502,8 @@ def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
             turned = turned or len(people) > 1 or people[0] == table.target
         if turned:
             raise DataError(
-                f"columns of {table.path.name} may be patients; give each patient a line, and name columns after what "
-                "was measured",
+                f"columns of {table.path.name} may be patients; give each patient a line, and name columns after "
+                "measurements",
                 private=", ".join(people),
             )
 
@@ -538,8 +538,8 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
                 raise DataError(f"column {named[0]!r} of {table.path.name} {ONE_VALUE}; nothing can be learned")
             names = ", ".join(list(table.columns)[:MOST_LEVELS])
             raise DataError(
-                f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
-                f"call two 'time' and 'event', without gaps or totals. There are {names}"
+                f"medsilo does not know which column of {table.path.name} to learn; give --target COLUMN, or "
+                f"name two columns 'time' and 'event', without gaps or totals. There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
@@ -578,7 +578,7 @@ def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
     rest = sum(count for level, count in labels.items() if words[level] == OTHER)
     if len({*words.values()} - {OTHER}) + (rest >= LEAST_NAMED) < 2:
         raise DataError(
-            f"fewer than two values of the target have {LEAST_NAMED} patients, so they may be names; name another "
+            f"fewer than two values of the target have {LEAST_NAMED} patients, so values may be names; name another "
             f"column with --target, or fill in empty cells"
         )
     return words
@@ -860,8 +860,8 @@ def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
     twice = [value for value, count in many.items() if count > 1]
     shared = f"; {counted(len(twice), 'patient')} are in two of them, so look whether these are copies" if twice else ""
     raise DataError(
-        f"{len(tables)} tables lie there ({', '.join(names[:SHOWN])}): make a set of each hospital's; join those of "
-        f"single patients into one with a column that names the patient{shared}",
+        f"{len(tables)} tables ({', '.join(names[:SHOWN])}): make a data set of each hospital's table; join tables of "
+        f"single patients into one, with a column that names the patient{shared}",
         private=", ".join(twice[:SHOWN]),
     )
 

@@ -193,7 +193,7 @@ def fill(
         except BrokenProcessPool as error:
             raise MedsiloError(
                 "a process of the comparison died, maybe from lack of memory; lower --at-once or training.batch_size, "
-                "then repeat the same compare to continue"
+                "then repeat the same command to continue"
             ) from error
         except BaseException:  # an interrupt stops all runs, but the finished runs are kept
             pool.shutdown(wait=False, cancel_futures=True)

@@ -71,7 +71,7 @@ def after(folder: Path, difference: float = LITTLE) -> list[Power]:
     found = Statistics(cells, verdict.baseline).pilots() if cells else {}
     if not found:
         raise MedsiloError(
-            f"{folder.name}: its scores do not show how patients and repetitions differ; compare with local, by two "
+            f"{folder.name}: the scores do not show how patients and repetitions differ; compare with local, with two "
             "repetitions and two test patients at a hospital"
         )
     sites = len(found) - 1
@@ -88,7 +88,7 @@ def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) 
     sizes = tuple(patients.values())
     if not sizes or min(sizes) < 2:
         few = next((site for site, number in patients.items() if number < 2), "no hospital")
-        raise MedsiloError(f"{few} has fewer than two test patients, of whom nothing can be planned")
+        raise MedsiloError(f"{few} has fewer than two test patients, too few for a plan")
     found = []
     for people, luck in SPREADS:
         ways = people * scipy.special.ndtri((np.arange(200) + 0.5) / 200)
