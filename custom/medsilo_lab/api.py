@@ -424,8 +424,8 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """A text of one or two sentences about the better method and its confidence interval. Each warning of the
-        comparison follows on a separate line.
+        """A text of one or two sentences about the better method and its confidence interval. Further lines of the text
+        are the warnings of the comparison.
         """
         return "\n".join([self.verdict.headline, *map(str, self.warnings)])
 

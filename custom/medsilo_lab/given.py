@@ -1,5 +1,5 @@
-"""Convert the data of a Python program to the data of a study's hospitals: a data frame, arrays, a Dataset, or a
-folder.
+"""Convert the data of a Python program to the data of a study's hospitals. The program's data are a data frame, arrays,
+a Dataset, or a folder.
 """
 
 import json
@@ -171,7 +171,7 @@ def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], An
     """If labels are words, or if cases have several labels, convert the data of the hospitals with the function `data`.
     All other data are returned unchanged.
 
-    task: The program's argument for the task.
+    task: The argument `task` that the program gave.
     """
     if not isinstance(sites, GivenSites):
         pieces = [one for own in sites.values() for one in _by_part(own).values()]
@@ -348,7 +348,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
         return own, Findings(labels)
     if len(labels) != 2 or not any(binary):
         raise DataError(SEVERAL)
-    # if the first column contains the event, the two columns are exchanged
+    # times come first, so the two columns are exchanged if the first column contains events
     own = own if binary[1] else own[:, ::-1].copy()
     if (own[:, 0] < 0).any():
         raise DataError("data: times must be non-negative numbers; correct them")

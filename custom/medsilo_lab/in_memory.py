@@ -210,8 +210,8 @@ def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str,
 
 
 class GivenTask(Task):
-    """The task for the data of a program. Each call of `task` defines a subclass for one objective, one input shape and
-    one set of sites.
+    """A task whose data are given by a Python program. Each call of `task` defines a subclass for one objective, one
+    input shape and one set of sites.
     """
 
     @property
@@ -236,7 +236,7 @@ class GivenTask(Task):
 
 
 def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, model: Any = None) -> dict[str, Any]:
-    """Return the plan's section for a task with the data that a program has for each site.
+    """Return the plan's section for a task whose data a program gives for each site.
 
     Args:
         kind: the kind of task, such as "classification"
@@ -340,8 +340,8 @@ class _OfABatch:
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Objective:
-    """Return the objective for a kind of task, with the labels in the data. Without a kind, the shape of the targets
-    determines the objective.
+    """Return the objective for a kind of task; its labels are taken from the data. If no kind is given, the shape of
+    the targets determines the objective.
     """
     if kind not in (None, *KINDS):
         told = f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, survival, or give a Goal"

@@ -1,5 +1,5 @@
-"""Write and check the NVFlare job of a plan in medsilo's standard form. The module medsilo.flare.jobs reads such
-jobs.
+"""Write and check the NVFlare job of a plan in medsilo's standard form. The module medsilo.flare.jobs reads jobs in
+medsilo's standard form.
 """
 
 import importlib

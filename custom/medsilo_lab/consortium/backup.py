@@ -54,7 +54,7 @@ class Backup(BaseModel):
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
         """Return a copy of this `Backup` whose storage and studies are in the restored kit `kit`. If `storage` is
-        given, the jobs are in the folder `storage` instead.
+        given, the jobs are in the folder `storage` and not in the kit.
         """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
@@ -125,7 +125,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
     """Restore a server's kit and its storage from a backup. The hospitals in `expelled` are expelled in addition to the
     hospitals that were expelled before the backup.
 
-    Only the kit and the storage folder are written. By default, the storage folder is inside the kit.
+    A restore writes only into the kit and into the storage folder. By default, the storage folder is inside the kit.
     """
     if kit.exists():
         raise MedsiloError(f"{kit.name} exists; choose a new folder for the kit, or move the existing folder")

@@ -33,12 +33,12 @@ from nvflare_reliability.revocation import LIST, read_list, signed_list
 HERE = Path(__file__).parent
 RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
 EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
-# A relay's kit contains the address at which the relay listens. The kit of a client of a relay contains the relay's
-# address as the only address for connections.
+# A relay's kit contains the address at which the relay listens. If a client connects to a relay, the relay's address is
+# the only address in the client's kit.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
-# NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause each time. With the
-# settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because doubling a float a
-# thousand times would overflow, and NVFlare would then start no further job.
+# By default, NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause after each
+# attempt. With the settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because
+# doubling a float a thousand times would overflow, and NVFlare would then start no further job.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
@@ -55,9 +55,9 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
     """Make the missing kits with the existing root certificate, and make new certificates for the parties in `renew`.
     Return the names of all parties with a new kit or a new certificate.
 
-    Existing kits stay unchanged, unless the party gets a new certificate. If `new_key` is true, the new certificates
+    An existing kit stays unchanged unless its party gets a new certificate. If `new_key` is true, the new certificates
     are for new keys; otherwise, parties keep their keys. A party with a new key also gets a folder startup-before/ with
-    the earlier key. The party needs the earlier key when it signs its existing files again for its new key.
+    the earlier key. The party needs the earlier key to sign its existing files again with the new key.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -367,8 +367,8 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
 
 
 def _listen(local: Path) -> None:
-    """Add the module relay_listener.py to a relay's kit, and its relative path to the kit's settings. NVFlare then
-    imports relay_listener.py before the relay listens.
+    """Add the module relay_listener.py to a relay's kit, and name the module in the kit's settings. NVFlare then
+    imports relay_listener.py before the relay accepts connections.
     """
     shutil.copyfile(HERE / LISTENER, local / LISTENER)
     path = local / CONNECTIONS[0]

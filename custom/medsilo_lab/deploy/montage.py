@@ -11,7 +11,7 @@ from medsilo.tasks.overlays import colours_of, outline, write_png
 # structures, the colours repeat.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
 TILE, COLUMNS, LINE = 256, 4, 16
-BRIGHT = (1.0, 99.0)  # the first percentile of a slice's values is drawn as black, and the second as white
+BRIGHT = (1.0, 99.0)  # of a slice's values, the lower percentile is drawn as black, and the upper percentile as white
 
 
 def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:

@@ -17,8 +17,8 @@ COLUMNS = ("table", "line", "patient", "error")
 class TablePredictor(Predictor):
     """Predicts every line of tables.
 
-    The values of the table are standardised with the means and deviations from training. If this machine lacks them,
-    the means and deviations of the table are used.
+    The values of the table are standardised with the means and deviations from training. If this machine lacks the
+    means and deviations from training, those of the table are used.
     """
 
     cases = "lines"

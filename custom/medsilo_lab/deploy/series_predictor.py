@@ -22,8 +22,8 @@ COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 class SeriesPredictor(Predictor):
     """Predicts every window of the given recordings, which are files or folders with recordings.
 
-    If the hospital took part in training, signals are standardised with the statistics that were stored in training.
-    Otherwise, signals are standardised with the statistics of the hospital's recordings.
+    If the hospital took part in training, signals are standardised with the statistics that were stored in training. If
+    the hospital did not take part, signals are standardised with the statistics of the hospital's recordings.
     """
 
     cases = "recordings"

@@ -99,8 +99,8 @@ def run(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Run a plan with all its sites in NVFlare, as the standard job or as the given job. Return the record of the
-    finished run.
+    """Run a plan with all its sites in NVFlare's simulator. If `job` is given, the filters, components and code of this
+    job are used, too. Return the record of the finished run.
 
     say: A function that receives lines of text about the progress until the first round begins.
     """
@@ -254,8 +254,8 @@ def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
 
 
 class Starting:
-    """Reports how far the start of NVFlare and of the sites has progressed. NVFlare and the sites write this progress
-    into files.
+    """Reports how far the start of NVFlare and of the sites has progressed. The progress is read from files that
+    NVFlare and the sites write.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class _EventFiles:
             writer.close()
 
     def _write_before(self, number: float) -> None:
-        """At the first call, write all rounds before a given round into new event files."""
+        """At the first call, create the event files, and write all rounds before the round `number`."""
         if self._writers is None:
             self._writers = {}
             shutil.rmtree(self._folder / paths.TENSORBOARD, ignore_errors=True)

@@ -82,8 +82,8 @@ class Release:
     def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
         """Open a release, and verify that its files have not changed since they were signed.
 
-        leads: Fingerprints of the accepted keys. With None, every key is accepted; only the person who made the release
-        may use None.
+        leads: Fingerprints of the accepted keys. If `leads` is None, every key is accepted; only the person who made
+        the release may use None.
         """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
         by = signed.fingerprint(key)

@@ -14,8 +14,8 @@ Table = tuple[str, Sequence[str], Rows, str]
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
     """Yield two tables about the run with the most sites. One table has the numbers of cases in training, validation
-    and test; the other has the training cases of each class. If no site discloses the numbers of each class, the second
-    table is omitted.
+    and test; the other has the training cases of each class. If no site discloses numbers of cases of each class, the
+    table about classes is omitted.
     """
     run = max(runs, key=lambda run: len(run.sites), default=None)
     if run is None or not any(run.site(site).cases for site in run.sites):

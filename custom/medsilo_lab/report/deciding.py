@@ -42,7 +42,7 @@ class DecisionRow:
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # True for the row of all sites together, whose thresholds may differ
+    several: bool = False  # True for the row of all sites; sites may have different thresholds
 
     @property
     def places(self) -> list[ReliabilityBin]:

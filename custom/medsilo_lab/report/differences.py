@@ -54,8 +54,8 @@ EVERYONE = "All together"
 
 @dataclass(frozen=True)
 class DifferenceLine:
-    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. The
-    fields for scores are filled only if the comparison includes single-site training.
+    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. Without
+    single-site training in the comparison, the fields for scores are empty.
     """
 
     name: str
@@ -161,7 +161,8 @@ def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site
     pooled = [found for row in verdict.rows if row.method == "central" and (found := level(row))]
     if not together or not alone:
         return line
-    # of several single-site configurations, use the configuration with which the federated method was compared
+    # if there are several single-site configurations, use the configuration with which the federated method was
+    # compared
     nearest = min(alone, key=lambda found: abs(together.mean - found.mean - line.difference.mean))
     return replace(line, together=together, alone=nearest, pooled=pooled[0] if len(pooled) == 1 else None)
 
@@ -320,7 +321,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
-    # of several single-site configurations, list the configuration first with which the federated method was compared
+    # if there are several single-site configurations, the configuration with which the federated method was compared
+    # comes first
     alone.sort(key=lambda found: abs(joined.mean - found.mean - one.difference.mean))
     yield f"Test {verdict.metric}, federated", _level(joined)
     if alone:

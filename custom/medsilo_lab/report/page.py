@@ -162,8 +162,8 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a table of all measures over each site's test cases. A mark stands for each measure that a site
-    suppresses.
+    """Return a table of all measures over each site's test cases. If a site suppresses a measure, the cell of the
+    measure contains a mark.
     """
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
     names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
@@ -239,7 +239,9 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 
 
 def _participation(run: RunResult) -> dict[str, Any]:
-    """Return the work of each site in a run. For the rounds that a site missed, also return the reasons."""
+    """For each site, return the number of its contributions to a run, its time and its traffic. Also return the rounds
+    that each site missed, with the reasons.
+    """
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
     # (site, reason) → rounds that the site missed for this reason, so that the page lists several rounds in one line
     rounds: dict[tuple[str, str], list[int]] = {}

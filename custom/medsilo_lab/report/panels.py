@@ -29,7 +29,7 @@ class Subject:
 
 
 def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
-    """Remove the runs for which `fact` is false from each subject. Yield the subjects that still have runs."""
+    """From each subject, remove the runs for which `fact` is false. Yield the subjects that still have runs."""
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
         if runs:

@@ -53,7 +53,7 @@ class RunResult:
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the folder contains the scores of single cases
     patients: dict[str, int] = field(default_factory=dict)
-    # score of always predicting the mean in a regression, by site
+    # in a regression, for each site: the score of a prediction that is always the mean
     means: dict[str, float] = field(default_factory=dict)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost of each site whose folder is on this machine
@@ -233,8 +233,8 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
-    """Return the fields of RunResult that are calculated from the scores of single test cases. Without scores of single
-    test cases, a site has only overlays.
+    """Return the fields of RunResult that are calculated from the scores of single test cases. If the run folder lacks
+    the scores of single test cases, return only the overlays.
     """
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:

@@ -22,7 +22,7 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
-    """Return all warnings about some runs. The most serious warning comes first.
+    """Return all warnings about the given runs. The most serious warning comes first.
 
     Args:
         failures: lines of text about the failed runs of a comparison
@@ -76,7 +76,7 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
 
 def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
     """For each configuration in which a site tested an untrained model, yield a line of text. The line says in how many
-    runs this happened.
+    runs of the configuration an untrained model was tested.
     """
     for name, own in rows.items():
         sites = {
@@ -96,8 +96,8 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
 
 
 def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
-    """Yield each distinct line of text once. The line begins with the names of all configurations or runs to which it
-    applies.
+    """Yield each distinct line of text once. Each line begins with the names of the configurations or runs to which the
+    line applies.
     """
     found: dict[str, list[RunResult]] = {}
     for run in chain.from_iterable(rows.values()):
@@ -176,7 +176,7 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # metric → score of guessing, which is an empty mask or a random order
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # metric → score of guessing an empty mask or a random order
 BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # limit for masks in place of LITTLE, because masks may overlap by chance
 ENOUGH = 6  # a validation curve with fewer values is not tested for a rise
@@ -220,8 +220,8 @@ def way(score: float, base: float) -> float:
 
 
 def is_little(share: float, metric: str) -> bool:
-    """Return True if `share` is so low that the model may only guess. `share` is a score on a scale on which 0 is the
-    score of guessing and 1 is a perfect score.
+    """Return True if `share` is so low that the model may be no better than guessing. `share` is a score on a scale on
+    which 0 is the score of guessing and 1 is a perfect score.
     """
     return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
@@ -252,8 +252,8 @@ def _hardly(run: RunResult) -> bool:
 
 
 def _is_below(run: RunResult) -> bool:
-    """Return True if the mean score is lower than the score of guessing. The difference must be more than BELOW, and at
-    least one test case per site.
+    """Return True if the mean score is lower than the score of guessing. The mean score must be lower by more than
+    BELOW and by at least one test case per site.
     """
     held = _held(run)
     return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)

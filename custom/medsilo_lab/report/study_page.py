@@ -184,7 +184,7 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
 
 def _gaining(verdict: Verdict) -> list[VerdictRow]:
     """Return the configurations whose difference from single-site training is known. If the top of the page already
-    shows all these differences, return an empty list.
+    shows all differences from single-site training, return an empty list.
     """
     rows = [row for row in verdict.rows if any(row.from_single_site.values())]
     return [] if [row.title for row in rows] == [verdict.declared] else rows
@@ -192,7 +192,7 @@ def _gaining(verdict: Verdict) -> list[VerdictRow]:
 
 def _tested(verdict: Verdict) -> list[VerdictRow]:
     """Return the configurations that are compared with a baseline. If only single-site training is compared with the
-    baseline, return an empty list, because the top of the page shows this difference.
+    baseline, return an empty list, because the top of the page already shows the difference.
     """
     rows = [row for row in verdict.rows if row.baseline]
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows

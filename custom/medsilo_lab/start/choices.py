@@ -67,8 +67,8 @@ def trained_of(patients: Mapping[str, int]) -> list[str]:
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals for the plan. Folders with very few patients are left out. Such a folder may belong to a
-    single patient, and a hospital with very few patients may not disclose any number.
+    """Return the hospitals for the plan. Folders with very few patients are left out, because a folder may belong to a
+    patient. A hospital with very few patients may not disclose any number.
     """
     if len(patients) < 2:
         return dict(patients)
@@ -212,8 +212,8 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
 
 
 def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
-    """For each small hospital, choose the fractions of patients for training, validation and test. With these
-    fractions, the test includes enough patients.
+    """For each small hospital, choose the fractions of patients for training, validation and test. The fraction for the
+    test is large enough for a score that may be disclosed.
     """
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
@@ -261,8 +261,8 @@ def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
     """Return the size of a patch, which is a whole image or a part of an image. Every side of the patch is a multiple
     of `least`.
 
-    The patch starts with the size of the image. Until the patch has at most `most` voxels, the function shrinks the
-    side that is largest in proportion to the image's side.
+    The function starts with a patch of the image's size. While the patch has more than `most` voxels, the function
+    shrinks the patch's side that is largest in proportion to the image's side.
     """
     wanted = [max(least, math.ceil(size / least - 0.5) * least) for size in sizes]
     while math.prod(wanted) > most and max(wanted) > least:

@@ -72,8 +72,8 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. If the folder contains grey images and colour images, this number is the number of
-        channels of the colour images.
+        """The number of channels. If the folder contains grey images and colour images, the number of channels of the
+        colour images.
         """
         return max(look.channels for look in self.looked)
 

@@ -197,8 +197,8 @@ class DatasetLayout:
         settings: Choices,
         tops: Sequence[str] = (),
     ) -> "DatasetLayout":
-        """Return a copy of this object with the properties of volumes that have masks, and with choices for such
-        volumes.
+        """Return a copy of this object with the properties of volumes that have masks, and with choices for volumes
+        that have masks.
 
         Args:
             kind: description of the kind of folder

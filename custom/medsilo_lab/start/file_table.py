@@ -79,8 +79,8 @@ def table_of_files(
 
 
 def _without_head(table: str, names_files: list[bool]) -> FileTable:
-    """Describe a table without column names. In such a table, the first line is a case, such as A0001,N in PhysioNet's
-    challenges.
+    """Describe a table without column names. In a table without column names, the first line is a case, such as A0001,N
+    in PhysioNet's challenges.
     """
     if len(names_files) != 2:
         raise DataError(

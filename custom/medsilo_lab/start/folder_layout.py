@@ -189,9 +189,9 @@ def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
     """Return a dictionary with the folder of each hospital; the keys are the hospitals' names in the plan. Hospitals'
     names in the plan have no spaces or umlauts. `told` is true if the user declared that the folders are hospitals.
 
-    If the user has not declared hospitals, a folder may belong to a patient. Many such folders raise a DataError. A
-    hospital whose folder is not named after a place is called hospital-1, hospital-2 and so on. A person's name never
-    becomes the name of a hospital in the plan.
+    If the user has not declared hospitals, a folder may belong to a patient. If many folders may belong to patients,
+    DataError is raised. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so on.
+    A person's name never becomes the name of a hospital in the plan.
     """
     found: dict[str, str] = {}
     hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
@@ -318,8 +318,8 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1. If
-    there are no such folders, all paths get the key "".
+    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1. In
+    all other cases, all paths get the key "".
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -355,7 +355,7 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     if parts:
         raise DataError(
             f"folders {_shown(parts)} are parts of the data, not hospitals or classes; write {TABLE} with a column "
-            f"'part', or put all cases together, so that medsilo divides them"
+            f"'part', or put all cases into one folder"
         )
 
 

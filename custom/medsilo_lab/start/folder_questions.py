@@ -156,7 +156,7 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
     if not inside:
         raise DataError(
             "all images are links that lead out of the data folder, so medsilo reads none; give the folder of the "
-            "image files, or copy the files",
+            "files, or copy the files",
             ", ".join(out[:6]),
         )
     masks = tuple(name for name in inside if _is_mask(name))
@@ -223,7 +223,9 @@ def _stem(name: str) -> str:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """Return the path without words such as "images" or "mask". An image and its mask then have the same path."""
+    """Return the path without words such as "images" or "mask". Without these words, an image and its mask have the
+    same path.
+    """
     folders = [part for part in PurePosixPath(name).parts[:-1] if part.lower() not in IMAGE_WORDS | MASKS]
     words = re.split(r"([-_. ])", _stem(name))
     while len(words) > 2 and words[-1].lower() in IMAGE_WORDS | MASKS:
@@ -713,8 +715,8 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
 
 
 def _patients_at(found: FoundCases, level: int, ask: Ask) -> None:
-    """Take the patient of each case from the folder names with the depth `level` in the folder tree. Folders with the
-    same name are the same patient, even if their paths differ.
+    """The patient of each case is the name of the case's folder at the depth `level` of the folder tree. Folders with
+    the same name are the same patient, even if their paths differ.
     """
     named = [PurePosixPath(case.image).parts[level] for case in found.cases]
     if expression := _prefix({"": sorted({*named})}):
@@ -734,8 +736,8 @@ def _folder_at(level: int) -> str:
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
     """Ask the user how to find the patient of each image.
 
-    Possible answers: the patient is a folder in the path, a part of the file name, or a value in a table column. Or
-    each image belongs to a different patient.
+    Possible answers: the patient is a folder in the path, a part of the file name, or a value in a table column. A
+    further possible answer is that each image belongs to a different patient.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:

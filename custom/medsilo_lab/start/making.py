@@ -324,7 +324,7 @@ class _Maker:
                 data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
                 survey = data.survey
             except MedsiloError:
-                data = None  # the survey below reports the reason of the error
+                data = None  # the call of `survey` below reports the reason of the error
         survey = survey or plan.task.survey(self.name, plan.participation.sites, 0, own)
         if stops := [problem for problem in survey.problems if problem.severity == "stops"]:
             raise DataError(stops[0].counted, "; ".join(stops[0].private[:6]))
@@ -482,8 +482,8 @@ def _called(word: Any, called: Mapping[str, str]) -> Any:
 
 
 def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
-    """`called` maps words in the data to names in plans. In the choices for a folder, replace these words by these
-    names. Reasons that contain words from the data are removed.
+    """`called` maps words in the data to names in plans. In the choices for a folder, replace each word in the data by
+    its name in plans. Reasons that contain words from the data are removed.
     """
     own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
     there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))
@@ -495,8 +495,8 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
-    """`called` maps words in the data to names in plans. Rename these words in the plan and in the description of the
-    data; if a word is not in the plan, raise DataError.
+    """`called` maps words in the data to names in plans. Rename the words in the plan and in the description of the
+    data. If the plan does not contain a word, raise DataError.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):
@@ -574,8 +574,8 @@ def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Return the proposed answer if a wrong proposal could do no serious harm. Otherwise, raise MedsiloError with the
-    question.
+    """Return the proposed answer if a wrong proposal could do no serious harm. In all other cases, raise MedsiloError
+    with the question.
     """
     if question.safe:
         return question.proposed

@@ -1,8 +1,8 @@
 """Questions to the user about a folder or a table. A question is asked if a wrong guess could disclose data, count one
 patient as two patients, or invert a label.
 
-Each question shows evidence for its proposed answer. `--yes` accepts only safe proposed answers. If a safe answer is
-wrong, it may reduce accuracy or omit patients, but it discloses no data and inflates no test score.
+Each question shows evidence for its proposed answer. `--yes` accepts only safe proposed answers. A safe answer that is
+wrong may reduce accuracy or omit patients, but discloses no data and inflates no test score.
 """
 
 from collections import Counter

@@ -135,8 +135,8 @@ class CaseTable:
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns whose names match a word in `words`. Names that equal a word come first; otherwise, the
-        order is the order of `words`.
+        """Return the columns whose names match a word in `words`. Columns whose names equal a word come first; apart
+        from this, columns are in the order of `words`.
         """
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
@@ -222,7 +222,7 @@ class CaseTable:
 
     @property
     def event(self) -> str | None:
-        """The column of an event. Without a column of times, the task is a classification: event or no event."""
+        """The event column. If the table has no column of times, the task is a classification: event or no event."""
         return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
 
     @property
@@ -686,8 +686,8 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
-    """Return True if the values of a column are numbers of lines or of records. Such values are all different, or they
-    are large and nearly all different.
+    """Return True if the values of a column are numbers of lines or of records. Numbers of lines or of records are all
+    different, or are large and nearly all different.
     """
     own = table.of(name)
     numbers = np.unique(own.numbers[own.known])
@@ -798,8 +798,8 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
 
 
 def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
-    """Return a dictionary from values of a column to their names in the plan. Values with the same name in the plan are
-    left out.
+    """Return a dictionary from values of a column to their names in the plan. Values that have the same name in the
+    plan as in the column are left out.
     """
     own = table.distinct(name)
     return {value: plans for value, plans in renamed(words).items() if value in own}
@@ -850,8 +850,8 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
 
 
 def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
-    """Raise a DataError. Its message explains how to make data sets from several tables, and how many patients occur in
-    two tables.
+    """Raise a DataError whose message explains how to make data sets from several tables. The message also contains the
+    number of patients who occur in two tables.
     """
     names = [table.path.name for table in tables.values()]
     many = Counter(

@@ -362,8 +362,8 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival with times of entry, so
-    ask whether to learn classes from such data.
+    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival with times of entry. If
+    the table has times of entry, ask whether to learn classes.
     """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
@@ -515,8 +515,8 @@ def limits_in(table: CaseTable, name: str) -> list[str]:
 
 
 def _words_among_numbers(table: CaseTable, name: str) -> list[str]:
-    """Return the texts without digits in a column of numbers. If the column has more than three different texts of this
-    kind, return an empty list.
+    """Return the texts without digits in a column of numbers. If the column has more than three different texts without
+    digits, return an empty list.
     """
     own = table.of(name)
     texts = [value for value in own.distinct if TableReader.number(value) is None]

@@ -1,8 +1,8 @@
 """Keep people's names out of plans: find columns that name people, and choose names in plans for words in the data.
 
 Every hospital receives the plan. If few patients have a value in a column, the value may be a name, a file or an
-address. A plan therefore contains no sentences, and no value that fewer than `LEAST_NAMED` patients have. Such a rare
-value is called "other" in the plan.
+address. A plan therefore contains no sentences, and no value that fewer than `LEAST_NAMED` patients have. A value that
+fewer patients have is called "other" in the plan.
 
 The comments in a plan give no numbers of patients. If the data do not name the patients, five cases may be from the
 same person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and

@@ -207,7 +207,7 @@ def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> s
     """Start one run, or continue a stopped run. If the run fails, return a line with the reason; otherwise, return an
     empty text.
 
-    If processes of an earlier, killed comparison are still running, this function first waits until they have ended.
+    If processes of an earlier, killed comparison still run, this function first waits for the end of those processes.
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):

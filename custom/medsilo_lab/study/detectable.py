@@ -139,8 +139,8 @@ class Pilot:
         """Return the sample with which the difference is significant with the probability `POWER`.
 
         First, the number of patients at each hospital is increased with the present seeds. If no number of patients is
-        sufficient, the number of seeds is increased instead. If no number of seeds is sufficient, the number of
-        patients is increased with MORE_SEEDS seeds.
+        sufficient, the number of seeds is increased with the present patients. If no number of seeds is sufficient, the
+        number of patients is increased with MORE_SEEDS seeds.
         """
 
         def fewest(design_of: Callable[[int], Design], first: int, last: int) -> int | None:
@@ -186,8 +186,8 @@ def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
 
 
 def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:
-    """Draw patients at random for each simulated study. Return their deviations from the mean as an array [studies,
-    patients], multiplied by the scale of the study.
+    """Draw patients at random for each simulated study. Return the drawn patients' deviations from the mean as an array
+    [studies, patients], multiplied by the scale of the study.
     """
     # this factor corrects the variance, because the hospital's mean was subtracted from the differences
     wide = math.sqrt(len(ways) / (len(ways) - 1))

@@ -99,8 +99,8 @@ class Difference:
         return self.law.within(error) if self.law else (self.low, self.high)
 
     def if_unseen(self, error: float) -> Interval:
-        """Return the confidence interval with the error rate `error` that allows for an untested kind of patients for
-        whom a method fails.
+        """Return a confidence interval with the error rate `error`. It allows for an untested kind of patients for whom
+        a method fails.
 
         The returned interval contains the interval that `within` returns.
         """
@@ -131,17 +131,17 @@ def compare(
     endpoint: Endpoint = "mean",
     luck: Variance | None = None,
 ) -> Difference:
-    """Return the difference between two methods, whose scores are paired by seeds and test cases. The difference is a
-    difference of means over sites, of means over all cases ("pooled"), or of the scores at each method's worst site.
+    """Return the difference between two methods, whose scores are paired by seeds and test cases. The endpoint that is
+    compared is the mean over sites, the mean over all cases ("pooled"), or the score at each method's worst site.
 
-    `low` and `high` are the ends of the confidence interval for similar patients and other seeds. The variance of the
-    difference is the variance of crossed random effects, patients and seeds. Satterthwaite's formula (1946) gives its
-    degrees of freedom. Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's
+    `low` and `high` are the ends of the confidence interval for similar patients and other seeds. In the variance of
+    the difference, patients and seeds are crossed random effects. Satterthwaite's formula (1946) gives the degrees of
+    freedom of the variance. Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's
     transformation (1978) is used where Hall's transformation can't be inverted.
 
     `low` and `high` ignore kinds of patients that were not tested. The method `if_unseen` returns a wider interval,
-    which includes untested kinds of patients. This wider interval is estimated from the failures of both methods at all
-    hospitals.
+    which includes untested kinds of patients. The interval of `if_unseen` is estimated from the failures of both
+    methods at all hospitals.
 
     Args:
         luck: between-seed variance that was estimated from all configurations; if the observed variance is larger, the
@@ -216,7 +216,7 @@ def interval(scores: Scores) -> Interval | None:
 
     If the score is a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P
     interval (see `_Resampled`). In simulations with two or more patients, the interval covers the true score in at
-    least 93 % of studies. The coverage is not lower if the model fails for only a few patients.
+    least 93 % of studies. The interval covers the true score equally often if the model fails for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None
@@ -238,12 +238,12 @@ class _Part(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance between the site's patients. The contribution of each patient is a mean over seeds."""
+        """The variance between the site's patients, where each patient's contribution is a mean over seeds."""
         return float(self.moves.mean(0).var(ddof=1)) / self.weight**2 if self.patients > 1 else 0.0
 
     @property
     def cube(self) -> float:
-        """The third central moment of the site's contribution to the estimate, if the patients were sampled again."""
+        """The third central moment of the site's contribution to the estimate, over repeated sampling of patients."""
         return float((self.moves.mean(0) ** 3).mean()) / self.patients**2
 
     @property
@@ -319,8 +319,8 @@ class _Analysis:
 
     @cached_property
     def cells(self) -> float:
-        """The variance from the interaction of seeds and patients. This variance is also a part of the variance due to
-        patients.
+        """The variance from the interaction of seeds and patients. The variance due to patients also contains the
+        variance from this interaction.
         """
         return sum(part.of_cells for part in self.parts)
 
@@ -359,8 +359,8 @@ class _Analysis:
 
 
 class _Resampled:
-    """Resampled mean scores from a Bayesian bootstrap over patients (Rubin 1981). Sorted, they give both ends of a
-    confidence interval.
+    """Resampled mean scores from a Bayesian bootstrap over patients (Rubin 1981). The sorted resampled means give both
+    ends of a confidence interval.
 
     Each resample consists of the sample and an added patient. For the lower end of the interval, the added patient has
     the score 0 in three of four resamples, otherwise the score 1. If the added patient always had the score 0, the
@@ -526,8 +526,8 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def errors_of(p_values: Mapping[Key, float], error: float) -> dict[Key, float]:
-    """Return an error rate for the confidence interval of each difference. At this error rate, the interval excludes
-    zero if and only if the difference is significant after Holm's correction.
+    """Return an error rate for the confidence interval of each difference. At the returned error rate, the interval
+    excludes zero if and only if the difference is significant after Holm's correction.
     """
     adjusted, names = holm(p_values), sorted(p_values, key=lambda name: p_values[name])
     left = {name: len(names) - place for place, name in enumerate(names)}

@@ -1,5 +1,5 @@
-"""How an estimate varies if patients and seeds are chosen again, and the confidence interval that follows from this
-distribution.
+"""The distribution of an estimate over repeated choices of patients and seeds, and the confidence interval that follows
+from it.
 """
 
 import math
@@ -33,8 +33,8 @@ class Law(NamedTuple):
     skewness: float
 
     def within(self, error: float) -> Interval:
-        """Return the confidence interval with the error rate `error`. It is Student's t interval of the ratio of
-        estimate and standard error, after the transformation `straightened`.
+        """Return the confidence interval with the error rate `error`. The interval is Student's t interval of the ratio
+        of estimate and standard error, after the transformation `straightened`.
         """
         if not self.variance:
             return -math.inf, math.inf
@@ -63,9 +63,9 @@ def straightened(ratio: Number, skewness: Number) -> Number:
     """Transform a ratio so that most of its skewness disappears. The transformation is an increasing function.
 
     Usually, the transformation is Hall's cubic function (1992). The slope of Hall's function is zero at the ratio -3 /
-    skewness, so it has no inverse near this ratio. If the skewness and the ratio have opposite signs, Johnson's
-    transformation (1978) replaces Hall's function. Hall's and Johnson's transformations are accurate to the same order,
-    because their first terms are equal.
+    skewness, so Hall's function has no inverse near this ratio. If the skewness and the ratio have opposite signs,
+    Johnson's transformation (1978) replaces Hall's function. Hall's and Johnson's transformations are accurate to the
+    same order, because their first terms are equal.
     """
     moved = ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27
     bent = np.abs(skewness) * np.abs(ratio) * 4 / 3

@@ -102,8 +102,8 @@ def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) 
 
 
 def tested(cells: Sequence[Cell], settings: SiteSettings) -> dict[str, int]:
-    """Count the test patients of each hospital in a planned comparison. To count them, the data of all hospitals are
-    read.
+    """Count the test patients of each hospital in a planned comparison. To count test patients, the data of all
+    hospitals are read.
     """
     plan, found = cells[0].plan, {}
     sites = sorted(plan.participation.everyone)

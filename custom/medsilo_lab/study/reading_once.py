@@ -64,8 +64,7 @@ def _read_site(one: Work) -> int:
 def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
     """Return settings with which preprocessed images are stored in the folder `folder`.
 
-    If the given settings already name a folder for preprocessed images, or disable the cache, they are returned
-    unchanged.
+    Settings that already name a folder for preprocessed images, or disable the cache, are returned unchanged.
     """
     if not isinstance(task, OwnFolder):
         return settings

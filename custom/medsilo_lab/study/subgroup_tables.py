@@ -42,7 +42,7 @@ class SubgroupLevel(RecordPart):
     difference: SubgroupPair | None = Field(
         None,
         validation_alias=AliasChoices("difference", "gain"),
-        description="in a comparison: the score minus that of the baseline",
+        description="in a comparison: the score minus the score of the baseline",
     )
 
 

@@ -170,7 +170,9 @@ def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
 def _tables(
     levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
 ) -> list[SubgroupTable]:
-    """Return a table with corrected differences for each subgroup. The last table compares the hospitals."""
+    """Return a table with corrected differences for each subgroup. The last of the returned tables compares the
+    hospitals.
+    """
     told, tables = _corrected(found), []
     for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
         own = [one for (of, _), one in levels.items() if of == name]
@@ -277,12 +279,13 @@ def _twice(one: Difference, error: float) -> Interval:
 
 
 def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]) -> Difference:
-    """Return half of the difference between two levels. The levels have different patients, but were tested with the
-    same models.
+    """Return half of the difference between two levels. The two levels have different patients, but the same models
+    were tested on both levels.
 
-    Half of the difference between two levels equals the mean over two artificial sites. At the first artificial site,
-    the difference is the first level's score. At the second artificial site, the difference is the second level's score
-    with a minus sign. With two artificial sites, patients and seeds are crossed as in a comparison of two methods.
+    Half of the difference between two levels equals the mean difference over two artificial sites. At the first
+    artificial site, the difference is the first level's score. At the second artificial site, the difference is the
+    second level's score with a minus sign. With two artificial sites, patients and seeds are crossed as in a comparison
+    of two methods.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

@@ -81,8 +81,8 @@ class PairQuestion(NamedTuple):
 
 
 def chosen_baseline(rows: Sequence[Row], baseline: str | None) -> str | None:
-    """Return the title of the baseline. If no baseline is requested, FedAvg is the baseline if the comparison contains
-    FedAvg.
+    """Return the title of the baseline. The baseline is the requested configuration; by default it is FedAvg, if the
+    comparison contains FedAvg.
     """
     names = {row.title for row in rows}
     if baseline is not None and baseline not in names:
@@ -341,7 +341,7 @@ class Statistics:
     @cached_property
     def _declared(self) -> Row | None:
         """The declared federation: the federated configuration about which the main question was fixed before any
-        result. It is the baseline, or the only federated configuration.
+        result. The declared federation is the baseline, or the only federated configuration.
         """
         named = [row for row in self.alone if row.title == self.baseline or len(self.alone) == 1]
         return named[0] if named else None
@@ -365,8 +365,8 @@ class Statistics:
         return {site: {row: one for (at, row), one in told.items() if at == site} for site in sites}
 
     def _at_hospital(self, site: str, answers: Mapping[Row, PairedDifference], sites: int) -> HospitalVerdict | None:
-        """Return the verdict whether the declared federation helps at a site. If no federation is declared, the verdict
-        is about the federated configuration with the strongest evidence.
+        """Return the verdict on the declared federation at a site. If no federation is declared, the verdict is about
+        the federated configuration with the strongest evidence.
         """
         asked = {row: one for row, one in answers.items() if self._declared in (None, row)}
         if not asked:
@@ -504,8 +504,8 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """Return a text that names configurations with significantly lower scores than the baseline, and reference
-        methods with significantly higher scores than the baseline.
+        """Return a text about configurations with significantly lower scores than the baseline. The text also names
+        reference methods with significantly higher scores than the baseline.
         """
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]

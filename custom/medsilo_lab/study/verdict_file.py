@@ -153,7 +153,7 @@ class HospitalVerdict(RecordPart):
     method: Text = Field(description="the configuration that the verdict is about")
     difference: PairedDifference = Field(
         validation_alias=AliasChoices("difference", "gain"),
-        description="score of this configuration's model minus that of the single-site model",
+        description="score of the configuration's model minus the score of the single-site model",
     )
     needed: Needed | None = Field(
         None, description=("the additional sample that an inconclusive verdict needs, if known")
@@ -184,7 +184,7 @@ class VerdictRow(RecordPart):
     from_single_site: dict[str, PairedDifference | None] = Field(
         {},
         validation_alias=AliasChoices("from_single_site", "joining"),
-        description="site → score of this method's model minus that of the single-site model",
+        description="site → score of the method's model minus the score of the single-site model",
     )
 
 
@@ -195,7 +195,7 @@ class Notice(RecordPart):
         description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
     )
     word: Text = Field(description="the subject, such as `Untrained`, `Not learned` or `Rounded scores`")
-    text: Text = Field(description="the warning, which begins with the configurations or runs that it is about")
+    text: Text = Field(description="the warning; it begins with the configurations or runs to which it applies")
 
     def __str__(self) -> str:
         return f"{self.word}: {self.text}"
@@ -258,7 +258,7 @@ class Verdict(RecordPart):
     hospitals: dict[str, HospitalVerdict] = Field(
         {},
         validation_alias=AliasChoices("hospitals", "gains"),
-        description="site → the verdict on federated training there",
+        description="site → the verdict on federated training at this site",
     )
     rows: list[VerdictRow] = Field(description="the configurations")
     subgroups: list[SubgroupTable] = Field(

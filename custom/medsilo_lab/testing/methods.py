@@ -55,7 +55,7 @@ LOST = Missing("lost", "no answer")
 
 @dataclass(frozen=True)
 class Reference:
-    """A study's data and networks. With them, a test runs a reference implementation of the method in plain PyTorch."""
+    """A study's data and networks, with which a test runs a reference implementation of the method in plain PyTorch."""
 
     plan: Plan
 
@@ -357,7 +357,7 @@ class MethodTester:
 
     @property
     def rounds_before_training(self) -> int:
-        """The number of rounds before the first training round. Such earlier rounds may, for example, measure
+        """The number of rounds before the first training round. Rounds before training may, for example, measure
         statistics.
         """
         phases = self.plan("training.rounds=3").course.phases
