@@ -1,4 +1,6 @@
-"""Run, compare and apply studies from Python, with `import medsilo`. See docs/research/python.md."""
+"""The functions of `import medsilo`: run studies, compare methods, and predict cases from Python. See
+docs/research/python.md.
+"""
 
 import json
 import re
@@ -68,7 +70,7 @@ Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
 WIDE = 24
-# present names of parameters, by their names in earlier versions of medsilo
+# a parameter's name in earlier versions of medsilo → the parameter's present name
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
@@ -156,8 +158,8 @@ class Run:
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """A dictionary from each site to the model that was tested at this site, in evaluation mode. A model is loaded
-        when it is first used.
+        """A dictionary with the tested model of each site. All models are in evaluation mode. A model is loaded when it
+        is first used.
         """
         return _Models(self)
 
@@ -422,8 +424,8 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """A text of one or two sentences about the better method and its confidence interval. Each warning of the
-        comparison follows on a separate line.
+        """A text of one or two sentences about the better method and its confidence interval. Further lines of the text
+        are the warnings of the comparison.
         """
         return "\n".join([self.verdict.headline, *map(str, self.warnings)])
 
@@ -433,13 +435,13 @@ class Comparison:
         return self.verdict.warnings
 
     def power(self, difference: float | None = None) -> "list[Power]":
-        """Return the smallest difference between two methods that these hospitals can detect, for all hospitals
-        together and for each hospital.
+        """Return the smallest detectable difference between two methods, for all hospitals of the comparison together
+        and for each hospital.
 
         The variances between patients and between repetitions come from the scores of this comparison. In each result,
         `least` is the smallest difference that can be detected with power 0.8. `reach` is half the width of the
-        confidence interval. `needed` is the number of patients or repetitions that would detect `difference`. `str`
-        describes the result in a sentence.
+        confidence interval. `needed` is the number of patients or repetitions with which a comparison would detect
+        `difference`. `str` describes the result in a sentence.
 
         Args:
             difference: the difference to detect, where 0.02 is 2 points; by default a small difference
@@ -456,7 +458,7 @@ class Comparison:
 
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
-        """The finished runs as a dictionary whose keys are the configuration's title and the seed."""
+        """A dictionary of the finished runs. Each key is a pair of a configuration's title and a seed."""
         found = {(one.row, one.seed): Run(self.folder / one.run) for one in self.verdict.runs}
         for run in found.values():
             run._kept = self._kept
@@ -478,11 +480,11 @@ class Comparison:
 
     @property
     def subgroups(self) -> "DataFrame":
-        """A table with a row per level of each declared subgroup, for the method that is compared with the baseline.
+        """A table that compares a method with the baseline in each level of each declared subgroup, one row per level.
 
-        This table has all columns of `Run.subgroups`. In addition, `difference` is the score of the method minus the
-        score of the baseline. The confidence interval of the difference is corrected for the number of levels. For the
-        differences between levels, see `comparison.verdict.subgroups`.
+        `Comparison.subgroups` has all columns of `Run.subgroups`. The column `difference` is the score of the method
+        minus the score of the baseline. The confidence interval of the difference is corrected for the number of
+        levels. For the differences between levels, see `comparison.verdict.subgroups`.
         """
         return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
 
@@ -652,9 +654,9 @@ def power(
 ) -> "list[Power]":
     """Estimate the power of a comparison before it runs, and the sample sizes that would detect a difference.
 
-    Before a comparison, the variances between patients and between repetitions are unknown. Each result is therefore
-    computed for a different assumed variance. `Comparison.power` estimates the variances between patients and between
-    repetitions from the scores of a finished comparison.
+    Before a comparison, the variances between patients and between repetitions are unknown. The power and the sample
+    sizes are therefore computed for several assumed variances. `Comparison.power` estimates the variances between
+    patients and between repetitions from the scores of a finished comparison.
 
     Args:
         patients: number of test patients of each hospital; by default they are counted in the hospitals' data
@@ -747,7 +749,7 @@ def _with_own(
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
         if task is not None or loss is not None:
-            raise MedsiloError("task, loss: a folder's data set determines the task; leave them out")
+            raise MedsiloError("task, loss: a folder's data set determines the task; leave out task and loss")
         plan, sites = sites.of(None if plan is None else _plan(plan, ())), None
     if all(one is None for one in (task, sites, model, method, loss)) and plan is not None:
         return plan
@@ -758,7 +760,9 @@ def _with_own(
     if sites is not None:
         names = [sites] if isinstance(sites, str) else list(sites)
         if not all(isinstance(name, str) for name in names):
-            raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
+            raise MedsiloError(
+                "sites: give the names of the sites, or a dictionary with their data: {'a': ..., 'b': ...}"
+            )
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
@@ -795,7 +799,7 @@ def _check_engine(engine: str, plan: Plan) -> None:
     if engine == "simulator" and (own := [name for name in plan.packages if name.startswith(SOURCE)]):
         told = f"other processes do not know {own[0].removeprefix(SOURCE)}, which is of this program"
         raise MedsiloError(
-            f"{told}; choose engine='inprocess', or make a package of it with 'python -m medsilo_lab.new'"
+            f"{told}; choose engine='inprocess', or make a package of your classes with 'python -m medsilo_lab.new'"
         )
 
 

@@ -1,6 +1,6 @@
 """The interface for plug-ins of medsilo-lab: dataset probes, predictors and exporters.
 
-Each name is loaded on first use. This module also has all names of medsilo.extend.
+Each class is imported when it is first used. This module also contains all names of the module medsilo.extend.
 """
 
 from importlib import import_module

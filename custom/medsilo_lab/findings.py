@@ -13,13 +13,13 @@ SENSITIVITY, SPECIFICITY = "sensitivity", "specificity"
 
 
 class Findings(Objective):
-    """Multi-label classification, whose loss is the binary cross entropy and whose metric is the fraction of findings
-    that are predicted correctly.
+    """Multi-label classification. The loss is the binary cross entropy, and the metric is the fraction of findings that
+    are predicted correctly.
 
     The test also reports the sensitivity and specificity of each finding, and the balanced accuracy.
 
-    A target has one number for each finding: 1 if the case has the finding, and 0 otherwise. An output above 0 predicts
-    the finding.
+    A target has one number for each finding: 1 if the case has the finding, and 0 otherwise. If the output for a
+    finding is above 0, the finding is predicted to be present.
 
     >>> goal = Findings(("oedema", "effusion"))
     >>> goal.case_scores(torch.tensor([[2.0, -1.0], [2.0, 3.0]]), torch.tensor([[1, 0], [1, 0]])).tolist()
@@ -42,8 +42,8 @@ class Findings(Objective):
         return ((output > 0) == (target > 0)).float().mean(1)
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric of each case, and the presence, probability and correctness of each finding in each
-        case.
+        """Return the metric of each case. For each finding of each case, also return its presence, its predicted
+        probability, and the correctness of the prediction.
         """
         measures, there = super().measures(output, target), target > 0
         right, chances = ((output > 0) == there).double(), output.double().sigmoid()

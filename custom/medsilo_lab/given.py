@@ -1,5 +1,5 @@
-"""Convert the data of a Python program to the data of a study's hospitals: a data frame, arrays, a Dataset, or a
-folder.
+"""Convert the data of a Python program to the data of a study's hospitals. The program's data are a data frame, arrays,
+a Dataset, or a folder.
 """
 
 import json
@@ -44,12 +44,13 @@ DATA_SET = "data-set"
 PATIENT = "patient"
 ALONE = "site"  # name of the single site if the program names no hospital
 MOST_CLASSES = 254
-FEWEST_NUMBERS = 20  # minimum number of different whole numbers for which a target is a quantity and not a class
+# a target with at least this number of different whole numbers counts as a quantity and not as a class
+FEWEST_NUMBERS = 20
 
 
 class GivenSites(dict[str, Any]):
-    """A dictionary from each hospital to its data, for the argument `sites` of `run` and `compare`. All hospitals have
-    the same objective, which is an attribute.
+    """A dictionary of the hospitals' data for the argument `sites` of `run` and `compare`; each key is a hospital's
+    name. The attribute `goal` is the objective of all hospitals.
     """
 
     def __init__(self, sites: Mapping[str, Any], goal: Objective | None) -> None:
@@ -67,9 +68,7 @@ class GivenSites(dict[str, Any]):
 
 
 class GivenFolder(GivenSites):
-    """The data sets of all hospitals in a folder, and the proposed plan. The data sets are those that `medsilo data`
-    would make.
-    """
+    """The data sets that `medsilo data` would make from a folder of several hospitals, and the proposed plan."""
 
     def __init__(self, plan: Plan, kept: TemporaryDirectory, patients: Mapping[str, int]) -> None:
         """Create the data of hospitals from the proposed plan.
@@ -151,7 +150,9 @@ def data(
         learned = None if target == "label" else target
         return _of_folder(Path(given), patient, hospital, learned, answers or {}, called or {})
     if answers or called:
-        raise DataError("data: answers and called are only for a folder; use patient, hospital and target here")
+        raise DataError(
+            "data: answers and called are only for a folder; for other data, use patient, hospital and target"
+        )
     if isinstance(given, Mapping):
         return _of_each(given, patient, hospital, target)
     if not is_arrays(given):
@@ -167,10 +168,10 @@ def data(
 
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
-    """Convert the data of several hospitals as `data` does, if the labels are words or if there are several labels per
-    case.
+    """If labels are words, or if cases have several labels, convert the data of the hospitals with the function `data`.
+    All other data are returned unchanged.
 
-    task: The program's argument for the task.
+    task: The argument `task` that the program gave.
     """
     if not isinstance(sites, GivenSites):
         pieces = [one for own in sites.values() for one in _by_part(own).values()]
@@ -205,9 +206,11 @@ def is_arrays(given: Any) -> bool:
 
 def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
     if hospital is not None:
-        raise DataError("data: the keys name the hospitals; leave out hospital")
+        raise DataError("data: the keys name the hospitals; leave out the argument hospital")
     if not (patient is None or patient is False or isinstance(patient, str)):
-        raise DataError("data: of several hospitals give arrays (inputs, targets, patients), or name a frame's column")
+        raise DataError(
+            "data: for several hospitals, give arrays (inputs, targets, patients), or the name of a column as patient"
+        )
     whole = {str(site): own for site, own in ({ALONE: given} if {*given} == {*PARTS} else given).items()}
     pieces = {(site, part): one for site, own in whole.items() for part, one in _by_part(own).items()}
     if not all(map(is_arrays, pieces.values())):
@@ -227,8 +230,8 @@ def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any)
 
 
 def _by_part(own: Any) -> Mapping[str, Any]:
-    """Return the training, validation and test data of a hospital as a dictionary. If the data are not divided, all
-    data have an empty key.
+    """Return the training, validation and test data of a hospital as a dictionary. If the data are not divided, the
+    dictionary has the single key "".
     """
     return own if isinstance(own, Mapping) else {"": own}
 
@@ -264,7 +267,9 @@ def _of_frame(frame: Any, patient: Any, hospital: Any, target: Any, columns: Seq
     if words := [str(name) for name in inputs if inputs[name].dtype.kind not in "biuf"]:
         raise DataError(f"data: column {words[0]!r} is not numeric; leave it out, or convert it: pandas.get_dummies")
     if empty := [str(name) for name in (*inputs, *learned, *named) if frame[name].isna().any()]:
-        raise DataError(f"data: column {empty[0]!r} has missing values; fill them in, or leave these lines out")
+        raise DataError(
+            f"data: column {empty[0]!r} has missing values; fill them in, or leave out the lines without a value"
+        )
     patients, hospitals = (
         frame[own].to_numpy() if isinstance(own, str) else own
         for own in (None if patient is False else patient, hospital)
@@ -286,7 +291,7 @@ def _patients_column(names: Sequence[Any]) -> str | None:
     if looks := [name for name in map(str, names) if plain_name(name) in SURE]:
         raise DataError(
             f"data: does column {looks[0]!r} name the patient? Say patient={looks[0]!r}, or patient=False if each line "
-            "is of a patient of its own"
+            "is a different patient"
         )
     return None
 
@@ -343,7 +348,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
         return own, Findings(labels)
     if len(labels) != 2 or not any(binary):
         raise DataError(SEVERAL)
-    # if the first column contains the event, the two columns are exchanged
+    # times come first, so the two columns are exchanged if the first column contains events
     own = own if binary[1] else own[:, ::-1].copy()
     if (own[:, 0] < 0).any():
         raise DataError("data: times must be non-negative numbers; correct them")
@@ -351,7 +356,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
 
 
 def _of_dataset(given: Any, hospital: Sequence[Any] | None) -> GivenSites:
-    """Divide the cases of a Dataset by hospital; each sample of the Dataset names its patient."""
+    """Divide the cases of a Dataset by hospital. Each sample of the Dataset must contain the name of the patient."""
     if hospital is None:
         return GivenSites({ALONE: given}, None)
     if len(hospital) != len(given):

@@ -1,8 +1,8 @@
-"""Use the classes and the data of a Python program, such as a notebook, in a study. In a plan, a hash of the source
-identifies these classes and data.
+"""Use the classes and the data of a Python program, such as a notebook, in a study. In a plan, a hash of the program's
+source identifies its classes and data.
 
-The classes exist in this process only, and no hospital accepts a plan that names such classes. `python -m
-medsilo_lab.new` writes a package that other people can install.
+Classes of a program exist only in the program's own process, and no hospital accepts a plan that names such classes.
+`python -m medsilo_lab.new` writes an installable package for a new class.
 """
 
 import hashlib
@@ -110,8 +110,8 @@ def state_hash(thing: Any) -> str:
 
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Convert an object to nested tuples of texts, from which a hash is computed. `seen` maps the address of each
-    visited object to the object itself, so that Python does not use the address for another object.
+    """Convert an object to nested tuples of texts, from which a hash is computed. `seen` contains each visited object
+    by its address. Python cannot give the address of an object in `seen` to another object.
     """
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
@@ -165,7 +165,9 @@ def model(given: Any) -> dict[str, Any]:
         one.name for one in every if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if len(needed) not in (0, 2):
-        raise MedsiloError(f"model: {given.__name__} takes {', '.join(needed)}; let it take channels and classes")
+        raise MedsiloError(
+            f"model: {given.__name__} takes {', '.join(needed)}; it must take the arguments channels and classes"
+        )
 
     def build(self: Network, channels: int, classes: int) -> nn.Module:
         return given(channels, classes) if needed else given()
@@ -208,8 +210,8 @@ def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str,
 
 
 class GivenTask(Task):
-    """The task for the data of a program. Each call of `task` defines a subclass for one objective, one input shape and
-    one set of sites.
+    """A task whose data are given by a Python program. Each call of `task` defines a subclass for one objective, one
+    input shape and one set of sites.
     """
 
     @property
@@ -234,7 +236,7 @@ class GivenTask(Task):
 
 
 def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, model: Any = None) -> dict[str, Any]:
-    """Return the plan's section for a task with the data that a program has for each site.
+    """Return the plan's section for a task whose data a program gives for each site.
 
     Args:
         kind: the kind of task, such as "classification"
@@ -243,7 +245,7 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, 
     """
     if not sites:
         if loss is not None:
-            raise MedsiloError("loss: it is only for your own data, given as sites={'a': ..., 'b': ...}")
+            raise MedsiloError("loss: this argument is only for your own data, given as sites={'a': ..., 'b': ...}")
         return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         remedy = f"; give {loss.__name__}(...)" if isinstance(loss, type) else ", such as torch.nn.CrossEntropyLoss()"
@@ -253,7 +255,7 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, 
     every: list[Any] = [getattr(own, part) for own in parts.values() for part in PARTS]
     shapes = {tuple(data[0][0].shape) for data in every}
     if len(shapes) > 1 or () in shapes:
-        raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all one shape, [channels, ...]")
+        raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all inputs one shape, [channels, ...]")
     (shape,), goal = shapes, kind if isinstance(kind, Objective) else _goal(kind, every)
     if isinstance(goal, Classification) and goal.classes == 2 and _gives_one(model, shape):
         goal = Classification(goal.label_names, 1)
@@ -338,8 +340,8 @@ class _OfABatch:
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Objective:
-    """Return the objective for a kind of task, with the labels in the data. Without a kind, the shape of the targets
-    determines the objective.
+    """Return the objective for a kind of task; its labels are taken from the data. If no kind is given, the shape of
+    the targets determines the objective.
     """
     if kind not in (None, *KINDS):
         told = f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, survival, or give a Goal"
@@ -364,8 +366,8 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """Converts the targets of the program to targets of the objective, and records an axis that only the program's
-    targets have.
+    """Converts the program's targets to the targets that an objective needs. If the program's targets have an
+    additional axis, the object remembers this axis.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -405,7 +407,9 @@ class _Read(Dataset):
     def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
         values, target = _pair(self.inner[case])
         if np.shape(values) != self.shape:
-            raise DataError(f"sites: case {case} has the shape {np.shape(values)}, case 0 {self.shape}; give all one")
+            raise DataError(
+                f"sites: case {case} has the shape {np.shape(values)}, case 0 {self.shape}; give all cases one shape"
+            )
         return _tensor(values).float(), self.targets.of(target, self.shape)
 
 
@@ -414,7 +418,9 @@ def _pair(sample: Any) -> tuple[Any, Any]:
         values, target, *_ = sample
         return values, target
     if absent := [key for key in (IMAGE, LABEL) if key not in sample]:
-        raise ValueError(f"a sample has no {' and no '.join(absent)} but {', '.join(map(str, sample))}; name them so")
+        raise ValueError(
+            f"a sample has no {' and no '.join(absent)} but {', '.join(map(str, sample))}; rename its keys"
+        )
     return sample[IMAGE], sample[LABEL]
 
 
@@ -427,8 +433,8 @@ def inputs_of(given: Any) -> Tensor:
         return torch.stack([_tensor(_pair(case)[0]) for case in cases])
     except (TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
         raise MedsiloError(
-            "images: give an array of cases, or a Dataset of (input, target) with inputs of one shape. For files also "
-            "give out, the folder for their results",
+            "images: give an array of cases, or a Dataset of (input, target) with inputs of one shape. For files, also "
+            "give the argument out, the folder for the results",
             private=str(error),
         ) from error
 

@@ -1,5 +1,5 @@
-"""Write and check the NVFlare job of a plan in medsilo's standard form. The module medsilo.flare.jobs reads such
-jobs.
+"""Write and check the NVFlare job of a plan in medsilo's standard form. The module medsilo.flare.jobs reads jobs in
+medsilo's standard form.
 """
 
 import importlib
@@ -32,8 +32,8 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 def job_files(
     name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Timeouts
 ) -> dict[Path, Any]:
-    """Return the JSON files of a job with the participating hospitals `named`, or with all connected hospitals if
-    `named` is empty.
+    """Return the JSON files of a job. `named` are the participating hospitals; if `named` is empty, all connected
+    hospitals participate.
     """
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
     workflow = {"id": "medsilo", "path": controller, "args": {}}
@@ -56,8 +56,7 @@ def job_files(
 def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
     """Write the NVFlare job of a plan.
 
-    If the given job contains more than the standard form, the additions are kept: filters, components, code, resources
-    and scope.
+    Filters, components, code, resources and scope of the given job `job` are copied into the new job.
     """
     if destination.exists():
         raise MedsiloError(f"{destination} exists; choose another path, or remove it")

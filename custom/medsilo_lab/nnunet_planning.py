@@ -82,11 +82,11 @@ def make_plans(
 def unsure_keys(
     plans: Mapping[str, Any], fingerprints: Sequence[Fingerprint], plan: Callable[[Fingerprint], Mapping[str, Any]]
 ) -> list[str]:
-    """Return the keys of each configuration that might have other values if the fingerprint contained exact numbers.
+    """Return the keys of nnU-Net's configurations whose values may change if the hospitals disclosed exact numbers.
 
-    The middle case represents its whole group, so the rank of the middle case is wrong by up to half a group per
-    hospital. Therefore, the plans are made twice more: with all medians lowered, and with all medians raised, by half a
-    group per hospital.
+    A hospital discloses one middle case for each group of cases, so the rank of each median is uncertain by half a
+    group per hospital. To find uncertain keys, the plans are made two more times, with the lowest and the highest
+    possible medians.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:

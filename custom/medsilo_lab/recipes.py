@@ -55,11 +55,11 @@ LIGHTNINGS_PATCH = re.compile(r"nvflare\.(client|app_opt)(\.| +import +)lightnin
 Tasks = list[str] | None
 RENAMED = {"train_script": "script", "train_args": "script_args", "client_memory_gc_rounds": "memory_gc_rounds"}
 
-INSTEAD = {  # arguments of NVFlare's recipe that change the server, with medsilo's alternatives
+INSTEAD = {  # argument of NVFlare's recipe that changes the server → what to use in medsilo instead
     "aggregator": 'take the recipe of another method, or plan={"aggregation": {"robust": {"name": "median"}}}; '
     "for a mean of your own see 'medsilo docs research/extend'",
 }
-ARGUMENTS = {  # names of the recipe arguments that set keys of the plan, by key
+ARGUMENTS = {  # key of the plan → argument of the recipe that sets this key
     "algorithm.name: ": "",
     "algorithm.": "",
     "training.rounds": "num_rounds",
@@ -144,8 +144,7 @@ class MethodRecipe(Recipe):
             raise MedsiloError(f"name: {name!r} is reserved for finished studies of another recipe; give another name")
         self.train_script, self._airlock = train_script, airlock
         self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
-        # the arguments of the script's run are stored as attributes, because NVFlare searches a recipe's attributes for
-        # secrets
+        # NVFlare searches the attributes of a recipe for secrets, so the script's arguments are stored as attributes
         self.__dict__.update(self._runner)
         self._sites: dict[str, dict[str, Any]] = {}
         # If the names of the sites are known, the job contains no weights for the sites, because the server sends the
@@ -174,7 +173,8 @@ class MethodRecipe(Recipe):
         written.write_text(self.plan.to_yaml(), "utf-8")
         if (size := written.stat().st_size) > LARGEST_YAML:
             raise MedsiloError(
-                f"model: its plan has {size} bytes, more than {LARGEST_YAML}; give a model with fewer layers"
+                f"model: the plan of this model has {size} bytes, more than {LARGEST_YAML}; "
+                "give a model with fewer layers"
             )
         job = FedJob(name=name or self.algorithm, min_clients=min_clients)
         job.set_app_packages(["medsilo", "medsilo_script", "medsilo_server", "nvflare_reliability"])
@@ -191,7 +191,9 @@ class MethodRecipe(Recipe):
         """
         least, sites = self.plan.participation.required, getattr(env, "num_clients", None)
         if sites and least > sites:
-            raise MedsiloError(f"min_clients: {least} is more than the {sites} of {type(env).__name__}; lower it")
+            raise MedsiloError(
+                f"min_clients: {least} is more than the {sites} clients of {type(env).__name__}; lower min_clients"
+            )
         if isinstance(env, SimEnv) and (kept := keep_finished(self._workspace(env))):
             print(f"medsilo: the finished study of the earlier run is now in {kept}")
 
@@ -234,11 +236,11 @@ class MethodRecipe(Recipe):
     def framework(self) -> NoReturn:
         """Reject NVFlare's cross-site evaluation, because medsilo's sites do not receive each other's models.
 
-        NVFlare's cross-site evaluation reads this attribute.
+        NVFlare's cross-site evaluation reads the attribute `framework`.
         """
         raise MedsiloError(
-            "add_cross_site_evaluation: medsilo's sites do not get each other's models; give join evaluate= and test=, "
-            "and each site scores its final model"
+            "add_cross_site_evaluation: medsilo's sites do not get each other's models; call join with evaluate= and "
+            "test=, so that each site scores its final model"
         )
 
     def _validate_before_use(self) -> None:
@@ -276,7 +278,9 @@ class MethodRecipe(Recipe):
         return Path(env.workspace_root).resolve() / self._job.name
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
-        """Store the arguments that NVFlare's `set_per_site_config` sets for single sites, such as `train_args`."""
+        """Store arguments of single sites, such as `train_args`; NVFlare's `set_per_site_config` passes these
+        arguments.
+        """
         for site, given in config.items():
             if odd := sorted(given.keys() - self._runner.keys()):
                 raise MedsiloError(f"per-site config of {site}: {odd[0]} must be the same at all sites")
@@ -360,7 +364,7 @@ def _by_arguments(text: str) -> str:
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
-    """Create the model if its class path is given instead of the model, and load the initial weights."""
+    """Return the model with its initial weights. If the model is given by a class path, create the model."""
     if isinstance(model, Mapping):
         named = str(model.get("class_path", model.get("path", "")))
         path, _, kind = named.rpartition(".")
@@ -378,7 +382,7 @@ def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.
             model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))  # noqa: TID251
         except Exception as error:  # loading a damaged file can raise any error
             told = f"initial_ckpt: {Path(checkpoint).name} can't be loaded ({type(error).__name__})"
-            raise MedsiloError(f"{told}; give a file here with a state dict of this model") from error
+            raise MedsiloError(f"{told}; give a file on this machine with a state dict of this model") from error
     return model
 
 

@@ -1,4 +1,4 @@
-"""Create the plan of a study in which a user's script trains."""
+"""Create the plan of a study in which a user's script trains the model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,7 +61,7 @@ def plan_of_script(
 
 
 def first_channels(model: nn.Module) -> int:
-    """Return the number of input channels of a network, which is taken from the first layer that has input channels,
+    """Return the number of input channels of a network. The number is read from the first layer with input channels,
     such as a convolution.
 
     >>> first_channels(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 8, 1)))

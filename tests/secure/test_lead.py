@@ -157,7 +157,10 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path) -> None:
     absent = "participation.sites=[hospital-a,hospital-z]"
     unknown = ("participation.minimum=1", "--set", absent, "--set", "participation.when_missing=continue")
     for arguments, words in [
-        (("submit", tmp_path / "job", "--kit", kit, "--set", absent), "hospital-z, and connected are hospital-a"),
+        (
+            ("submit", tmp_path / "job", "--kit", kit, "--set", absent),
+            "hospital-z, but only these are connected: hospital-a",
+        ),
         (
             ("submit", tmp_path / "job", "--kit", kit, "--set", *unknown),
             "no hospital here is called 'hospital-z'; known",

@@ -66,7 +66,7 @@ def _say_score(screen: Console, run: Path | None, site: str) -> None:
     if not score.known:
         return
     screen.say(f"this model's test score: {score} ({summary.metric})")
-    with suppress(MedsiloError):  # some files of the run may be missing on this machine
+    with suppress(MedsiloError):  # reading fails if this machine lacks some files of the run
         found = read(run, whole=False)
         screen.say(*(f"warning: {one}" for one in learning({found.label: [found]}, site or None)))
 

@@ -138,7 +138,7 @@ def compare(
     known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
     if difference is not None and not power:
-        raise MedsiloError("--difference: give it together with --power")
+        raise MedsiloError("--difference: this option needs the option --power; give both")
     if tensorboard:
         from medsilo_lab.engines.tensorboard import check_installed
 
@@ -251,8 +251,8 @@ def resume(
     if not (folder / "plan.yaml").is_file():
         if any(folder.glob("*/plan.yaml")):
             raise MedsiloError(
-                f"{run} is a comparison, or a folder of runs; call the same 'medsilo compare ... -o {run}' again, "
-                "which goes on with it, or give one of its runs"
+                f"{run} is a comparison, or a folder of runs; repeat the command 'medsilo compare ... -o {run}' to "
+                "continue the comparison, or give the folder of a run"
             )
         raise MedsiloError(
             f"{run} is not a run folder; give a folder under runs/, or --kit with the id of a consortium's job"

@@ -96,7 +96,9 @@ def _make(
     if not folder.exists():
         raise MedsiloError(f"{folder} does not exist; give the folder or the table of your data")
     if out.resolve().is_relative_to(folder.resolve()):
-        raise MedsiloError(f"--out {out} lies in the data folder, where nothing is written; give another")
+        raise MedsiloError(
+            f"--out {out} lies in the data folder, where medsilo writes nothing; give a folder elsewhere"
+        )
     name = asking.hospital_called(screen, name)
     floor = (SiteSettings.read(settings) if settings else SiteSettings()).least(synthetic=False)
     layout = DatasetLayout(folder.resolve(), name, target=target, said={"alone": True})
@@ -149,7 +151,9 @@ def _accept(screen: Console, place: Path, by: str, kit: Path | None) -> int:
         raise MedsiloError("name the person who accepts this data set: --by 'A. PERSON'")
     changed = _changed(place)
     if changed:
-        raise MedsiloError(f"the data folder has changed since the data set was made: {changed}; make it again")
+        raise MedsiloError(
+            f"the data folder has changed since the data set was made: {changed}; make the data set again"
+        )
     own = DataSet.read(place)
     given = accept(place, by, _key(kit))
     screen.say(*asking.lines_of(own), "", f"accepted by {given.by}: {given.identity[:12]}")

@@ -37,9 +37,6 @@ def _connecting(screen: Console, kit: Path) -> None:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Disable garbage collection inside the `with` block, because a collection would take a tenth of the time for
-    imports.
-    """
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return
@@ -131,7 +128,7 @@ def status(
     the job.
     """
     if watch and job is None:
-        raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
+        raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest jobs")
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
 

@@ -134,7 +134,9 @@ def example(
 
 
 def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
-    """Check the plan at each hospital. The private list of the hospital's findings goes into a subfolder of `out`."""
+    """Check the plan at each hospital. A subfolder of `out` gets each hospital's private list of the problems that the
+    check found.
+    """
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS
     from medsilo_lab.start.trial import checked

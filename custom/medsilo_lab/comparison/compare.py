@@ -167,8 +167,8 @@ class Asked:
 
 
 def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
-    """Adapt the configurations of a comparison to the plan, and add a missing single-site configuration for each
-    normalisation layer.
+    """Adapt the configurations of a comparison to the plan, and add missing configurations for single-site training.
+    Each kind of normalisation layer in the comparison needs a configuration for single-site training.
     """
     rows = [_suited(row, plan, changes) for row in rows]
     return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})

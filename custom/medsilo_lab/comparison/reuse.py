@@ -29,7 +29,7 @@ class ComparisonFacts(Section):
 
 
 def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
-    """Prepare the folder for this comparison; raise MedsiloError if the folder contains runs of another comparison."""
+    """Prepare the folder for a comparison; raise MedsiloError if the folder contains runs of another comparison."""
     check_free(folder)
     for problem in (*_other_runs(folder, cells), *_other_rows(folder, cells), *_other_settings(folder, settings)):
         raise MedsiloError(f"{folder.name} holds {problem}; {ANOTHER_FOLDER}", str(folder))
@@ -37,8 +37,8 @@ def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
 
 
 def beside(folder: Path) -> Path:
-    """Return the path if nothing exists at the path. Otherwise, append the smallest number for which nothing exists at
-    the new path.
+    """Return the path if nothing exists there. If something exists, append the smallest number that makes the path
+    free.
     """
     number, free = 1, folder
     while free.exists():
@@ -55,7 +55,7 @@ def check_free(folder: Path) -> None:
     if not names or {paths.COMPARISON, paths.VERDICT} & set(names):
         return
     if paths.PLAN in names:
-        raise MedsiloError("--out is the folder of a run; give another", str(folder))
+        raise MedsiloError("--out is the folder of a run; give another folder", str(folder))
     raise MedsiloError(f"{folder.name} holds other files ({_listed(names)}); name a new folder with -o", str(folder))
 
 

@@ -53,8 +53,8 @@ class Backup(BaseModel):
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return the description after a restore into the kit `kit`. All folders are inside the kit, unless `storage`
-        names another folder for the jobs.
+        """Return a copy of this `Backup` whose storage and studies are in the restored kit `kit`. If `storage` is
+        given, the jobs are in the folder `storage` and not in the kit.
         """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
@@ -109,7 +109,9 @@ def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> 
                     yield path, name
         if len(known) == len(archive.namelist()):
             return
-    raise MedsiloError("the server writes files faster than medsilo can read them; stop the server, then repeat")
+    raise MedsiloError(
+        "the server writes files faster than medsilo can read them; stop the server, then repeat the backup"
+    )
 
 
 def _expelled(path: Path) -> list[str]:
@@ -123,7 +125,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
     """Restore a server's kit and its storage from a backup. The hospitals in `expelled` are expelled in addition to the
     hospitals that were expelled before the backup.
 
-    Only the kit and the storage folder are written. By default, the storage folder is inside the kit.
+    A restore writes only into the kit and into the storage folder. By default, the storage folder is inside the kit.
     """
     if kit.exists():
         raise MedsiloError(f"{kit.name} exists; choose a new folder for the kit, or move the existing folder")
@@ -145,7 +147,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
         for part in parts.keys() - {KIT, *outside}:
             if (place / KIT / part).exists():
                 raise MedsiloError(
-                    f"{file.name}: the backup has jobs, and the kit has a folder {part}/ in their place; give --storage"
+                    f"{file.name}: the backup contains jobs, but the kit already has a folder {part}/; give --storage"
                 )
             (place / part).rename(place / KIT / part)
         for part in (*outside, KIT):  # the kit is copied last, because the server can start as soon as the kit exists
@@ -157,8 +159,8 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
 def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
     if unknown := sorted(set(expelled) - set(names)):
         raise MedsiloError(
-            f"--expelled: no hospital of this backup is called {unknown[0]!r}; known: {', '.join(sorted(names))}. One "
-            "that joined later is expelled at NVFlare's console: disable_client NAME"
+            f"--expelled: no hospital of this backup is called {unknown[0]!r}; known: {', '.join(sorted(names))}. At "
+            "NVFlare's console, disable_client NAME expels a hospital that joined after the backup"
         )
 
 
@@ -208,7 +210,7 @@ def _unpacked(file: Path, place: Path) -> Backup:
             if odd := [one.filename for one in inside if one.filename != FACTS and not ENTRY.fullmatch(one.filename)]:
                 raise ValueError(f"{odd[0]!r} is not part of a server's backup")
             if sum(one.file_size for one in inside) > shutil.disk_usage(place).free:
-                raise ValueError("it has more bytes than the disk")
+                raise ValueError("its files have more bytes than are free on the disk")
             archive.extractall(place)
             for one in inside:
                 (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)

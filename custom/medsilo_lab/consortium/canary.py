@@ -70,14 +70,14 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
         there = sorted(set(asked or here) & here)
         absent = dict.fromkeys(sorted(set(asked) - here), CanaryResult(False, "it is not connected"))
         if not there:
-            raise MedsiloError(f"none of {', '.join(asked) or 'the hospitals'} is connected; start them first")
+            raise MedsiloError(f"none of {', '.join(asked) or 'the hospitals'} is connected; start the hospitals first")
         say(f"sends a canary of medsilo {__version__} to {', '.join(there)}: a synthetic round, {MOST:g} s at most")
         return absent | _sent(session, _plan_for(there, changes), there)
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the plan of the canary, in which a hospital that is not ready does not stop the canary at other
-    hospitals.
+    """Return the canary's plan. With this plan, the canary continues at ready hospitals if another hospital is not
+    ready.
     """
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:

@@ -51,7 +51,7 @@ class Server(Section):
     """The server of the federation. Hospitals and people connect to the server, which itself opens no connections."""
 
     host: Host
-    # host names of the server's machine besides the name in host, or host names of a replacement machine
+    # further host names of the server's machine or of a replacement machine; the field host has the first name
     other_names: list[Host] = Field(default_factory=list)
     port: Port = 8002
     organisation: Organisation
@@ -120,7 +120,7 @@ class Consortium(Section):
                 raise ValueError(f"NVFlare calls the server {ROOT!r}; give the relay another name")
             if (relay.host, relay.port) in places:
                 raise ValueError(
-                    f"two parties listen on port {relay.port} of {relay.host}; give relay {relay.name} another"
+                    f"two parties listen on port {relay.port} of {relay.host}; give relay {relay.name} another port"
                 )
             places.add((relay.host, relay.port))
             for name in relay.behind:

@@ -1,5 +1,5 @@
-"""Group problems from a kit's events and from monitoring into incidents, which people get as messages. People get a
-message when an incident begins, and when the incident's problems end.
+"""Group problems into incidents, about which people get messages. Problems come from a kit's events and from
+monitoring. People get a message when an incident begins, and when problems of the incident end.
 """
 
 import time
@@ -11,29 +11,28 @@ from typing import Any
 from medsilo.core.text import duration
 from medsilo.runs.event_reading import LAST, columns_of, shown
 
-GATHER = 8.0  # seconds to wait for more problems before the first message about an incident
-SETTLED = 10.0  # after the end of a problem, seconds without news before the end is reported
-TOGETHER = 60.0  # seconds after the beginning of an incident in which new problems are added to the incident
-# Seconds until the end of a problem, or a late problem, is reported while at least one problem of the incident
-# continues. If all continuing problems may end by themselves, the second number of seconds applies instead of the
-# first.
+GATHER = 8.0  # before the first message about an incident, medsilo waits this number of seconds for more problems
+SETTLED = 10.0  # the end of a problem is reported after this number of seconds without a new event
+TOGETHER = 60.0  # problems that begin within this number of seconds after an incident began belong to the incident
+# While a problem of an incident continues, changes of the incident are reported after STILL seconds. If all continuing
+# problems may end by themselves, changes are reported after PASSING seconds.
 STILL, PASSING = 20.0, 90.0
 MOST = 500  # limit on open problems
-NAMED, LINES = 10, 20  # limits on the parties in a line, and on the lines in a message
+NAMED, LINES = 10, 20  # maximum number of parties in a line, and maximum number of lines in a message
 
 
 @dataclass(frozen=True)
 class News:
-    """The beginning of a problem, the end of a problem, or another event."""
+    """An event: a problem begins, a problem ends, or something else happens."""
 
     text: str
     at: float  # seconds since 1970
     begins: str = ""
     ends: str = ""
-    about: str = ""  # the party that the news concerns
-    brief: str = ""  # the text of the news, without the party's name and the time
-    joins: bool = False  # whether messages about problems also mention this news
-    alone: bool = True  # whether people get a message about the news even if no problem is open
+    about: str = ""  # the party that is concerned
+    brief: str = ""  # `text` without the party's name and the time
+    joins: bool = False  # whether messages about problems also mention this event
+    alone: bool = True  # whether people get a message about this event even if no problem continues
     passes: bool = False  # whether the problem may end without anybody's action
     changes: bool = False  # whether the type of the problem may change before the problem ends
 
@@ -54,15 +53,15 @@ class Incident:
     late: dict[str, float] = field(default_factory=dict)
     # problems that have ended, but whose end is not reported yet
     over: list[tuple[News, News]] = field(default_factory=list)
-    beside: list[News] = field(default_factory=list)  # events other than problems that are not reported yet
+    beside: list[News] = field(default_factory=list)  # events that are not problems, and are not yet reported
     began: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())
-    ended: float | None = None  # of the problems that have ended, the monotonic time at which the first problem ended
+    ended: float | None = None  # monotonic time since which the end of a problem waits to be reported
 
 
 @dataclass
 class Incidents:
-    """Collects news into incidents, and creates messages about the incidents."""
+    """Collects events of the class News into incidents, and creates messages about the incidents."""
 
     open: list[Incident] = field(default_factory=list)
 
@@ -143,7 +142,7 @@ class Incidents:
 
 
 def _begun(incident: Incident) -> Message:
-    """Return an incident's first message; a problem in this message that has already ended has a duration."""
+    """Return an incident's first message. If a problem has already ended, the message contains its duration."""
     over = [News(f"{begun.text}; over after {_took(begun, end)}", begun.at) for begun, end in incident.over]
     lines = [*over, *_lines([*incident.wrong.values(), *incident.beside])]
     incident.beside = []
@@ -163,7 +162,7 @@ def _over(incident: Incident) -> Message:
 
 
 def _lines(news: list[News]) -> list[News]:
-    """Merge news about several parties into one line if the texts of the news are equal."""
+    """Merge equal texts about different parties into one text."""
     alike: dict[str, list[News]] = {}
     for one in news:
         alike.setdefault(one.brief or one.text, []).append(one)
@@ -189,7 +188,9 @@ def _took(begun: News, end: News) -> str:
 
 
 def news_of(line: str, first: bool = False) -> News | None:
-    """Return the news in a line of events.log, or None if the line needs no message."""
+    """Convert a line of events.log to an object of the class News. If nobody needs a message about the line, return
+    None.
+    """
     columns = columns_of(line)
     if columns is None:
         return None
@@ -207,13 +208,13 @@ def news_of(line: str, first: bool = False) -> News | None:
         return News(told, at, ends=of_site, about=who, joins=what == "joined", alone=what == "back")
     if what in ("away", "refused") and who != "-" and warns:
         return News(told, at, begins=of_site, about=who, brief=brief)
-    # The study waits for an automatic restart, or for a hospital to connect again.
+    # in these events, the study waits for an automatic restart, or for a hospital that must connect again
     if what == "failed" or (what == "waits" and who == "-"):
         return News(told, at, of_study, about=study, brief=f"{study}: {text}", passes=not warns, changes=True)
     if what in ("resumed", "ended") and who == "-":
         return News(told, at, ends=of_study, about=study)
     if what == "certificate" and not warns:
         return News(told, at, about=who, joins=True)
-    # A slow hospital needs no message, because the hospital may still answer, and a study that makes no progress is
-    # reported anyway.
+    # A slow hospital needs no message, because the hospital may still answer. If the study makes no progress, people
+    # get a message about the study.
     return News(told, at, about=who) if (warns and what != "slow") or what in LAST else None

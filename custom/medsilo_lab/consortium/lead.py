@@ -42,7 +42,7 @@ POLL = 1.0
 STARTING = 120.0
 ENDING = 120.0
 PATIENCE = 600.0  # after a lost connection, the number of seconds for which `watch` tries to connect again
-# `status` shows SHOWN jobs, running jobs first, from the latest LISTED jobs
+# of the latest LISTED jobs, `status` shows SHOWN jobs; running jobs come first
 SHOWN, LISTED = 20, 200
 # if a failed job's study will restart automatically, the server announces the restart within this number of seconds
 NEXT = 4.0
@@ -92,7 +92,7 @@ def connected(kit: Path) -> Iterator[Session]:
         raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
     except api_spec.JobNotFound as error:
         raise MedsiloError(
-            f"{error}; 'medsilo status --kit {kit}' lists jobs; those of a study that 'nvflare study' made are for "
+            f"{error}; 'medsilo status --kit {kit}' lists jobs; if 'nvflare study' made the job's study, use "
             "'nvflare job' with --study"
         ) from error
     except Exception as error:
@@ -121,8 +121,8 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
             if len(asked & here) < plan.participation.required:
                 wanted, there = (", ".join(sorted(names)) or "nobody" for names in (asked, here))
                 raise MedsiloError(
-                    f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
-                    f"{there}; start the missing hospitals, or change participation"
+                    f"not submitted: the plan needs {plan.participation.required} of {wanted}, but only these are "
+                    f"connected: {there}; start the missing hospitals, or change participation"
                 )
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
@@ -374,8 +374,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job, with the lead's name if another lead submitted the job. `others` are jobs that may
-    continue the job's study.
+    """Return the state of a job, with the lead's name if another lead submitted the job. A job in `others` may be a job
+    that continues the study of `job`.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
@@ -522,7 +522,9 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
     try:
         return Progress.model_validate(found) if found else None
     except ValidationError as error:
-        raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
+        raise MedsiloError(
+            "this version of medsilo cannot read the server's status; install the server's version of medsilo"
+        ) from error
 
 
 def _left(session: Session, job_id: str) -> "Progress | None":
@@ -580,7 +582,7 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
         run = _run_in(_download(session, job_id, Path(folder)))
         if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(
-                f"job {job_id} ({status}) left no results, because it ended before its study; "
+                f"job {job_id} ({status}) left no results, because the job ended before its study began; "
                 "'nvflare job logs' shows the server's log to a project_admin"
             )
         if not (out / run.name).exists():
@@ -590,7 +592,7 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
 
 
 def _check_earlier(own: Path, run: Path) -> None:
-    """Raise MedsiloError unless the existing folder is an earlier download of the same study."""
+    """The folder `own` already exists. Raise MedsiloError unless it is an earlier download of the study in `run`."""
     before, now = (
         (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
     )

@@ -33,12 +33,12 @@ from nvflare_reliability.revocation import LIST, read_list, signed_list
 HERE = Path(__file__).parent
 RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
 EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
-# A relay's kit contains the address at which the relay listens. The kit of a client of a relay contains the relay's
-# address as the only address for connections.
+# A relay's kit contains the address at which the relay listens. If a client connects to a relay, the relay's address is
+# the only address in the client's kit.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
-# NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause each time. With the
-# settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because doubling a float a
-# thousand times would overflow, and NVFlare would then start no further job.
+# By default, NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause after each
+# attempt. With the settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because
+# doubling a float a thousand times would overflow, and NVFlare would then start no further job.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
@@ -55,9 +55,9 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
     """Make the missing kits with the existing root certificate, and make new certificates for the parties in `renew`.
     Return the names of all parties with a new kit or a new certificate.
 
-    Existing kits stay unchanged, unless the party gets a new certificate. If `new_key` is true, the new certificates
+    An existing kit stays unchanged unless its party gets a new certificate. If `new_key` is true, the new certificates
     are for new keys; otherwise, parties keep their keys. A party with a new key also gets a folder startup-before/ with
-    the earlier key. The party needs the earlier key when it signs its existing files again for its new key.
+    the earlier key. The party needs the earlier key to sign its existing files again with the new key.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -118,8 +118,8 @@ def revoke(kits: Path, names: Collection[str]) -> Path:
             texts.append(issued[name]["cert"])
         if (kits / name / "startup/server.crt").exists():
             raise MedsiloError(
-                f"{name} is the server: hospitals don't check this list when they connect to it. If its key may have "
-                "leaked, make new kits for everybody in another folder"
+                f"{name} is the server: hospitals don't check the revocation list when they connect to the server. If "
+                "the server's key may have leaked, make new kits for everybody in another folder"
             )
         own += [x509.load_pem_x509_certificate(text.encode()) for text in texts]
     anchor = x509.load_pem_x509_certificate(issued["root_cert"].encode())
@@ -247,7 +247,7 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[str]) -> None:
-    """Raise MedsiloError if the description changes facts in issued certificates or in kits that are not renewed."""
+    """Raise MedsiloError if the changed description contradicts an issued certificate or a kit that is not renewed."""
     if not path.exists():
         return
     try:
@@ -261,11 +261,13 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         raise MedsiloError(message, private=str(path)) from error
     if was != (project["name"], project["builders"], new_server | {"host_names": None}):
         raise MedsiloError(
-            "existing kits have another name, root_valid_days or server; undo that change, or make new kits for "
-            "everybody in another folder"
+            "the existing kits have another name, root_valid_days or server than consortium.yaml; undo the change, "
+            "or make new kits for everybody in another folder"
         )
     if names != new_server.get("host_names") and (name := new_server["name"]) not in renew:
-        raise MedsiloError(f"the server's certificate has other names; give --renew {name}, and replace its startup/")
+        raise MedsiloError(
+            f"the server's certificate lacks its new host names; give --renew {name}, and replace the server's startup/"
+        )
     now = {participant["name"]: participant for participant in project["participants"]}
     for name, before in known.items():
         after = now.get(name, before)
@@ -277,14 +279,14 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
                 )
         if name in now and name not in renew and _route(known, name) != _route(now, name):
             raise MedsiloError(
-                f"the earlier kit of {name} connects in another way; give --renew {name}, and its owner replaces "
+                f"the earlier kit of {name} connects to other addresses; give --renew {name}, and its owner replaces "
                 f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which it connects, then both addresses of each relay between
-    the party and the server.
+    """Return a party's name, the address at which the party listens, and the address to which the party connects. The
+    same three values follow for each relay between the party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -365,8 +367,8 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
 
 
 def _listen(local: Path) -> None:
-    """Add the module relay_listener.py to a relay's kit, and its relative path to the kit's settings. NVFlare then
-    imports relay_listener.py before the relay listens.
+    """Add the module relay_listener.py to a relay's kit, and name the module in the kit's settings. NVFlare then
+    imports relay_listener.py before the relay accepts connections.
     """
     shutil.copyfile(HERE / LISTENER, local / LISTENER)
     path = local / CONNECTIONS[0]
@@ -385,6 +387,6 @@ def supervise(kit: Path, role: str, *writes: Path) -> None:
 
 
 def guard(kit: Path) -> None:
-    """Add a component to a hospital's kit that rejects every job if medsilo is not installed."""
+    """Add a component to a hospital's kit. If medsilo is not installed, the component rejects every job."""
     (kit / "local/custom").mkdir(mode=0o700, exist_ok=True)
     shutil.copyfile(HERE / GUARD, kit / "local/custom" / GUARD)

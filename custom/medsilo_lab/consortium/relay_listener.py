@@ -1,7 +1,7 @@
-"""Patch NVFlare's connection handshake in a relay. `medsilo kits make` copies this file into the folder local/ of a
-relay's kit, where NVFlare searches for drivers.
+"""Patch the handshake with which clients connect to a relay of NVFlare. `medsilo kits make` copies this file into the
+folder local/ of a relay's kit, where NVFlare searches for drivers.
 
-NVFlare imports this file before the relay listens. If medsilo is not installed, NVFlare stays unpatched.
+NVFlare imports this file before the relay accepts connections. If medsilo is not installed, the file changes nothing.
 """
 
 from contextlib import suppress

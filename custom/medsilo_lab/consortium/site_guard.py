@@ -1,7 +1,7 @@
-"""Reject jobs at a hospital without medsilo. `medsilo kits make` copies this file into the folder local/custom of a
-hospital's kit, where NVFlare loads it.
+"""Reject all jobs at a hospital where medsilo is not installed. `medsilo kits make` copies this file into the folder
+local/custom of a hospital's kit, where NVFlare loads it.
 
-If medsilo is not installed, the site stays connected and rejects every job; the rejection contains the reason.
+If medsilo is not installed, the site stays connected, but rejects every job and names the reason.
 """
 
 from nvflare.apis.event_type import EventType

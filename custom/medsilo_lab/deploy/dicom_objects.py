@@ -1,7 +1,8 @@
 """Create DICOM results with highdicom: a segmentation of a series, and a structured report.
 
-As the DICOM standard requires, the results carry the identifiers of the patient and the study, so the results must stay
-where the study is. The DICOM objects state that they are unverified research results and not a diagnosis.
+As the DICOM standard requires, the results carry the identifiers of the patient and the study. Results must therefore
+be protected in the same way as the images of the study. The DICOM objects state that they are unverified research
+results and not a diagnosis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,8 @@ def sources_of(series: ImageSeries) -> list[Any]:
     sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]
     if 1 < len(sources) < len(series.slices):
         raise DataError(
-            "series consist of several Enhanced objects, to which no segmentation can refer; export them as one object"
+            "series consist of several Enhanced objects, to which no segmentation can refer; export each series as "
+            "one object"
         )
     for source in sources:
         # the UID of the coordinate system is the same in all results for the same series

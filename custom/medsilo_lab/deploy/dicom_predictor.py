@@ -1,4 +1,6 @@
-"""Predict the DICOM series in folders, and write a segmentation and a report into the study of each series."""
+"""Predict DICOM series. For each series, write a segmentation and a report, which belong to the same DICOM study as the
+series.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +33,7 @@ VOLUME = "volume_ml_"
 
 @dataclass
 class DicomSeries:
-    """A DICOM series to predict; the predicted segmentation and report become part of the same study as the series."""
+    """A DICOM series to predict."""
 
     name: str
     number: int
@@ -60,8 +62,8 @@ class DicomSeries:
 
 
 def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.ndarray:
-    """Return the predicted labels on the voxel grid of a series. If one file holds the whole series, the slices are in
-    the order of the file's frames.
+    """Return the predicted labels on the voxel grid of a series. If a single file contains the whole series, the slices
+    of the labels have the order of the file's frames.
     """
     import SimpleITK
 
@@ -71,8 +73,8 @@ def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.nda
 
 
 class DicomPredictor(Predictor):
-    """Predicts the DICOM series among the given files and folders. For a series that cannot be read as a volume, the
-    predictor reports an error.
+    """Predicts all DICOM series in the given files and folders. If a series cannot be read as a volume, the result for
+    the series is an error.
     """
 
     cases = "images"

@@ -33,11 +33,11 @@ class Exporter(ABC):
 
     what: ClassVar[str]
 
-    source: Source  # the model in `source.network`, and its plan in `source.plan`
+    source: Source  # `source.network` is the model, and `source.plan` is the plan with which the model was trained
 
     @abstractmethod
     def write(self, out: Path) -> Mapping[str, bytes] | None:
-        """Write the export into a new folder, or return its files by name."""
+        """Write the exported files into a new folder, or return the contents of the files by file name."""
 
     @property
     def part(self) -> str:
@@ -48,8 +48,8 @@ class Exporter(ABC):
 
 
 def export(source: Source, out: Path, form: str = "monai") -> str:
-    """Export a model into a new folder, or into a new subfolder of an existing export. Return the description of the
-    export.
+    """Export a model into a new folder, or into a new subfolder of an existing export. Return a text that describes the
+    export format.
     """
     own = f"{form}.{source.plan.task.name}"
     exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form](source)

@@ -17,7 +17,7 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
-# file formats of images that are also the formats of their masks
+# if an image has one of these file formats, the predicted mask has the same format
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")
 COMPANIONS = (".raw", ".zraw")  # suffixes of the files that store the values of an image with an .mhd header
 
@@ -71,7 +71,9 @@ class ImageFile:
 
 
 def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
-    """Replace each label in a mask by the hospital's value for this label; keep a label without such a value."""
+    """Replace each label in a mask by the hospital's value for this label. If the hospital has no value for a label,
+    the label stays unchanged.
+    """
     if all(label == value for label, value in own_values.items()):
         return labels
     table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""Transforms for a MONAI Bundle that replace MONAI's transforms wherever MONAI's differ from the preprocessing in
+"""Transforms for a MONAI Bundle. Each class replaces a transform of MONAI that differs from medsilo's preprocessing in
 training.
 
 A bundle contains copies of this file and of image_patches.py, which import no other file of medsilo.
@@ -65,7 +65,7 @@ class Middled(MapTransform):
 
 
 class WholeImages(Inferer):
-    """Apply the network to one image at a time in a single call, as `medsilo predict` does.
+    """Apply the network to a single image, which is cut into slices or overlapping windows if necessary.
 
     Args:
         size: size of the network's input
@@ -100,8 +100,8 @@ class WholeImages(Inferer):
 
 
 def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an entry for each case in a folder. For several channels, each entry lists one image from the subfolder of
-    each channel.
+    """Return a dictionary for each case in a folder, with the paths of the case's images. If images have several
+    channels, each channel has a subfolder, and a case has one file in each subfolder.
     """
 
     def files(place: Path) -> list[str]:

@@ -25,7 +25,7 @@ from medsilo_lab.report.run_warnings import learning
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
-MEANS = ("dice", "closeness")  # metrics whose value is a mean over cases of values between 0 and 1
+MEANS = ("dice", "closeness")  # metrics that are a mean over cases, where the value of each case is between 0 and 1
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
     "device. A person who can judge the result looks at each one before it is used."
@@ -74,7 +74,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        # omits the background, which is the first label
+        # the first label is the background, and is left out
         "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
         if isinstance(goal, Segmentation)
         else list(goal.label_names),
@@ -89,7 +89,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.as_json()["packages"] if summary else None,
         "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
-        # hospitals that agreed to the use of their personal models in the super model
+        # hospitals whose personal models are part of the super model; each of them agreed to this use
         "personal": list(super_model.agreed if super_model else ()),
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
@@ -156,10 +156,10 @@ def _warnings(source: Source) -> list[str]:
 
 
 def interval_of(metric: str, score: Score) -> Interval | None:
-    """Return a 95 % confidence interval of a score. If only a range of the score is known, the result covers the
-    confidence intervals of both ends of the range.
+    """Return a 95 % confidence interval of a score. If only a range of the score is known, return the smallest interval
+    that contains the confidence intervals of both ends of the range.
 
-    Return None if the score and the number of cases do not determine an interval.
+    If no confidence interval can be calculated from the score and the number of cases, return None.
     """
     if score.low is None or score.high is None or not score.n or metric not in ("accuracy", *MEANS):
         return None

@@ -1,4 +1,4 @@
-"""Draw an overview of all predicted images, each with the outlines of its findings."""
+"""Draw an overview of all predicted images. In each image, outlines show the predicted structures."""
 
 from pathlib import Path
 
@@ -11,13 +11,15 @@ from medsilo.tasks.overlays import colours_of, outline, write_png
 # structures, the colours repeat.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
 TILE, COLUMNS, LINE = 256, 4, 16
-BRIGHT = (1.0, 99.0)  # percentiles of a slice's values that are shown as black and white
+BRIGHT = (1.0, 99.0)  # of a slice's values, the lower percentile is drawn as black, and the upper percentile as white
 
 
 def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
-    """Draw one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W] as an array [TILE, TILE, 3].
+    """Draw an image [C, (D,) H, W] and the outlines of its labels [(D,) H, W]. Return the drawing as an array [TILE,
+    TILE, 3].
 
-    For a volume, draw the slice with the most labelled voxels. `spacing` is in millimetres along x, y (and z).
+    For a volume, draw the slice with the most labelled voxels. `spacing` is the size of a voxel along x and y, and in
+    volumes along z, in millimetres.
     """
     if labels.ndim == 3:
         depth = int((labels > 0).sum((1, 2)).argmax()) if labels.any() else len(labels) // 2
@@ -38,7 +40,9 @@ def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> 
 
 
 def write_montage(path: Path, tiles: dict[int, np.ndarray], names: tuple[str, ...]) -> None:
-    """Write numbered tiles into one image, with a legend of the structures `names`, which have the labels 1, 2, ..."""
+    """Write numbered tiles into one image file with a legend. The names in `names` belong to the labels 1, 2, and so
+    on.
+    """
     columns = min(COLUMNS, len(tiles))
     rows = -(-len(tiles) // columns)
     page = Image.new("RGB", (columns * TILE, rows * TILE + (len(names) + 1) * LINE))

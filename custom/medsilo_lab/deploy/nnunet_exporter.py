@@ -56,7 +56,7 @@ class NnUNetExporter(Exporter):
             plain = plan.network.plain.build(plan.task.channels, plan.task.goal.outputs).state_dict()
         if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
             raise MedsiloError(
-                f"{plan.algorithm.name} with network {plan.network.name} has more parts than nnU-Net's network; "
+                f"{plan.algorithm.name} with network {plan.network.name} has layers that nnU-Net's network lacks; "
                 "predict with medsilo, or choose one model with --site"
             )
         return network
@@ -75,5 +75,5 @@ def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[s
     files = {name: json.dumps(values, indent=2).encode() for name, values in told.items()}
     there = {name: (folder / name).read_bytes() if (folder / name).is_file() else None for name in files}
     if folder.exists() and there != files:
-        raise MedsiloError("the folder has no folds of this study; choose another", private=str(folder))
+        raise MedsiloError("the folder has no folds of this study; choose another folder", private=str(folder))
     return files

@@ -144,8 +144,8 @@ def predict_all(
 def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Predict one image. Return a row for the tables, and a picture for the overview. If an error occurs, the row
-    contains the error, so that other images are still predicted.
+    """Predict one image. Return a row for the tables, and a picture for the overview. If an image causes an error, its
+    row contains the error, and all other images are still predicted.
     """
     row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None

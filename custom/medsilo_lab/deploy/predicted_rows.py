@@ -1,4 +1,4 @@
-"""Predict the lines of tables; predictions.csv has a row for each line."""
+"""Predict the lines of tables. The file predictions.csv gets a row for each line of a table."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +17,8 @@ COLUMNS = ("table", "line", "patient", "error")
 class TablePredictor(Predictor):
     """Predicts every line of tables.
 
-    The values of the table are standardised with the statistics from training. If this machine lacks the statistics
-    from training, the statistics of the table are used instead.
+    The values of the table are standardised with the means and deviations from training. If this machine lacks the
+    means and deviations from training, those of the table are used.
     """
 
     cases = "lines"
@@ -32,7 +32,7 @@ class TablePredictor(Predictor):
 
 
 def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
-    """Yield a row for each line of a table in the order of the lines. The row of an unreadable line contains the
+    """Yield a row for each line of a table, in the order of the lines. If a line cannot be read, the row contains the
     reason.
     """
     try:
@@ -44,7 +44,7 @@ def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales)
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(torch.from_numpy(rows.inputs), scales)
     found |= dict(zip(rows.places, asked.answers(inputs, task.target), strict=True))
-    for what, lines in rows.odd.items():  # a line with an invalid value gets no prediction but a reason
+    for what, lines in rows.odd.items():  # a row for an invalid line contains a reason and no prediction
         found |= {place: {"error": what} for place in rows.table.lines_called(lines.nonzero()[0])}
     patients = dict(zip(rows.places, rows.patients.texts(), strict=True)) if rows.patients_named else {}
     for place in sorted(found, key=_number):

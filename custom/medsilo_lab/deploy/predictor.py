@@ -72,9 +72,9 @@ class Predictor(ABC):
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
-        """Return the means and deviations with which the values of a hospital are standardised. The means and
-        deviations come from training or, if the hospital did not take part, from all data of the hospital. `plain`
-        returns fixed means and deviations for tasks that use no statistics of a hospital.
+        """Return the means and deviations with which the values of a hospital are standardised. If the hospital took
+        part in training, its means and deviations are those of training. Otherwise, they are calculated from all data
+        of the hospital. `plain` returns fixed means and deviations for tasks that use no statistics of a hospital.
         """
         task: Any = self.source.plan.task
         if (self.site_part / paths.DATA).is_file():
@@ -95,7 +95,7 @@ class Predictor(ABC):
         for cases in inputs.split(AT_ONCE):
             output, experts, sure = source.answer(cases.to(self.device))
             if not output.isfinite().all():
-                raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
+                raise MedsiloError("the network's output is NaN or infinite; check the values of the inputs")
             for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
                 chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
                 yield {"error": None, **answer, **chosen}
@@ -105,8 +105,8 @@ class Predictor(ABC):
     ) -> list[Row]:
         """Write predictions.json and predictions.csv with the rows of all files, and return the rows.
 
-        Each row has the key `error`, with the value None if the prediction succeeded. The columns in `columns` are
-        always in predictions.csv.
+        Each row has the key `error`, with the value None if the prediction succeeded. The file predictions.csv always
+        has the columns in `columns`.
         """
         if any(path.resolve().parent == self.out.resolve() for path in files):
             raise MedsiloError(

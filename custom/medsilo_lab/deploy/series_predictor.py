@@ -22,8 +22,8 @@ COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 class SeriesPredictor(Predictor):
     """Predicts every window of the given recordings, which are files or folders with recordings.
 
-    If the hospital took part in training, signals are standardised with the statistics that were stored in training.
-    Otherwise, signals are standardised with the statistics of the hospital's recordings.
+    If the hospital took part in training, signals are standardised with the statistics that were stored in training. If
+    the hospital did not take part, signals are standardised with the statistics of the hospital's recordings.
     """
 
     cases = "recordings"
@@ -51,7 +51,7 @@ def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[T
     try:
         found = list(task.windows(path, Reader(task.limits, data, task.rate, label=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
-            raise DataError(f"a recording has no {task.window} complete steps in a row")
+            raise DataError(f"a recording has no {task.window} complete time steps in a row")
     except DataError as error:
         yield {**none, "error": str(error), "detail": error.private}
         return

@@ -19,7 +19,7 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-# key of a tensor file in which the tensors have their names in the network after training
+# metadata key of a tensor file that lacks the layers that only training needs
 PLAIN = "plain"
 SINGLE = "model"  # name of the expert in a model with only one expert
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"
@@ -72,8 +72,8 @@ class Source:
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
-        """Open a super model, or the single model of a run: the single model if `site` is given or if there is no super
-        model.
+        """Open the super model of a folder. If `site` is given, or if there is no super model, open a single model of a
+        run.
         """
         if not site:
             for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
@@ -148,8 +148,8 @@ class Source:
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
-    """Build the network that remains of the plan's network after training, and load the tensors. `plain` is true if the
-    tensors already have the names and shapes of the network after training.
+    """Build the plan's network without the layers that only training needs, and load the tensors. `plain` is true if no
+    tensor belongs to a layer that only training needs.
     """
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
     networks = made.build_networks()

@@ -1,4 +1,6 @@
-"""Centralised training: one model learns from the pooled training data of all hospitals, and is tested at each."""
+"""Centralised training: one model learns from the pooled training data of all hospitals, and is tested on the data of
+each hospital.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ POOL = "pooled"
 
 
 class Pool(Participant):
-    """The single site of centralised training, which has the pooled data of all hospitals. As in federated training,
-    the scores are means over the hospitals.
+    """The single site of centralised training, which has the pooled data of all hospitals. A score in centralised
+    training is a mean over the hospitals' scores, as in federated training.
     """
 
     evaluation: AtHospitals
@@ -49,7 +51,7 @@ class Pool(Participant):
 
 
 class AtHospitals(Evaluation):
-    """An evaluation on the cases of all hospitals; each hospital is evaluated separately."""
+    """An evaluation that calculates a separate score for each hospital."""
 
     def __init__(
         self, place: SiteContext, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
@@ -70,8 +72,8 @@ class AtHospitals(Evaluation):
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
-    """Divide the summary of centralised training by hospital, with the number of cases, the curves and the test scores
-    of each hospital.
+    """Change the summary of centralised training so that it lists the hospitals as sites. Each hospital has its number
+    of cases, its curves and its test scores.
     """
     inner, selected = summary.sites[POOL], summary.selected.rounds[POOL]
     assert selected is not None

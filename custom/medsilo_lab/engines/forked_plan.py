@@ -1,5 +1,5 @@
-"""Read the plan and import its modules in the process from which simulated sites are forked. This module is imported
-after all other modules.
+"""Read the plan in the process from which simulated sites are forked, so that the modules of the plan are already
+imported. This module must be the last module that the process imports.
 """
 
 import gc
@@ -11,8 +11,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
 from medsilo_lab.engines.simulator import FORKED_PLAN
 
-with suppress(MedsiloError):  # a faulty plan is reported by the run itself
+with suppress(MedsiloError):  # errors of the plan are not reported here, because the run reports them
     load_plan(Path(os.environ[FORKED_PLAN]))
 gc.collect()
-# without freezing, a garbage collection in a forked process would copy all memory pages that the processes share
+# a garbage collection in a forked process would copy all shared memory pages; gc.freeze prevents this
 gc.freeze()

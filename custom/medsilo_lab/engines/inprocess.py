@@ -32,7 +32,7 @@ OnRound = Callable[[Round], None]
 
 
 class Line:
-    """The channel to the sites in this process. The sites answer one after the other in the order of their names."""
+    """Sends requests to sites in the same process. The sites answer one after the other in the order of their names."""
 
     def __init__(self, participants: Mapping[str, Site]) -> None:
         self.participants = participants
@@ -60,7 +60,7 @@ class Loop(Line):
     participants: Mapping[str, TrainingSite]
 
     def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
-        """rests: True if a site stores its networks in its folder between two answers, which saves memory."""
+        """rests: True to save memory: each site then writes its networks into a file between two answers."""
         super().__init__(participants)
         self.rests = rests
         self.clocks = {site: Clock() for site in participants}

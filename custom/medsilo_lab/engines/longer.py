@@ -9,7 +9,7 @@ from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo_server.record import Record
 
-KEPT = (paths.STATE_FILES, paths.METRICS, paths.BEST)  # files in the folder of a site that the new run needs
+KEPT = (paths.STATE_FILES, paths.METRICS, paths.BEST)  # files of each site that a continued run needs
 
 
 class Longer:
@@ -44,7 +44,9 @@ class Longer:
 
     @property
     def difference(self) -> str:
-        """The reason why a continued run has another result than a single run of the same length, or an empty text."""
+        """The reason why a continued run gives a different result from an uninterrupted run of the same length. If both
+        runs give the same result, the text is empty.
+        """
         rounds = self.before.rounds
         if self.before.training.paced:
             return f"learning rates of its first {rounds} rounds fell by training.schedule as in a study of {rounds}"
@@ -55,7 +57,7 @@ class Longer:
         return ""
 
     def begin(self, folder: Path) -> None:
-        """Copy the state of the finished run into a new folder, from which the longer run starts."""
+        """Copy the state of the finished run into the folder of the new run, which continues from this state."""
         record = Record(folder)
         record.begin(self.plan)
         for path in self.record.checkpoints.glob("*.safetensors"):

@@ -36,7 +36,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.jobs import CONTROLLER, check_components, classes_in, write_job
 from medsilo_server.record import Record
 
-# Time limit in seconds for the start of medsilo's controller in NVFlare, plus a number of seconds for each site.
+# medsilo's controller must start within 120 seconds, plus 5 seconds for each site
 START_LIMIT = 120.0, 5.0
 # the simulator is stopped this number of seconds after a study, because the simulator would need five seconds to stop
 # by itself
@@ -49,13 +49,14 @@ STARTS = 3
 # Memory of a simulation in bytes: at the start, and for each site that trains at the same time, measured with
 # `benchmarks/many_sites.py`.
 ONCE, EACH = 800 << 20, 128 << 20
-# copies of the parameters at a site that trains: received, sent, gradient, and two copies in the optimizer
+# number of tensors per parameter at a site that trains, for example the received parameter, the gradient and the
+# optimizer's state
 COPIES = 6
 FORKED = (
     "medsilo.flare.executor",
     "medsilo_lab.engines.simulator",
     "medsilo_lab.engines.forked_plan",
-)  # modules that are imported before sites are forked; forked_plan, the last module, reads the plan
+)  # modules that are imported before sites are forked; the last module, forked_plan, reads the plan during its import
 FORKED_PLAN = "MEDSILO_PLAN"
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
@@ -74,8 +75,8 @@ class Needs:
 
     @classmethod
     def of(cls, plan: Plan, threads: int | None, free: int) -> "Needs":
-        """Unless `threads` is given, choose the number of sites that train at the same time: all sites, or as many
-        sites as fit into memory.
+        """Estimate the memory of a simulation. If `threads` is None, as many sites train at the same time as fit into
+        memory.
         """
         sites, each = len(plan.participation.everyone), EACH + COPIES * 4 * plan.parameters
         chosen = min(sites, threads or max(1, (free - ONCE) // each))
@@ -98,15 +99,15 @@ def run(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Run a plan with all its sites in NVFlare, as the standard job or as the given job. Return the record of the
-    finished run.
+    """Run a plan with all its sites in NVFlare's simulator. If `job` is given, the filters, components and code of this
+    job are used, too. Return the record of the finished run.
 
-    say: A function that receives lines about the progress before the first round.
+    say: A function that receives lines of text about the progress until the first round begins.
     """
     if plan.algorithm.pooled:
         raise MedsiloError(
-            f"{plan.algorithm.name} pools all data, which NVFlare can't do; give --engine inprocess, or compare it: "
-            f"medsilo compare --methods {plan.algorithm.name},fedavg"
+            f"{plan.algorithm.name} pools all data, and NVFlare can't; give --engine inprocess, or compare it with "
+            f"FedAvg: medsilo compare --methods {plan.algorithm.name},fedavg"
         )
     plan, record = plan.on_one_machine, Record(folder.resolve())
     check_unquoted(record.folder, "choose another --out, or give --engine inprocess")
@@ -173,10 +174,12 @@ def _simulate(
         _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
     summary = record.summary()
     if summary is None:
-        raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (all of it: {log})")
+        raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (the whole log: {log})")
     if not summary.finished:
         reason = summary.reason or f"the study failed and does not say why; {SEE_LOG}"
-        raise MedsiloError(f"{reason}: {last_error(log)} (all of it: {log})" if reason.endswith(SEE_LOG) else reason)
+        raise MedsiloError(
+            f"{reason}: {last_error(log)} (the whole log: {log})" if reason.endswith(SEE_LOG) else reason
+        )
     return record
 
 
@@ -230,7 +233,7 @@ def prepare_workspace(
 ) -> None:
     """Write the settings of the sites and a class allow-list into a simulator's workspace.
 
-    If a site has settings that differ from the common settings, they are in a folder with the name of the site.
+    A site whose settings differ from the common settings gets a settings file in a folder with the name of the site.
 
     Args:
         trackers: The classes of NVFlare's experiment tracking that the job names.
@@ -251,8 +254,8 @@ def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
 
 
 class Starting:
-    """The progress of the start of NVFlare and its sites, which this class reads from the files that NVFlare and the
-    sites write.
+    """Reports how far the start of NVFlare and of the sites has progressed. The progress is read from files that
+    NVFlare and the sites write.
     """
 
     def __init__(
@@ -260,7 +263,7 @@ class Starting:
     ) -> None:
         self._signs = {"the server": record.checkpoints}
         self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
-        # a continued run already has a checkpoint and diaries of its sites
+        # in a continued run, files of the sites and a checkpoint already exist before the start
         self._before = {who: _changed(sign) for who, sign in self._signs.items()}
         self._say, self._clock = say, clock
         self._started = self._told = clock()
@@ -298,8 +301,8 @@ def _changed(path: Path) -> int | None:
 def _watch(
     process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
 ) -> None:
-    """Report each round as soon as its record is written, until the study or its processes have ended. Stop reporting,
-    too, if no round begins within the time limit.
+    """Report each round as soon as the record of the round is written. Return when the study or the simulator has
+    ended, or if no round begins within the time limit.
     """
     started, ended, first = time.monotonic(), math.inf, seen
     while True:
@@ -340,7 +343,7 @@ def main() -> int:
         for _ in range(STARTS):
             try:
                 ended = once()
-            except OSError:  # NVFlare drops the process if the connection closes before the answer
+            except OSError:  # if the connection closes before an answer arrives, NVFlare forgets the site's process
                 if own := forks.SITES.get(site):
                     own.kill()
                 ended = True, None, site

@@ -1,5 +1,5 @@
-"""Find and keep studies in the workspace of NVFlare's simulator, because NVFlare empties the workspace before each
-simulation.
+"""Find studies in the workspace of NVFlare's simulator. Finished studies are moved out of the workspace, because
+NVFlare empties the workspace before each simulation.
 """
 
 import re
@@ -10,9 +10,9 @@ from medsilo.runs import paths
 from medsilo.runs.clean import is_finished
 from medsilo.runs.reading import read_summary
 
-STUDIES = "medsilo"  # name of the folder with studies, in the folders of the server and of each site
+STUDIES = "medsilo"  # the server's folder and each site's folder contain a folder of this name with the studies
 EARLIER = "-earlier"  # suffix of the folder into which the finished studies of a workspace are moved
-# matches the last line of a Python traceback in a log; a rank may precede the line
+# matches the last line of a Python traceback in a log; the line may begin with the rank of a process
 RAISED = re.compile(
     r"^(?:\d.* - )?(?:\[rank\d+\]: )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception|Exit))): (.+)$",
     re.MULTILINE,
@@ -38,9 +38,10 @@ def keep_finished(workspace: Path) -> Path | None:
 
 
 def failure_in(workspace: Path) -> str | None:
-    """Return the first error in the logs of a workspace, preferably an error of medsilo.
+    """Return the first error of medsilo in the logs of a workspace. If the logs contain no error of medsilo, return the
+    first other error.
 
-    If the logs contain no error, return the reason in the study's summary.
+    If the logs contain no error, return the reason for which the study failed according to its summary.
     """
     for log in sorted(workspace.glob("*/log.txt")):
         if found := RAISED.findall(log.read_text(errors="replace")):

@@ -27,7 +27,7 @@ def check_installed() -> None:
 def event_files(folder: Path, metric: str, wanted: bool, then: OnRound = lambda line: None) -> Iterator[OnRound]:
     """Yield a function that writes each round of a run to the run's event files.
 
-    At the end of the block, the scores after the last round are written, unless the run has failed.
+    If the run succeeds, the scores of the final model are written at the end of the `with` block.
 
     Args:
         folder: The run folder.
@@ -52,19 +52,20 @@ def event_files(folder: Path, metric: str, wanted: bool, then: OnRound = lambda 
 
 
 class _EventFiles:
-    """The event files of a run, in a folder for each site. If the run is continued, its files are written again."""
+    """The event files of a run, in a folder for each site. If a run is continued, the event files are deleted, and all
+    rounds are written into new event files.
+    """
 
     def __init__(self, folder: Path, metric: str) -> None:
         check_installed()
         self._folder, self._metric = folder, metric
-        self._writers: dict[str, Any] | None = None  # site → writer; None before anything is written
+        self._writers: dict[str, Any] | None = None  # writer of each site; None before the first event is written
 
     def add(self, line: Round) -> None:
         self._write_before(line.round)
         self._write(metrics_of_round(self._metric, line))
 
     def conclude(self) -> None:
-        """Write the scores of the model after the last round."""
         self._write_before(math.inf)
         if after := metrics_after(read_summary(self._folder)):
             self._write(after)
@@ -74,7 +75,7 @@ class _EventFiles:
             writer.close()
 
     def _write_before(self, number: float) -> None:
-        """At the first call, write all rounds before a given round into new event files."""
+        """At the first call, create the event files, and write all rounds before the round `number`."""
         if self._writers is None:
             self._writers = {}
             shutil.rmtree(self._folder / paths.TENSORBOARD, ignore_errors=True)

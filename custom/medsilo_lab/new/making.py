@@ -27,9 +27,11 @@ def new(
     *,
     out: options.OutFolderOrNone = None,
 ) -> int:
-    """Write a package with a small, working method, task or network and its test, as a start for your own.
+    """Write a package as a start for your own method, task or network. The package contains a small working example and
+    its test.
 
-    After you install the package beside medsilo, plans may use its name. Hospitals allow it in their medsilo.yaml.
+    After you install the package beside medsilo, plans may use the new name. Each hospital allows the package in its
+    medsilo.yaml.
     """
     if kind not in KINDS:
         raise MedsiloError(f"KIND: {kind!r} is not known; choose method, task or network")

@@ -49,8 +49,8 @@ def judged(
 ) -> list[Judged]:
     """Evaluate models of one task on all cases of a hospital.
 
-    Disclosed results use up the hospital's query budget, which is stored in `folder` (the hospital's output folder) or
-    in the folder of the hospital's settings.
+    The test counts against the hospital's query budget, because its results may be disclosed. The budget is stored in
+    the output folder `folder`, or in the folder of the hospital's settings.
 
     Args:
         lead: The person who requested the evaluation.
@@ -90,7 +90,7 @@ def judged(
 
 
 def _all_tested(data: SiteData) -> SiteData:
-    """Return the data with all cases as test data, because the model was not trained with these cases."""
+    """Return the data with all cases as test cases, because the model was not trained with any of the cases."""
     parts = [part for part in (getattr(data, part) for part in PARTS) if len(part)]
     nobody, test = dealt(parts, [[], range(sum(map(len, parts)))])
     return replace(data, train=nobody, validation=nobody, test=test)

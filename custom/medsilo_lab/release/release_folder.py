@@ -68,7 +68,7 @@ class ReleaseManifest(Section):
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-            raise ValueError("it lists a file outside the folder")
+            raise ValueError("the list of files contains a file outside the folder")
         return files
 
 
@@ -82,7 +82,8 @@ class Release:
     def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
         """Open a release, and verify that its files have not changed since they were signed.
 
-        leads: Fingerprints of the accepted keys. None accepts every key, and is for the person who made the release.
+        leads: Fingerprints of the accepted keys. If `leads` is None, every key is accepted; only the person who made
+        the release may use None.
         """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
         by = signed.fingerprint(key)
@@ -98,8 +99,8 @@ class Release:
         return signed.digest_of(self.manifest)
 
     def source(self, packages: Collection[str] = ("*",)) -> Source:
-        """Return the model of the release, or an ensemble if the release contains several models. The plan may import
-        code only from `packages`.
+        """Return the model of the release, or an ensemble if the release contains several models. The plan in the
+        release may import code only from `packages`.
         """
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
@@ -122,7 +123,7 @@ def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.Priva
     sources = [Source.open(run, site) for run in runs]
     if raw := [run for run, source in zip(runs, sources, strict=True) if source.round == 0]:
         raise MedsiloError(
-            "the best model is that of round 0, before any training: no later model scored better; "
+            "the best model is the untrained model of round 0: no later model scored better; "
             "repeat the study with model_selection.keep=last, or with more patients",
             str(raw[0]),
         )

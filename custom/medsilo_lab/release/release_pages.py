@@ -1,4 +1,4 @@
-"""Write the page of a validation for the hospital that ran it."""
+"""Write the page with the results of a validation, for the hospital at which the validation ran."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ DOUBT = (
 
 
 def remove_earlier(folder: Path, site: str) -> None:
-    """Remove the page and the pictures of an earlier validation, so that they are not mistaken for new results."""
+    """Remove the page and the pictures of an earlier validation, whose results might be mistaken for new results."""
     for path in (folder / PAGE, *_pictures(folder, site)):
         path.unlink(missing_ok=True)
 
@@ -97,7 +97,9 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
 
 
 def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> Iterator[Notice]:
-    """Yield a warning for each model that is hardly better than guessing, because a fault may be the cause."""
+    """Yield a warning for each model that is hardly better than guessing: the reason may be an error in the data or in
+    the release.
+    """
     for release, judged in zip(releases, found, strict=True):
         metric, score = judged.test.metric, float(judged.test.scores.values.mean())
         table = judged.exact.decisions.confusion if judged.exact.decisions else []

@@ -75,7 +75,7 @@ def test(
     if not is_safe_name(hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
-        raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
+        raise MedsiloError(f"{len(releases)} releases were given; give one release, or two releases to compare")
     opened = [Release.open(folder, leads) for folder in releases]
     settings = options.settings_of(device, data, settings_folder, pictures=True)
     remove_earlier(out, hospital)
@@ -96,8 +96,8 @@ def test(
 
 
 def form_of(value: object) -> str:
-    """Return the value if it names an export format, otherwise raise ValueError. The name of a format for the models of
-    one task has a dot.
+    """Return the value if it names an export format, otherwise raise ValueError. If a format is only for the models of
+    a single task, the name of the format contains a dot.
     """
     from medsilo_lab.deploy.exporter import EXPORTERS
 

@@ -31,8 +31,8 @@ def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
 
 
 def against_rest(decisions: Decisions, label: int) -> tuple[int, int, int, int]:
-    """Return four numbers of cases: cases of the class, true positives, cases of all other classes, and true
-    negatives.
+    """Return four numbers: cases of the class, true positives among them, cases of all other classes, and true
+    negatives among them.
     """
     everyone = sum(map(sum, decisions.confusion))
     own, right = sum(decisions.confusion[label]), decisions.confusion[label][label]

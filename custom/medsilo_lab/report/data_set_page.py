@@ -32,7 +32,7 @@ from medsilo_lab.report.template import fill
 from medsilo_page.charts import Drawing
 
 SHOWN = 10
-BINS, WIDTH, HEIGHT = 20, 220, 56  # BINS is the number of bins of a histogram; WIDTH and HEIGHT are its size in pixels
+BINS, WIDTH, HEIGHT = 20, 220, 56  # histogram: number of bins, and width and height in pixels
 MOST_LEVELS = 12
 MOST_NAMES = 20
 LIMITS = (
@@ -142,7 +142,9 @@ def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
 
 
 def _masks(task: Task, target: Tensor) -> Tensor | None:
-    """Return the masks of a case's structures, [structures, (D,) H, W], or None if the task is not a segmentation."""
+    """Return the masks of a case's structures as a tensor [structures, (D,) H, W]. If the task is not a segmentation,
+    return None.
+    """
     if not isinstance(task.goal, Segmentation):
         return None
     many = int(target.max()) if target.numel() else 0

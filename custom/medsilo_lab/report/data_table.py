@@ -1,4 +1,4 @@
-"""Tables of the case counts that each site discloses for training, validation and test, and for each class."""
+"""Tables of the numbers of cases that each site discloses: for training, validation and test, and for each class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +13,9 @@ Table = tuple[str, Sequence[str], Rows, str]
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
-    """Yield a table of the cases in training, validation and test, and a table of the training cases by class. The
-    tables are for the run with the most sites. The table by class is omitted if no site discloses its class counts.
+    """Yield two tables about the run with the most sites. One table has the numbers of cases in training, validation
+    and test; the other has the training cases of each class. If no site discloses numbers of cases of each class, the
+    table about classes is omitted.
     """
     run = max(runs, key=lambda run: len(run.sites), default=None)
     if run is None or not any(run.site(site).cases for site in run.sites):
@@ -35,7 +36,7 @@ def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
 def _rows(
     sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return counts as table cells, which are darker for a larger fraction of the site's cases."""
+    """Return counts as table cells. The larger a count is as a fraction of the site's cases, the darker is the cell."""
     told = []
     for site, counts in zip(sites, rows, strict=True):
         whole = sum(filter(None, counts)) or 1

@@ -1,7 +1,7 @@
 """Show the results of a classification: confusion matrix, sensitivity, specificity, calibration and curves.
 
-The curves are calculated from ten bins of the predicted probability of a class. For each bin, a hospital discloses its
-number of cases in the bin, and the number of these cases that belong to the class.
+The curves are calculated from ten bins of the predicted probability of a class. For each bin, a hospital discloses the
+number of cases, and how many of the bin's cases belong to the class.
 """
 
 import re
@@ -18,7 +18,7 @@ from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult, same, sample
 from medsilo_page.charts import GREY, Series, line_chart, swatch, ticks
 
-LOSS = 0.1  # points of a decision curve with a net benefit of -LOSS or less are not drawn
+LOSS = 0.1  # a point of a decision curve is not drawn if its net benefit is -LOSS or less
 Point = tuple[float, float]
 Points = Iterable[Point]
 
@@ -31,22 +31,22 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
 OF_CLASS = re.compile(r"auroc_\d+")
-FEW = 10  # minimum number of a class's test cases with which the AUROC of the class supports a comparison
+FEW = 10  # if a class has fewer test cases, hospitals must not be compared by the AUROC of the class
 Row = tuple[Any, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class DecisionRow:
-    """A table row: the site, its disclosed counts, and the rates calculated from these counts."""
+    """A table row: a site, the counts that the site disclosed, and rates that are calculated from these counts."""
 
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # True for the row over all sites, which may have different decision thresholds
+    several: bool = False  # True for the row of all sites; sites may have different thresholds
 
     @property
     def places(self) -> list[ReliabilityBin]:
-        """The bins of the predicted probability, added up over all classes."""
+        """The bins of the predicted probability; the counts of a bin are sums over all classes."""
         return together(self.decisions.reliability or ())
 
     @property
@@ -90,8 +90,8 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
 
 
 def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
-    """Draw a chart whose axes run from 0 to 1. Only the y axis of the net benefit covers the range of the values
-    instead.
+    """Draw a chart whose axes run from 0 to 1. As an exception, the y axis of the net benefit covers the range of the
+    net benefit.
     """
     known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
@@ -117,8 +117,8 @@ def _reliability(places: list[ReliabilityBin]) -> Points:
 
 
 def _called(places: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
-    """Yield each threshold from 1 down to 0, together with the number of positive decisions and the number of true
-    positives at this threshold.
+    """For each threshold from 1 down to 0, yield the threshold, the number of positive decisions and the number of true
+    positives.
     """
     cases = own = 0
     yield 1.0, 0, 0
@@ -134,10 +134,9 @@ def _roc(places: list[ReliabilityBin]) -> Points:
 
 
 def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
-    """Return each threshold t with its net benefit per case (Vickers and Elkin 2006).
+    """For each threshold t, return t and the net benefit per case (Vickers and Elkin 2006).
 
-    Over all cases, the net benefit is the number of true positives, minus t / (1 − t) times the number of false
-    positives.
+    The net benefit of all cases together is TP − t / (1 − t) × FP, with TP true positives and FP false positives.
 
     Args:
         everybody: True for the net benefit of deciding that every case is positive
@@ -153,7 +152,8 @@ def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
 
 
 def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
-    """Return a row for each site that discloses its decisions, and a row for all these sites together.
+    """Return a table row for each site that discloses decisions, and a row for all sites that disclose decisions
+    together.
 
     Args:
         name: the label of the run, if the page shows more than one run
@@ -183,8 +183,8 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
 
 # ---------------------------------------------------------------------------------------------------- the section
 def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
-    """Return the section about decisions. The section is empty if no site discloses its decisions, or if the runs have
-    different numbers of classes.
+    """Return the section of the page about decisions. If no site discloses decisions, or if the runs have different
+    numbers of classes, the section is empty.
     """
     several = len(runs) > 1
     by_run = [(run, of_run(run, run.label if several else "")) for run in runs]

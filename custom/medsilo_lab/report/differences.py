@@ -1,7 +1,7 @@
-"""Draw the first screen of a comparison: scores of single-site, federated and centralised training at each hospital.
+"""Draw the top of a comparison's page: scores of single-site, federated and centralised training at each hospital.
 
-A decision sheet is a page for printing, which shows a single hospital its own results. The sheet may be sent to this
-hospital, because it shows no results of any other single hospital.
+A decision sheet is a printable page with the results of one hospital. The hospital may receive its decision sheet,
+because the sheet shows no results of any other single hospital.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,16 +46,16 @@ TITLES = {
     "inconclusive": "inconclusive whether federated training with {} helps",
 }
 LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}
-# minimum number of hospitals in a mean, because each of two hospitals could calculate the other hospital's score from
-# their mean
+# minimum number of hospitals in a mean; from a mean of two hospitals, each hospital could calculate the other
+# hospital's score
 LEAST = 3
 EVERYONE = "All together"
 
 
 @dataclass(frozen=True)
 class DifferenceLine:
-    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. A row
-    has scores only if the comparison includes single-site training.
+    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. Without
+    single-site training in the comparison, the fields for scores are empty.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DifferenceLine:
 
 
 def finding(verdict: Verdict) -> str:
-    """Return the title of the comparison's page, which answers the first question of the comparison in a few words."""
+    """Return the title of the comparison's page, which states the main result in a few words."""
     if verdict.first and verdict.declared:
         word = _word(verdict.first)
         words = TITLES[word].format(verdict.declared)
@@ -99,7 +99,7 @@ def _ranking(verdict: Verdict) -> str:
 
 
 def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the contents of the first screen: the rows, the axis, the caption and the note of the chart.
+    """Return the contents of the chart at the top of the page: rows, axis, caption and note.
 
     Args:
         sites: the sites in the chart; by default all sites
@@ -149,8 +149,8 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
 
 
 def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site: str | None = None) -> DifferenceLine:
-    """Add the scores of single-site, federated and centralised training to a row. Without `site`, the scores are means
-    over hospitals.
+    """Add the scores of single-site, federated and centralised training to a row of the chart. `site` is the hospital
+    of the row; if `site` is None, the scores are means over hospitals.
     """
 
     def level(row: VerdictRow) -> Level | None:
@@ -161,8 +161,8 @@ def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site
     pooled = [found for row in verdict.rows if row.method == "central" and (found := level(row))]
     if not together or not alone:
         return line
-    # if there are several single-site configurations, use the configuration from whose score the difference was
-    # calculated
+    # if there are several single-site configurations, use the configuration with which the federated method was
+    # compared
     nearest = min(alone, key=lambda found: abs(together.mean - found.mean - line.difference.mean))
     return replace(line, together=together, alone=nearest, pooled=pooled[0] if len(pooled) == 1 else None)
 
@@ -228,7 +228,9 @@ def _title(line: DifferenceLine, scores: bool) -> str:
 
 
 def _tested(line: DifferenceLine, differ: bool) -> str:
-    """Describe the number of test patients of a row in the chart. If `differ` is true, add the number of seeds."""
+    """Describe the number of test patients of a row in the chart. If `differ` is true, also describe the number of
+    seeds.
+    """
     number = line.difference.patients
     whom = f"n = {number:,}" if number else "n not disclosed"
     return f"{whom}, {repetitions(line.difference.seeds)}" if differ else whom
@@ -237,8 +239,8 @@ def _tested(line: DifferenceLine, differ: bool) -> str:
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
     """Draw the difference or the federated score of a row, with the confidence interval of the difference.
 
-    If the interval is drawn around the federated score, it excludes the single-site score exactly if the difference is
-    significant.
+    If the difference is significant, an interval around the federated score excludes the single-site score; otherwise,
+    the interval includes the single-site score.
     """
     found, look = line.difference, 0 if scores else LOOKS.get(line.verdict, 5)
     if scores and line.together and line.alone:
@@ -303,8 +305,8 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunRes
 
 
 def answer(metric: str, site: str, one: HospitalVerdict) -> str:
-    """Describe a hospital's verdict in sentences: the difference, its confidence interval, its sample, and the sample
-    that would be needed for a clear verdict.
+    """Describe a hospital's verdict in sentences: the difference, its confidence interval and its sample. If the
+    verdict is unclear, a sentence names the sample that a clear verdict needs.
     """
     difference = one.difference
     what = f"test {metric} is {points(abs(difference.mean))[1:]} points {'higher' if difference.mean > 0 else 'lower'}"
@@ -319,7 +321,7 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
-    # if there are several single-site configurations, the configuration from whose score the difference was calculated
+    # if there are several single-site configurations, the configuration with which the federated method was compared
     # comes first
     alone.sort(key=lambda found: abs(joined.mean - found.mean - one.difference.mean))
     yield f"Test {verdict.metric}, federated", _level(joined)
@@ -341,8 +343,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
 
 
 def _learned_from(site: str, run: RunResult) -> str:
-    """Describe the hospital's number of training cases. Add the total over hospitals, unless the total would reveal the
-    number of another hospital.
+    """Describe the hospital's number of training cases. If the total over all hospitals would reveal the number of
+    another hospital, the total is left out.
     """
     each = {own: (run.site(own).cases or {}).get("train") for own in run.sites}
     here, everywhere = each.get(site), [cases for cases in each.values() if cases]

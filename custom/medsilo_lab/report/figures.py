@@ -68,9 +68,9 @@ def of_run(run: RunResult) -> Figures:
 def of_comparison(verdict: Verdict, runs: Mapping[str, Sequence[RunResult]]) -> Figures:
     """Return the figures of a comparison.
 
-    The figure `scores` shows the single-site, federated and centralised scores of each hospital, and is missing without
-    single-site training. `differences` shows the difference between each method and the baseline. `learning` shows the
-    validation curves.
+    The figure `scores` shows the single-site, federated and centralised scores of each hospital. Without single-site
+    training, there is no figure `scores`. `differences` shows the difference between each method and the baseline.
+    `learning` shows the validation curves.
 
     Args:
         runs: the finished runs of each configuration, by the title of the configuration

@@ -86,7 +86,7 @@ def repeats_seeds(runs: Sequence[RunResult]) -> bool:
 
 
 def limits(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Yield the limitations of a page, which are conclusions that the results on the page do not support."""
+    """Yield the limitations of a page. A limitation is a conclusion that the results on the page do not support."""
     if any(run.summary.synthetic for run in runs):
         yield SYNTHETIC
     if not repeats_seeds(runs):
@@ -98,8 +98,8 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Yield the limitations at the end of every page. If the runs used different engines, one limitation is that the
-    durations of the runs are not comparable.
+    """Yield the limitations that every page has. If the runs used different engines, a further limitation says that
+    durations of runs are not comparable.
     """
     yield CHOSEN
     if len({run.summary.engine for run in runs}) > 1:

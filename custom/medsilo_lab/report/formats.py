@@ -37,7 +37,7 @@ def cell(
 ) -> dict[str, Any]:
     """Make a table cell with a value, the text of the value, a note beside the text, and a style.
 
-    The cell contains all digits of an integer, and both ends of a range.
+    An integer is written with all digits, and a range with both ends.
 
     Args:
         missing: text for a missing value

@@ -1,4 +1,4 @@
-"""Explain, at the end of a page, the terms that occur in the page."""
+"""Explain the terms of a page at the end of the page."""
 
 import re
 
@@ -34,7 +34,7 @@ TERMS = {
     "specificity": "Of the cases that are not of the class, the share that is not found.",
     "calibration error": "How far the model's probabilities are from what happens: 0 is best.",
 }
-VERDICTS = {"better", "worse"}  # words that are explained only if they are the whole text of an HTML element
+VERDICTS = {"better", "worse"}  # a word is explained only if it is the whole text of an HTML element of the page
 NO_WORDS = re.compile(r"<(svg|pre|code|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 

@@ -1,4 +1,5 @@
-"""Serve a local page about an active run or comparison, with a button that stops the run or comparison (`--live`).
+"""Serve a local page about a run or a comparison that is running (option `--live`). A button on the page stops the run
+or the comparison.
 
 The page is optional, because its server opens a port. The server does not slow down training, because it only reads
 files.
@@ -36,7 +37,7 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True)
 class _Line:
-    """A curve in the chart, for a site of a run or for a run of a comparison."""
+    """A curve in the chart: in a comparison for each run, otherwise for each site of the run."""
 
     name: str
     values: list[float | None]
@@ -73,7 +74,7 @@ class LivePage(LocalPages):
 
     def _shown(self, request: Request) -> Response:
         found = sorted(self.folder.glob(f"*/{paths.ROUNDS}"), key=lambda path: (-path.stat().st_mtime_ns, path))
-        runs = [path.parent for path in found] or [self.folder]  # runs with the newest files come first
+        runs = [path.parent for path in found] or [self.folder]  # the run with the newest file comes first
         read = {run.name: _rounds(run) for run in runs}
         several = runs != [self.folder]
         lines = [_Line(name, _means(own)) for name, own in read.items()] if several else _of_sites(read[runs[0].name])
@@ -96,7 +97,7 @@ class LivePage(LocalPages):
 def _rounds(run: Path) -> list[Round]:
     try:
         return read_rounds(run, growing=True)
-    except MedsiloError:  # an incomplete file is skipped until the page is loaded again
+    except MedsiloError:  # an incomplete file counts as empty; it may be complete when the page is loaded again
         return []
 
 

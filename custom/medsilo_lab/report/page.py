@@ -31,14 +31,14 @@ def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
 
 
 def _write(runs: Sequence[RunResult], destination: Path, title: str) -> Path:
-    # files that are valid one by one may contradict each other
+    # each file of a run may be valid, although two files contradict each other
     with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):
         page = render(runs, title)
     return save(page, destination)
 
 
 def render(runs: Sequence[RunResult], title: str) -> str:
-    """Return the page as HTML, which depends only on the arguments."""
+    """Return the page as HTML. The page depends only on the arguments."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
     return fill(
@@ -91,8 +91,8 @@ def _spent(one: Spent) -> list[dict[str, Any]]:
 
 
 def _weighed(one: Weighed) -> list[dict[str, Any]]:
-    """Return table cells with a hospital's number of patients, number of cases and weight. Each cell has a value as the
-    hospital disclosed it, and the exact value.
+    """Return table cells with a hospital's number of patients, number of cases and weight. Each cell contains the value
+    that the hospital disclosed and the exact value.
     """
     told, exact = (one.told_patients, one.told_cases, one.told_weight), (one.patients, one.cases, one.weight)
     pairs = [cell(float(number)) for pair in zip(told, exact, strict=True) for number in pair]
@@ -162,8 +162,8 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a table of all measures over each site's test cases. A mark stands for each measure that a site
-    suppresses.
+    """Return a table of all measures over each site's test cases. If a site suppresses a measure, the cell of the
+    measure contains a mark.
     """
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
     names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
@@ -239,9 +239,11 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 
 
 def _participation(run: RunResult) -> dict[str, Any]:
-    """Return the work of each site in a run. For the rounds that a site missed, also return the reasons."""
+    """For each site, return the number of its contributions to a run, its time and its traffic. Also return the rounds
+    that each site missed, with the reasons.
+    """
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
-    # missed rounds by site and reason, so that the page needs only one line for several rounds
+    # (site, reason) → rounds that the site missed for this reason, so that the page lists several rounds in one line
     rounds: dict[tuple[str, str], list[int]] = {}
     for site in run.sites:
         for number, why in run.missed(site).items():

@@ -1,7 +1,7 @@
-"""Panels with results of a method other than its scores.
+"""Panels of a page with results that are no scores.
 
-A panel about the internals of a method shows one run. Examples are AdaFed's weights between sites, FedSM's selected
-models and HarmoFL's images. Panels about external hospitals and about costs show all seeds of a configuration.
+Some panels show internal values of a method in one run: AdaFed's weights between sites, FedSM's selected models, and
+HarmoFL's images. Panels about external hospitals and about costs show all seeds of a configuration.
 """
 
 import statistics
@@ -29,9 +29,7 @@ class Subject:
 
 
 def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
-    """Restrict each subject to the runs for which `fact` is true, and yield the subjects with at least one of these
-    runs.
-    """
+    """From each subject, remove the runs for which `fact` is false. Yield the subjects that still have runs."""
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
         if runs:
@@ -39,7 +37,9 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the matrix W of every run that has a matrix W, which contains each site's weight for each other site."""
+    """For each run that has a matrix W, return this matrix. W contains the weights with which each site averages the
+    models of all sites.
+    """
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:
@@ -67,8 +67,8 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the selection threshold of each FedSM run. For each model of the run, also return the fraction of each
-    site's cases for which the model was selected.
+    """For each FedSM run, return the selection threshold. For each model of the run, also return for which fraction of
+    each site's cases the model was selected.
     """
     panels = []
     for run in runs:
@@ -114,8 +114,8 @@ def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the overlays of each subject's first run by site, without the kinds of overlays that would make the page
-    too large.
+    """For each site, return the overlays in the first run of each subject. Kinds of overlays that would make the page
+    too large are left out.
     """
     first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
     drawn = [one for run in first for own in run.overlays.values() for one in own]
@@ -159,8 +159,8 @@ def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the costs of each subject, averaged over the subject's runs: total time, time and bytes per contribution
-    of a site, and memory.
+    """Return the costs of each subject as means over its runs: total time, time per contribution, bytes per
+    contribution, and memory. A contribution is the answer of a site in a round.
     """
     forms: dict[Callable[[RunResult], float | None], Callable[[float | None], str]] = {
         lambda run: run.summary.seconds: seconds_text,
@@ -178,8 +178,8 @@ def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]
 
 
 def _per_contribution(field: str, run: RunResult) -> float | None:
-    """Return the sum of a value over sites, divided by the number of all contributions of the sites, or None if a value
-    is missing.
+    """Divide the sum of a value over all sites by the sites' total number of contributions. If a value is missing,
+    return None.
     """
     total, contributions = 0.0, 0
     for site in run.sites:

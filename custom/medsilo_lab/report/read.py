@@ -37,8 +37,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the title of the run; `read_all` makes the labels of several runs
-    unique.
+    """The contents of a run folder. `label` is the title of the run. The function `read_all` extends equal titles, so
+    that every label is unique.
     """
 
     folder: str
@@ -47,13 +47,13 @@ class RunResult:
     rounds: tuple[Round, ...]
     plan: str
     provenance: Provenance
-    # pairs of images before and after harmonisation, as data URIs, by site
+    # for each site, pairs of images before and after harmonisation, as data URIs
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     # confidence intervals of the test scores by site, if the folder contains the scores of single cases
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the folder contains the scores of single cases
     patients: dict[str, int] = field(default_factory=dict)
-    # score of always predicting the mean in a regression, by site
+    # in a regression, for each site: the score of a prediction that is always the mean
     means: dict[str, float] = field(default_factory=dict)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost of each site whose folder is on this machine
@@ -96,7 +96,7 @@ class RunResult:
 
     @property
     def rounding(self) -> Iterator[str]:
-        """A line of text for each rounding step, with the sites that round to this step."""
+        """For each rounding step, a line of text with the names of the sites that round scores to this step."""
         steps = {site: max(self.site(site).steps.values(), default=0.0) for site in self.sites}
         for step in sorted({*steps.values()} - {0.0}):
             named = [(site, self.tested_in_words(site)) for site in self.sites if steps[site] == step]
@@ -125,7 +125,7 @@ class RunResult:
 
     @property
     def validated_in_words(self) -> str:
-        """A description of the number of validation cases that all sites together disclose, for a caption."""
+        """A caption with the total number of validation cases that the sites disclose."""
         cases = self.cases_in("validation")
         return f"n = {counted(cases, 'validation case')}" if cases else "validation cases not stated"
 
@@ -233,8 +233,8 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
-    """Return the fields of RunResult that are calculated from the scores of single test cases. Without scores of single
-    test cases, a site has only overlays.
+    """Return the fields of RunResult that are calculated from the scores of single test cases. If the run folder lacks
+    the scores of single test cases, return only the overlays.
     """
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:

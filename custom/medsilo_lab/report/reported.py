@@ -1,4 +1,4 @@
-"""The results that a report returns to the command line."""
+"""The results of writing a report, which the command line prints."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,5 +6,6 @@ from typing import NamedTuple
 
 class Reported(NamedTuple):
     table: str
-    warnings: list[dict[str, str]]  # the `kind`, `word` and `text` of each warning, most serious warnings first
+    # for each warning, its `kind`, `word` and `text`; the most serious warning comes first
+    warnings: list[dict[str, str]]
     page: Path

@@ -22,7 +22,7 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
-    """Return all warnings about several runs, the most serious warning first.
+    """Return all warnings about the given runs. The most serious warning comes first.
 
     Args:
         failures: lines of text about the failed runs of a comparison
@@ -56,7 +56,8 @@ def of_run(run: RunResult) -> list[Notice]:
 def learning(rows: Rows, site: str | None = None) -> list[Notice]:
     """Return the warnings about untrained models, and about models that did not learn or did not converge.
 
-    A warning that a configuration did not learn or did not converge applies to more than half of its runs.
+    A configuration gets the warning that it did not learn, or did not converge, if this applies to more than half of
+    its runs.
 
     Args:
         site: the only hospital for which there are warnings about untrained models
@@ -74,8 +75,8 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
 
 
 def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
-    """Yield a line for each configuration in which a site tested an untrained model, with the number of runs that have
-    an untrained model.
+    """For each configuration in which a site tested an untrained model, yield a line of text. The line says in how many
+    runs of the configuration an untrained model was tested.
     """
     for name, own in rows.items():
         sites = {
@@ -95,8 +96,8 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
 
 
 def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
-    """Yield each distinct line once, beginning with the names of the configurations or runs to which the line
-    applies.
+    """Yield each distinct line of text once. Each line begins with the names of the configurations or runs to which the
+    line applies.
     """
     found: dict[str, list[RunResult]] = {}
     for run in chain.from_iterable(rows.values()):
@@ -164,7 +165,7 @@ def _weights(run: RunResult) -> Iterator[str]:
     yield from (f"{site}: {weighed.warning}" for site, weighed in run.weighed.items() if weighed.warning)
 
 
-# functions that yield warnings, by the first words of the warnings
+# first words of a warning → function that yields the rest of the warning
 TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
     "Caution": _cautions,
     "Rounded weight": _weights,
@@ -175,16 +176,16 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of guessing: of an empty mask, and of a random order
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # metric → score of guessing an empty mask or a random order
 BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
-LITTLE_OVERLAP = 0.2  # for masks, which may overlap by chance, this limit replaces LITTLE
-ENOUGH = 6  # minimum number of values of a validation curve, below which the curve is not tested for a rise
-STEEP = 0.02  # minimum rise over the last half of a validation curve, above which the model has not converged
+LITTLE_OVERLAP = 0.2  # limit for masks in place of LITTLE, because masks may overlap by chance
+ENOUGH = 6  # a validation curve with fewer values is not tested for a rise
+STEEP = 0.02  # if the last half of a validation curve rises by more than this number, the model has not converged
 
 
 def guessing(run: RunResult, site: str) -> float | None:
-    """Return the score of guessing, or None if this score is unknown. Guessing means to predict always the most
-    frequent class, an empty mask, a random order or the mean.
+    """Return the score of guessing, or None if this score is unknown. Depending on the task, guessing means to predict
+    the most frequent class, an empty mask, a random order or the mean.
     """
     told, metric = run.site(site).classes or {}, run.summary.metric
     if metric != "accuracy":
@@ -195,7 +196,7 @@ def guessing(run: RunResult, site: str) -> float | None:
 
 def _better(run: RunResult) -> float:
     """Return the mean test score on a scale on which 0 is the score of guessing and 1 is a perfect score. A rounded
-    score counts as the upper end of its range. Without known scores, return 1.
+    score counts as the upper end of its range. If no score is known, return 1.
     """
     held = _held(run)
     return way(*held) if held else 1.0
@@ -219,8 +220,8 @@ def way(score: float, base: float) -> float:
 
 
 def is_little(share: float, metric: str) -> bool:
-    """Return True if a model that only guesses may reach `share`. On the scale of `share`, 0 is the score of guessing,
-    and 1 is a perfect score.
+    """Return True if `share` is so low that the model may be no better than guessing. `share` is a score on a scale on
+    which 0 is the score of guessing and 1 is a perfect score.
     """
     return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
@@ -228,10 +229,10 @@ def is_little(share: float, metric: str) -> bool:
 def is_still_rising(run: RunResult) -> bool:
     """Return True if the validation score rises over the last half of the rounds.
 
-    To test for a rise, the curve is averaged in at most six segments, and each segment is compared with each later
-    segment. With five segments, no later segment may have a lower mean. With six segments, a later segment may have a
-    lower mean in at most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 %
-    of runs (Mann 1945).
+    To test for a rise, the curve is divided into at most six segments, and the means of all pairs of segments are
+    compared. With five segments, no later segment may have a lower mean than an earlier segment. With six segments, the
+    later segment may have the lower mean in at most two of fifteen pairs. If a curve does not rise and varies at
+    random, the test finds a rise in less than 5 % of runs (Mann 1945).
     """
     curve = [value for value in run.mean_curve if value is not None]
     if len(curve) < ENOUGH:
@@ -251,8 +252,8 @@ def _hardly(run: RunResult) -> bool:
 
 
 def _is_below(run: RunResult) -> bool:
-    """Return True if the mean score is below the score of guessing by more than BELOW and by at least one test case per
-    site.
+    """Return True if the mean score is lower than the score of guessing. The mean score must be lower by more than
+    BELOW and by at least one test case per site.
     """
     held = _held(run)
     return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)
@@ -287,8 +288,8 @@ def _guess(run: RunResult) -> str:
 
 
 GUESS = {"dice": "an empty mask", "concordance": "a coin"}
-RANKS = 0.6  # minimum AUROC of a model that separates the classes
-# functions that return a warning about a run, or an empty text, by the first words of the warning
+RANKS = 0.6  # if the AUROC is lower, the model does not separate the classes
+# first words of a warning → function that returns the rest of the warning, or an empty text
 LEARNED: dict[str, Callable[[RunResult], str]] = {
     "Below guessing": _below,
     "Not learned": _little,

@@ -1,4 +1,4 @@
-"""Write the page about a comparison: its results, the conclusions that these results support, and their limitations."""
+"""Write the page about a comparison: results, the conclusions that they support, and limitations."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,13 @@ from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, 
 from medsilo_lab.study.words import interval_in_points, points, repetitions
 from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
-DARKEST = 0.3  # differences of at least this size have the darkest cells
-# table headers, each with the word beside it: "declared" before the study, or "corrected" for multiple comparisons
+DARKEST = 0.3  # the table cell of a difference of this size or more has the darkest colour
+# table headers with a word beside the header; "declared" means before the study, and "corrected" means for multiple
+# comparisons
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # maximum number of seeds that the page lists; of more seeds, the page shows only the number
+FEW = 6  # the page lists at most this number of seeds; if there are more seeds, the page only contains their number
 Rows = dict[str, list[RunResult]]
 
 
@@ -105,8 +106,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
 
 def _looks(verdict: Verdict) -> list[int]:
     """Return the line style of each configuration in a chart. The declared federation and single-site training have
-    separate styles, and all other configurations are grey. In a small comparison without a declared federation or
-    baseline, each configuration has a separate style.
+    separate styles, and all other configurations are grey. If there is no declared federation and no baseline, each
+    configuration of a small comparison has a separate style.
     """
     asked = verdict.declared or verdict.baseline
     if asked is None and len(verdict.rows) <= FEW_CURVES:
@@ -129,9 +130,7 @@ def _context(verdict: Verdict) -> str:
 
 
 def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
-    """Return the lead's description of the study, in which the title of the comparison replaces the title of
-    the study.
-    """
+    """Return the lead's description of the study, but with the title of the comparison."""
     told = runs[0].summary.description if runs else StudyFacts()
     return told.changed(title=verdict.about.title or told.title)
 
@@ -184,16 +183,16 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
 
 
 def _gaining(verdict: Verdict) -> list[VerdictRow]:
-    """Return the configurations with a difference from single-site training. Return an empty list if the first screen
-    already shows all differences.
+    """Return the configurations whose difference from single-site training is known. If the top of the page already
+    shows all differences from single-site training, return an empty list.
     """
     rows = [row for row in verdict.rows if any(row.from_single_site.values())]
     return [] if [row.title for row in rows] == [verdict.declared] else rows
 
 
 def _tested(verdict: Verdict) -> list[VerdictRow]:
-    """Return the configurations with a baseline. If only single-site training has a baseline, return an empty list,
-    because the first screen shows this difference.
+    """Return the configurations that are compared with a baseline. If only single-site training is compared with the
+    baseline, return an empty list, because the top of the page already shows the difference.
     """
     rows = [row for row in verdict.rows if row.baseline]
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows
@@ -208,7 +207,7 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
-    """Draw a curve for each configuration, which shows the mean validation score over sites and seeds by round."""
+    """For each configuration, draw the mean validation score over sites and seeds as a curve over rounds."""
     lines = []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]

@@ -1,4 +1,4 @@
-"""The section of a page with scores by subgroup of patients."""
+"""The section of a page that shows scores of subgroups of patients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ FEW = "too few"
 
 
 def section(tables: Mapping[str, Sequence[SubgroupTable]]) -> dict[str, Any]:
-    """Return the section, which is empty if no subgroup is disclosed.
+    """Return the section about subgroups. If no subgroup is disclosed, the section is empty.
 
     Args:
         tables: the tables of subgroups, by the label of their run or configuration

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts | None = None, **content: Any) -> str:
-    """Fill a template and return the page as HTML, which depends only on the arguments.
+    """Fill a template and return the page as HTML. The page depends only on the arguments.
 
     Args:
         title: the main finding, which becomes the title
@@ -38,7 +38,7 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
 
 
 def save(page: str, destination: Path) -> Path:
-    """Write a page, so that the file is never incomplete, and return the path of the file."""
-    # unpaired surrogates are replaced, because a message of a site may contain them and UTF-8 cannot encode them
+    """Write a page into a file and return its path. The file is replaced in one step, so it is never incomplete."""
+    # messages of sites may contain unpaired surrogates, which UTF-8 cannot encode, so the surrogates are replaced
     write_text(destination, page.encode("utf-8", "replace").decode())
     return destination

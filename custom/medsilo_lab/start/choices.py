@@ -18,9 +18,10 @@ from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, 
 LEAST_TESTED = 5
 LEAST_TRAINED = 9  # minimum number of patients of a hospital that trains
 FEWEST = 2
-THIN = 16  # minimum number of slices of a volume from which a 3-D network learns enough
-AIR = -500  # images with a value below this number of Hounsfield units are CT images
-WIDER = 0.25  # margin at both ends of an intensity window, as a fraction of the intensity range in structures
+THIN = 16  # volumes with fewer slices are too thin for a 3-D network
+AIR = -500  # images that contain a value below this number count as CT images, because −1000 Hounsfield units are air
+# an intensity window is wider at each end than the intensity range of the structures, by this fraction of the range
+WIDER = 0.25
 STEPS = 12
 LONGEST_ROUND = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # matches the allowed names of structures and classes
@@ -37,7 +38,7 @@ class Choice(NamedTuple):
 class Draft:
     plan: Choices
     settings: Choices
-    # choices for single hospitals, which replace the common choices
+    # choices for a single hospital, which have priority over the choices for all hospitals
     sites: Mapping[str, Choices] = field(default_factory=dict)
 
 
@@ -46,11 +47,11 @@ BATCH = Choice(32, "cases are small: any machine has room")
 ADAMS_RATE = "usual for adam; less where the loss jumps"
 # order of the sections in a plan; sections that are not listed follow at the end
 SECTIONS = ("algorithm", "task", "network", "training", "participation")
-BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that come after task.shares in a plan
+BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that follow task.shares in a plan
 
 
 def in_order(choices: Choices) -> Choices:
-    """Sort choices by the section of the plan; choices without a section come last."""
+    """Sort choices in the order of the plan's sections. Choices in a section that is not listed come last."""
     section = {key: key.rpartition(".")[0] for key in choices}
     places = {name: place for place, name in enumerate(SECTIONS)}
     keys = sorted(choices, key=lambda key: (not section[key], places.get(section[key], len(places)), section[key]))
@@ -58,21 +59,23 @@ def in_order(choices: Choices) -> Choices:
 
 
 def trained_of(patients: Mapping[str, int]) -> list[str]:
-    """Return the hospitals with enough patients for training, or all hospitals if fewer than two have enough."""
+    """Return the hospitals with enough patients for training. If fewer than two hospitals have enough patients, return
+    all hospitals.
+    """
     enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
     return enough if len(enough) > 1 else list(patients)
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals for the plan, without folders that have very few patients. A folder with very few patients
-    could disclose no number, and may belong to a single patient.
+    """Return the hospitals for the plan. Folders with very few patients are left out, because a folder may belong to a
+    patient. A hospital with very few patients may not disclose any number.
     """
     if len(patients) < 2:
         return dict(patients)
     named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
     if not named:
         raise DataError(
-            f"of {len(patients)} hospitals none has {LEAST_NAMED} patients, so they may be patients; put all cases "
+            f"none of {len(patients)} hospitals has {LEAST_NAMED} patients, so each may be a patient; put all cases "
             "into one folder or table",
             ", ".join(patients),
         )
@@ -80,8 +83,8 @@ def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
 
 
 def course_of(patients: Mapping[str, int], site: str) -> Choices:
-    """Choose the participating hospitals, the seed and the protocol. If `site` is the only hospital, `patients` has the
-    single key "".
+    """Choose the participating hospitals, the seed and the protocol. `patients` contains the number of patients of each
+    hospital; if `site` is the only hospital, `patients` has the single key "".
     """
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
@@ -98,9 +101,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the labels of the plan. Return the labels of the plan, and a map from the labels of the hospital to the
-    labels of the plan.
-    """
+    """Choose the labels of the plan. Also return a map from the hospital's labels to the plan's labels."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
@@ -119,8 +120,8 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
         raise DataError(
-            f"fewer than two classes have {LEAST_NAMED} patients, so their names may be patients'; add patients of "
-            f"each, or combine rare classes",
+            f"fewer than two classes have {LEAST_NAMED} patients, so the classes may be patients; add patients to "
+            f"each class, or combine rare classes",
             ", ".join(words),
         )
     where = "the table's" if looks.layout.by_table else "the folders' names"
@@ -149,7 +150,7 @@ def channels_of(looks: DatasetFacts) -> Choices:
 
 def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
     """Choose between a 3-D network and a 2-D network on slices, or return None for 2-D images. `by_slices` is true if
-    the user requests slices.
+    the user requests a 2-D network on slices.
     """
     if looks.flat:
         return None
@@ -200,8 +201,8 @@ def augmentation_of(looks: DatasetFacts) -> Choice:
 
 
 def shares_of(patients: Mapping[str, int]) -> Choice:
-    """Choose the fractions of the largest hospital's patients for training, validation and test. `shares_of_small`
-    chooses the fractions of small hospitals.
+    """Choose the fractions of the largest hospital's patients for training, validation and test. The function
+    `shares_of_small` chooses the fractions for small hospitals.
     """
     most = max(patients.values())
     small = any(_shares(count) != _shares(most) for count in patients.values())
@@ -211,8 +212,8 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
 
 
 def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
-    """Choose the fractions of each small hospital's patients for training, validation and test, so that enough patients
-    are tested.
+    """For each small hospital, choose the fractions of patients for training, validation and test. The fraction for the
+    test is large enough for a score that may be disclosed.
     """
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
@@ -234,7 +235,7 @@ def _tested(patients: int) -> int:
 
 def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
     """Choose the size of the network's input. Large 2-D images with masks are not resized. `limit` is the reason for
-    the maximum input size.
+    the maximum input size, as a text for the plan's comments.
     """
     axes = len(fit.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
@@ -257,11 +258,11 @@ def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -
 
 
 def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
-    """Return the size of a patch, which covers a whole image or a part of it. Every side of the patch is a multiple of
-    `least`.
+    """Return the size of a patch, which is a whole image or a part of an image. Every side of the patch is a multiple
+    of `least`.
 
-    The function repeatedly shrinks the side that covers the largest fraction of the image's side, until the patch has
-    at most `most` voxels.
+    The function starts with a patch of the image's size. While the patch has more than `most` voxels, the function
+    shrinks the patch's side that is largest in proportion to the image's side.
     """
     wanted = [max(least, math.ceil(size / least - 0.5) * least) for size in sizes]
     while math.prod(wanted) > most and max(wanted) > least:

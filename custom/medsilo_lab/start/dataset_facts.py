@@ -15,11 +15,11 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
-MOST = 60  # maximum number of cases that are opened; cases are taken from the hospitals in turn
+MOST = 60  # maximum number of cases in the opened sample; each hospital in turn contributes a case
 TAIL = (0.5, 99.5)
-# maximum number of values in a mask of structures; above it, each object has its own value, or the file is no mask
+# maximum number of values in a mask; if there are more values, each object has its own value, or the file is no mask
 MOST_VALUES = 50
-LEAST_PATIENTS = 6  # minimum number of patients per hospital for which a pattern in file names is accepted
+LEAST_PATIENTS = 6  # minimum number of patients that a pattern must find in each hospital's file names
 TELLING = (
     r"(.*?[^_/])(?:_\d+)+$",
     r"(.*[^_/])_\d+$",
@@ -51,7 +51,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """The properties of a folder: numbers of patients and cases by hospital, and properties of a sample of the
+    """The properties of a folder: each hospital's numbers of patients and of cases, and the properties of a sample of
     cases.
     """
 
@@ -63,7 +63,7 @@ class DatasetFacts:
     looked: tuple[CaseFacts, ...]
     left_out: dict[str, int]
     segments: bool
-    # true if a table names the patient of each case; false if only file names show the patient
+    # true if a table names the patient of each case; false if patients are only known from file names
     patients_known: bool = False
 
     @property
@@ -72,8 +72,8 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. In a mixture of grey images and colour images, the number of channels of the colour
-        images.
+        """The number of channels. If the folder contains grey images and colour images, the number of channels of the
+        colour images.
         """
         return max(look.channels for look in self.looked)
 
@@ -143,8 +143,8 @@ def looks_of(
     look: Callable[[Entry], CaseFacts],
     segments: bool,
 ) -> DatasetFacts:
-    """Open a sample of the hospitals' cases with `look`, and return the properties of the folder. For a single
-    hospital, `listings` has the key "".
+    """Open a sample of the hospitals' cases with the function `look`, and return the properties of the folder. If the
+    folder belongs to a single hospital, `listings` has the single key "".
     """
     entries = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
@@ -180,8 +180,8 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
     """Return a regular expression that finds the patient in the names of cases, or None if every case may be from a
     different patient.
 
-    `names` has the names of the cases of each hospital. With `classes`, the name of each case begins with a class
-    folder.
+    `names` contains the names of each hospital's cases. If `classes` is true, each name of a case begins with the name
+    of a class folder.
 
     Expressions that find few patients are tried first, because merging two patients costs little, but splitting a
     patient inflates the test score.
@@ -205,8 +205,8 @@ def opened(
     look: Callable[[Case], Seen],
     left_out: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[list[Seen], Counter[str]]:
-    """Open a sample of each hospital's cases with `look`; raise DataError if no case is usable. Return the results of
-    `look`, and the number of omitted cases for each reason.
+    """Open a sample of each hospital's cases with the function `look`; raise DataError if no case is usable. Return the
+    results of the function `look`, and for each reason the number of cases that were omitted for this reason.
 
     Args:
         look: opens a case, or raises DataError
@@ -237,8 +237,8 @@ def _look(entry: Entry) -> CaseFacts:
 
 
 def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
-    """Return the properties of an image, and of its mask if there is a mask. `files` is the number of files per image,
-    one file for each channel.
+    """Return the properties of an image, and of its mask if there is a mask. `files` is the number of files per image;
+    an image with several files has one channel in each file.
     """
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
@@ -260,8 +260,8 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
 
 # -------------------------------------------------------------------------------------------------- rejections
 def _refuse_mixtures(looked: Sequence[tuple[CaseFacts, str]]) -> None:
-    """Raise DataError unless all images have the same number of axes and the same number of channels. As an exception,
-    grey and coloured 2-D images may be mixed.
+    """Raise DataError unless all images have the same number of axes and the same number of channels. Only grey and
+    coloured 2-D images may be mixed.
     """
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),

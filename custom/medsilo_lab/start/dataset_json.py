@@ -32,14 +32,14 @@ class DatasetNames:
 
 
 def dataset_names(files: Mapping[str, Path]) -> DatasetNames | None:
-    """Read the names from dataset.json in a folder, or in each of its hospitals' folders. Return None if there is no
-    dataset.json.
+    """Read the names of channels and structures from the dataset.json of a folder, or of each hospital's subfolder.
+    Return None if there is no dataset.json.
 
     If one name in dataset.json stands for several mask values, all names of mask values are ignored.
     """
     found = {_read(path) for name, path in files.items() if name.count("/") < 2 and Path(name).name == FILE}
     if len(found) > 1:
-        raise DataError(f"hospitals have {FILE} with different names; make them alike, or remove them")
+        raise DataError(f"hospitals have {FILE} with different names; use the same names in all, or remove the files")
     return found.pop() if found else None
 
 

@@ -1,7 +1,8 @@
-"""Find the kind of data in a folder, and propose a plan and the next commands. The first dataset probe that matches the
-folder makes the proposal.
+"""Find out which kind of data a folder contains, and propose a plan and the next commands. The first dataset probe that
+matches the folder makes the proposal.
 
-The results are written as a hospital's medsilo.yaml and as a job with a plan. A comment gives the reason for each key.
+This module also writes the proposal: a medsilo.yaml for each hospital, and a job with the plan. In both files, a
+comment gives the reason for each key.
 """
 
 import textwrap
@@ -69,11 +70,11 @@ class DatasetLayout:
     by_slices: bool = False  # true if the user requests slices instead of volumes
     target: str | None = None  # column of the label, if the user named it
     hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
-    # the user's answers about the columns of every table (table_folder.SAID), or about annotations of recordings
+    # the user's answers about the columns that all tables have (table_folder.SAID), or about annotations of recordings
     said: Mapping[str, Any] = field(default_factory=dict)
-    # answers of the user about the columns of the tables of single hospitals
+    # the user's answers about columns of one hospital's table, for each hospital
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    facts: Any = None  # facts that the dataset probe found, and that later questions use
+    facts: Any = None  # facts that the dataset probe found; later questions to the user depend on these facts
     summary: Sequence[str] = ()
     several: bool = False
     patients: Mapping[str, int] = field(default_factory=dict)
@@ -97,18 +98,18 @@ class DatasetLayout:
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str], labelled: bool = True) -> FileTable | None:
-        """Find the folder's table whose lines name the given images or recordings. With `labelled`, the table must have
-        a label column.
+        """Find a table in the folder whose lines name the given images or recordings. If `labelled` is true, the table
+        must have a label column.
         """
         return table_of_files(self.files, named, self.target, labelled)
 
     def sites_of(self, tops: Collection[str]) -> dict[str, str]:
-        """Return the folder of each hospital, by the hospital's name in the plan."""
+        """Return a dictionary with the folder of each hospital; the keys are the hospitals' names in the plan."""
         return sites_of(tops, self.hospitals)
 
     def folders_of(self, tops: Collection[str]) -> dict[str, Choices]:
-        """Return the setting `data.folder` of each hospital whose name in the plan differs from the name of the
-        hospital's folder.
+        """For each hospital whose folder has a different name from the hospital in the plan, return the setting
+        `data.folder`.
         """
         return {
             site: {"data.folder": (str(self.path / top), "its folder is called otherwise than the hospital")}
@@ -131,8 +132,8 @@ class DatasetLayout:
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
     ) -> "DatasetLayout":
-        """Return a copy with the results of a dataset probe. The choices of the probe replace the default choices for
-        all kinds of data.
+        """Return a copy of this object with the results of a dataset probe. The probe's choices have priority over the
+        default choices.
 
         Args:
             found: the results in sentences
@@ -162,7 +163,7 @@ class DatasetLayout:
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
             "algorithm.name": choices.METHOD,
-            # the plan omits the numbers in the summary, because a plan is sent to other hospitals
+            # other hospitals receive the plan, so the plan's comment leaves out the numbers of the summary
             "task.name": (task, found[0].partition(":")[0]),
             **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
             **({"task.shares": shares} if divided else {}),
@@ -196,7 +197,8 @@ class DatasetLayout:
         settings: Choices,
         tops: Sequence[str] = (),
     ) -> "DatasetLayout":
-        """Return a copy with the facts about volumes with masks, and with all choices for these volumes.
+        """Return a copy of this object with the properties of volumes that have masks, and with choices for volumes
+        that have masks.
 
         Args:
             kind: description of the kind of folder
@@ -213,7 +215,7 @@ class DatasetLayout:
         return self._of_images(task, looks, plan, settings)
 
     def choose_for(self, looks: DatasetFacts) -> "DatasetLayout":
-        """Return a copy with the properties of the images and with all choices for these images."""
+        """Return a copy of this object with the properties of the images, and with choices for images."""
         return self._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
 
     def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
@@ -243,7 +245,9 @@ class DatasetLayout:
 
 
 def _refuse_people(plan: Choices, sites: Iterable[str]) -> None:
-    """Raise DataError if a value in the plan or the name of a hospital looks like a person's name."""
+    """Raise DataError if a value in the plan looks like a person's name, or if the name of a hospital looks like a
+    person's name.
+    """
     values = [own for key, (value, _) in plan.items() if key.startswith("task.") for own in _texts(value)]
     if people := [text for text in [*values, *sites] if names_a_person(text)]:
         told = "names of hospitals, classes, structures or channels look like people's; call them otherwise"
@@ -256,7 +260,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [*chain(*map(_texts, value))] if isinstance(value, list) else []
 
 
-# reason for the input size on a machine with a GPU (True) and without a GPU (False)
+# reason for the maximum input size: True for a machine with a GPU, False for a machine without a GPU
 LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}
 
 
@@ -301,8 +305,8 @@ def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
 
 
 def _of_data(own: Choices, whether: bool = True) -> Choices:
-    """Return the choices for the keys that begin with `data.`. If `whether` is false, return the choices for all other
-    keys instead.
+    """If `whether` is true, return the choices for the keys that begin with `data.`; otherwise, return the choices for
+    all other keys.
     """
     return {key: choice for key, choice in own.items() if key.startswith("data.") == whether}
 
@@ -383,8 +387,8 @@ def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
 
 
 def place_of(out: Path, site: str) -> Path:
-    """Return the folder that contains the hospital's medsilo.yaml: the folder of the hospital, or else the common
-    folder.
+    """Return the folder that contains the hospital's medsilo.yaml: the hospital's folder in `out`, or `out` if there is
+    only one hospital.
     """
     return out / site if (out / site / FILE_NAME).exists() else out
 
@@ -398,8 +402,8 @@ def text_of(head: Sequence[str], own: Choices) -> str:
 
 
 def _rows(own: Choices, indent: str) -> list[str]:
-    """Return the lines of a YAML section. The reason for a key is a comment behind the key, or a comment above the key
-    if the line would be too long.
+    """Return the lines of a YAML section. Each key's reason is a comment after the value; if the line would be too
+    long, the comment is above the key.
     """
     texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
@@ -414,4 +418,4 @@ def _rows(own: Choices, indent: str) -> list[str]:
 
 
 def in_yaml(value: Any) -> str:
-    return dump_yaml([value], in_line=True)[1:-2]  # YAML quotes a text with a comma only inside a list
+    return dump_yaml([value], in_line=True)[1:-2]  # only inside a list, YAML quotes a text that contains a comma

@@ -1,4 +1,4 @@
-"""Inspect DICOM studies that an archive exported, and propose a plan and a hospital's settings for them."""
+"""Inspect DICOM studies from an archive. Propose a plan, and settings with which a hospital reads the studies."""
 
 import re
 from collections import Counter
@@ -19,10 +19,10 @@ from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
 from medsilo_lab.start.dataset_layout import DatasetLayout
 
-# minimum number of patients in a hospital's folder, and minimum number of studies that must contain a structure
+# a hospital's folder must have at least this number of patients, and a structure must be in at least as many studies
 LEAST = 3
 TRIED = 2  # number of studies of each hospital that are checked for overlapping structures
-OFTEN = 0.5  # minimum fraction of a hospital's studies that must contain a structure, so that the structure is learned
+OFTEN = 0.5  # a structure is learned only if at least this fraction of a hospital's studies contain the structure
 # names of structures that contain other structures
 OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}
 KIND = "DICOM series, with segmentations or contours that refer to them"
@@ -62,9 +62,9 @@ def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
 
 
 def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, ...]:
-    """Return the subfolders that each hold the studies of one hospital. Each subfolder must have several patients, and
-    no patient may be in two subfolders. The patients of subfolders are not checked if the user has said that each
-    hospital numbers its own patients.
+    """Return the subfolders, if each subfolder contains the studies of one hospital. Each subfolder must have several
+    patients, and no patient may be in two subfolders. If the user has said that hospitals number their patients
+    separately, patients are not checked.
     """
     patients: dict[str, set[str]] = {}
     for headers in tree.images.values():
@@ -91,7 +91,7 @@ def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str,
     learned = _apart(sorted(often - OUTLINES, key=lambda name: (-counts[name], name)), some)
     if not learned:
         raise DataError(
-            f"no structure is in half of a hospital's studies, and in {LEAST}; "
+            f"no structure is in half of a hospital's studies and in at least {LEAST} studies; "
             "write the plan by hand (medsilo docs start/dicom)"
         )
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
@@ -117,8 +117,8 @@ def _apart(names: list[str], some: list[Files]) -> list[str]:
 
 
 def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tuple[Scan, np.ndarray]:
-    """Read a series, and its mask from a segmentation or contour file. The structures in `names` (in lower case) get
-    the labels 1, 2, ... in this order.
+    """Read a series, and the mask of the series from a segmentation file or a contour file. The structures in `names`
+    get the labels 1, 2, and so on, in the order of `names`.
     """
     scan = scan_of_series(read_again(files))
     numbered = {name: number for number, name in enumerate(names, 1)} | {REST: 0}
@@ -128,7 +128,7 @@ def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tup
 def _overlap(names: list[str], one: Files) -> bool:
     try:
         _opened(names, *one)
-    # faults other than overlapping structures are reported when the case is read
+    # other faults than overlapping structures are ignored here, because reading the case reports these faults
     except DataError as error:
         return str(error) == OVERLAP
     return False

@@ -19,7 +19,7 @@ PATIENTS = (
     *("case", "caseid", "patientname", "proband", "probandid", "fallnr", "fallnummer", "patientennummer", "record"),
     *("recordid", "studyid", "usubjid", "medicalrecordnumber", "paciente", "paziente", "nhc", "ipp"),
 )  # names of patient columns without punctuation, sorted from the most reliable to the least reliable name
-# a column with a name in SURELY is a patient column, even if its cells are file names
+# a column with a name in SURELY is a patient column, even if the cells of the column are file names
 SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
 FILE, LABEL = "recording", "label"  # column names of a table without a header
 SHOWN = 20
@@ -79,9 +79,13 @@ def table_of_files(
 
 
 def _without_head(table: str, names_files: list[bool]) -> FileTable:
-    """Return a table whose first line is already a case, as in PhysioNet's challenges: A0001,N."""
+    """Describe a table without column names. In a table without column names, the first line is a case, such as A0001,N
+    in PhysioNet's challenges.
+    """
     if len(names_files) != 2:
-        raise DataError(f"{table} has no names of columns in its first line; write them above it: recording,label,...")
+        raise DataError(
+            f"{table} has no names of columns in its first line; write them into a new first line: recording,label,..."
+        )
     return FileTable(table, FILE, LABEL, None, tuple(FILE if own else LABEL for own in names_files))
 
 
@@ -90,17 +94,19 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
     if found is None:
         there = ", ".join(columns[:SHOWN])
         what = f"--target {target!r} is no column of {table}" if target else f"no column of {table} says the label"
-        raise DataError(f"{what}; name one with --target COLUMN. There are {there}")
+        raise DataError(f"{what}; name the label column with --target COLUMN. There are {there}")
     return found
 
 
 def called(columns: Collection[str], words: Collection[str]) -> str | None:
-    """Return the column whose name is among `words`, where earlier words have priority."""
+    """Return a column whose name is in `words`. If several columns match, the column with the earliest word is
+    returned.
+    """
     return next((name for word in words for name in columns if is_called(name, (word,))), None)
 
 
 def is_called(column: str, words: Collection[str] = PATIENTS) -> bool:
-    """Return True if the column's name is among `words`, which by default are the usual names of patient columns.
+    """Return True if the column's name is in `words`. By default, `words` are the usual names of patient columns.
     Blanks, punctuation and case are ignored.
 
     >>> [is_called(name) for name in ("Patient ID", "PAT.-NR.", "age")]

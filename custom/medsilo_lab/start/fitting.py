@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEEPEST = 5
-SMALLEST = 4  # minimum number of voxels along an axis at the deepest level of a U-Net
+SMALLEST = 4  # minimum number of voxels along each axis at the deepest level of a U-Net
 WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A network that a machine can train in reasonable time, with the maximum input size, the batch size, and the
-    features of a U-Net.
+    """A network that a machine can train in reasonable time. Further fields are the maximum input size, the batch size,
+    and the features of a U-Net.
     """
 
     caps: tuple[int, ...]
@@ -23,8 +23,8 @@ class Fit:
     network: str = "unet"
 
     def levels(self, sizes: Sequence[float]) -> tuple[int, ...]:
-        """Return the number of features of each level of a U-Net. Larger images allow more levels, and the minimum is
-        two levels.
+        """Return the number of features of each level of a U-Net. A U-Net for larger images has more levels; every
+        U-Net has at least two levels.
         """
         shortest = min(min(size, cap) for size, cap in zip(sizes, self.caps, strict=True))
         count = int(math.log2(max(shortest, 1) / SMALLEST)) + 1 if shortest >= SMALLEST else 0
@@ -38,7 +38,7 @@ class Fit:
 
 
 def fit_for(segments: bool, dimensions: int, gpu: bool) -> Fit:
-    """Return a network and its sizes, with which training needs 5 GB on a GPU, or minutes per round on a CPU."""
+    """Choose a network and its sizes so that training needs 5 GB on a GPU, or minutes per round on a CPU."""
     if segments and dimensions == 3:
         return Fit((128, 128, 64), 2, WIDE) if gpu else Fit((64, 64, 32), 2, SLIM)
     if segments:

@@ -26,10 +26,11 @@ PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testin
 HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
 # a file name is regular if a file of this name is in at least this fraction of the cases' folders
 REGULAR = 0.8
-# minimum mean number of images in folders of classes; folders with fewer images are folders of patients
+# minimum mean number of images in class folders; if there are fewer images per folder, the folders are patients
 LEAST_OF_CLASS = 3
 MOST_CLASSES = 254
-# maximum number of hospital folders without names of places, because more folders may belong to patients
+# maximum number of hospitals whose folders do not have names of places; if there are more such folders, the folders may
+# be patients
 MOST_HOSPITALS = 8
 TELL = "if each is a hospital's, say --hospitals"
 SHOWN = 6
@@ -45,10 +46,12 @@ HOW = (
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """Patterns of the image files and label files in a folder, or in the folder of each hospital."""
+    """The file name patterns of images and masks. The patterns are relative to the folder, or to each hospital's
+    subfolder.
+    """
 
     kind: str
-    images: tuple[str, ...] = ()  # a pattern for each channel; empty if a table names the files
+    images: tuple[str, ...] = ()  # a file name pattern for each channel; empty if a table names the image files
     labels: str | None = None  # pattern of masks; None if folders are named after classes
     channels: tuple[str, ...] = ("image",)
     classes: tuple[str, ...] = ()
@@ -77,7 +80,7 @@ def layout_of_folder(folder: Path, target: str | None = None, told: bool = False
         )
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
+        raise DataError(f"the folder {what}; give the folder that contains the images", private=str(folder))
     names, problems = CaseIndex.files_below(folder)
     also = "".join(f"; {problem.what} ({problem.count})" for problem in problems)
     items = items_of(names)
@@ -85,7 +88,7 @@ def layout_of_folder(folder: Path, target: str | None = None, told: bool = False
         if not items:
             there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
             found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
-            raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", str(folder))
+            raise DataError(f"the folder contains no image, but {found}; medsilo reads {READ}", str(folder))
         layout = layout_of(items, told)
         unused = layout.unused if layout.by_table else (*layout.unused, *tables_in(names))
         return replace(layout, unused=unused, named=dataset_names(names))
@@ -130,7 +133,7 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
         for file in files:
             check_dicom(folder / file.rpartition("/")[2])
         series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
-    except DataError:  # a damaged image is reported and omitted later, when the image is opened
+    except DataError:  # a damaged image is reported and left out at a later time, when medsilo opens all images
         series = 1
     if series == len(files) or not place:
         return files
@@ -161,8 +164,8 @@ def layout_of(items: Sequence[str], told: bool = False) -> FolderLayout:
 
 
 def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
-    """Return the common layout of the folders of all hospitals. Folders may differ only in the classes of their
-    images.
+    """Return the common layout of the folders of all hospitals. The hospitals' folders may have different classes of
+    images, but must not differ otherwise.
     """
     first = next(iter(known.values()))
     odd = [
@@ -183,18 +186,19 @@ def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
 
 
 def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
-    """Return the folder of each hospital, by the hospital's name in the plan. Names in the plan have no spaces or
-    umlauts. `told` is true if the user declared that the folders are hospitals.
+    """Return a dictionary with the folder of each hospital; the keys are the hospitals' names in the plan. Hospitals'
+    names in the plan have no spaces or umlauts. `told` is true if the user declared that the folders are hospitals.
 
-    If the user has not declared hospitals, a folder may belong to a patient, and DataError is raised if many folders
-    may belong to patients. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so
-    on. A hospital never gets a person's name.
+    If the user has not declared hospitals, a folder may belong to a patient. If many folders may belong to patients,
+    DataError is raised. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so on.
+    A person's name never becomes the name of a hospital in the plan.
     """
     found: dict[str, str] = {}
     hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
     if len(hidden) > MOST_HOSPITALS and not told:
         raise DataError(
-            f"{len(hidden)} similar folders or tables may belong to patients; {TELL}, or put all cases into one",
+            f"{len(hidden)} similar folders or tables may belong to patients; {TELL}, or put all cases into "
+            "one folder or table",
             private=_shown(hidden),
         )
     free = (name for number in count(1) if (name := f"hospital-{number}") not in map(safe_name, tops))
@@ -237,8 +241,8 @@ def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _tail(names: Sequence[str], words: Collection[str]) -> str:
-    """Return the last word that all names have in common if it is among `words`, for example _mask in
-    p01_mask.nii.gz.
+    """If all file names end in the same word and this word is in `words`, return the word. For example, p01_mask.nii.gz
+    ends in the word _mask.
     """
     found = {match[0] if (match := re.search(r"[-_. ][A-Za-z]+$", _stem(name))) else "" for name in names}
     tail = found.pop() if len(found) == 1 else ""
@@ -265,7 +269,8 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
     below = _below(items)
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
         return None
-    endings = Counter(  # in a pattern, a star replaces the name of the folder in a file name
+    # if a file name begins with the name of its folder, a star replaces the folder's name in the pattern
+    endings = Counter(
         f"*{name.removeprefix(top)}" if name.startswith(top) else name for top, inner in below.items() for name in inner
     )
     regular = [ending for ending, count in endings.items() if count >= REGULAR * len(below)]
@@ -313,8 +318,8 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Group paths by top folder, if every path has two folders or the top folders have names such as hospital-1.
-    Otherwise, group all paths under the key "".
+    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1. In
+    all other cases, all paths get the key "".
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -349,8 +354,8 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     parts = sorted(top for top in tops if top.lower() in PART_WORDS)
     if parts:
         raise DataError(
-            f"folders {_shown(parts)} are parts, not hospitals or classes; write {TABLE} with a column 'part', or "
-            f"put all cases together: medsilo divides them by patient"
+            f"folders {_shown(parts)} are parts of the data, not hospitals or classes; write {TABLE} with a column "
+            f"'part', or put all cases into one folder"
         )
 
 

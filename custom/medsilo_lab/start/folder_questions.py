@@ -1,7 +1,7 @@
 """Ask which names in a folder of images stand for patients, hospitals, classes, parts of the data or sessions.
 
-Each question about ambiguous names shows evidence. The result is a list of cases, each with its image, its mask or
-class, and its patient.
+Each question about ambiguous names shows evidence. The result of this module is a list of cases. Each case has an
+image, a patient, and a mask or a class.
 """
 
 import json
@@ -43,7 +43,7 @@ from medsilo_lab.start.wording import is_common, names_a_person
 Ask = Callable[[Question], str]
 MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
-# maximum number of values in a column of classes, and minimum number of images in a folder of a class
+# maximum number of different values in a label column, and minimum number of images in a class folder
 MOST_CLASSES, LEAST_OF_CLASS = 20, 3
 # COVERED: minimum fraction of all images that a table must name. NAMED: minimum fraction of a table's lines that must
 # have an image, or else the user is asked.
@@ -51,7 +51,8 @@ COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # matches masks in Kaggle's run-length format
 LARGEST_JSON = 1 << 28
 SESSION = re.compile(r"(ses|session|visit|study|scan|exam|series|view|tp|timepoint|time)[-_ ]?\w{0,12}", re.IGNORECASE)
-MOST_NAMES = 5  # maximum median number of patients per folder with which the user is asked about patients
+# if the median number of patients per folder is above this number, the user is not asked about patients in headers
+MOST_NAMES = 5
 BY_HEADER = "each name in headers is a patient"
 NEITHER, EACH_FOLDER = "neither", "each folder is a patient"
 WHERE = frozenset(
@@ -70,7 +71,7 @@ EACH, ONE_HOSPITAL, DRAWN, LEFT_OUT = "each image is a patient", "one hospital",
 
 @dataclass(frozen=True)
 class FoundCase:
-    """A case with its image, its mask or class, its patient and its hospital. Paths are relative to the data folder."""
+    """A case: an image, its mask or its class, the patient and the hospital. Paths are relative to the data folder."""
 
     image: str
     label: str = ""
@@ -96,7 +97,9 @@ class FoundCases:
             self.left_out[why] = self.left_out.get(why, 0) + count
 
     def sites(self) -> dict[str, list[FoundCase]]:
-        """Return the cases of each hospital, by the hospital's name in the plan. A single hospital has the key ""."""
+        """Return a dictionary with the cases of each hospital; the keys are the hospitals' names in the plan. If there
+        is a single hospital, its key is "".
+        """
         tops = {case.hospital for case in self.cases}
         if tops == {""}:
             return {"": self.cases}
@@ -129,14 +132,15 @@ class Images:
     target: str | None = None
 
     def levels(self, names: Iterable[str]) -> list[list[str]]:
-        """For each level of folders that all images have, return the folder name of each image."""
+        """For each depth in the folder tree that all images have, return a list with the folder name of each image."""
         rows = [PurePosixPath(name).parts[:-1] for name in names]
         deep = min(map(len, rows), default=0)
         return [[row[level] for row in rows] for level in range(deep)]
 
 
 def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None:
-    """Return the cases in a folder of images, and ask about ambiguous names. If no name is ambiguous, return None.
+    """Return the cases in a folder of images, and ask the user about ambiguous names. If no name is ambiguous, return
+    None.
 
     `ask` receives a question and returns the answer.
     """
@@ -151,8 +155,8 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
     inside, out = _inside(folder, files, every)
     if not inside:
         raise DataError(
-            "all images are links that lead out of the data folder, which are not followed; give the folder that they "
-            "lead to, or copy them",
+            "all images are links that lead out of the data folder, so medsilo reads none; give the folder of the "
+            "files, or copy the files",
             ", ".join(out[:6]),
         )
     masks = tuple(name for name in inside if _is_mask(name))
@@ -201,7 +205,7 @@ def _inside(root: Path, files: Mapping[str, Path], names: Sequence[str]) -> tupl
 
 def _words(name: str) -> list[str]:
     """Return the names of a file's folders in lower case. If the file name consists of several words, also return the
-    last word.
+    last word of the file name.
     """
     *folders, last = PurePosixPath(name).parts
     stem = last[: len(last) - len(suffix_of(last))]
@@ -219,7 +223,9 @@ def _stem(name: str) -> str:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """Return a key that is the same for an image and its mask: the path without words such as images or mask."""
+    """Return the path without words such as "images" or "mask". Without these words, an image and its mask have the
+    same path.
+    """
     folders = [part for part in PurePosixPath(name).parts[:-1] if part.lower() not in IMAGE_WORDS | MASKS]
     words = re.split(r"([-_. ])", _stem(name))
     while len(words) > 2 and words[-1].lower() in IMAGE_WORDS | MASKS:
@@ -235,12 +241,12 @@ class Lines:
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     key: str
-    by: str  # "file" if the column `key` identifies images, "patient" if it identifies patients
-    line_of: Mapping[str, int]  # number of the table line of each image, by the image's path
-    named: Mapping[str, str]  # patient of each image, if the column `key` identifies patients
+    by: str  # "file" if the column `key` contains images, "patient" if `key` contains patients
+    line_of: Mapping[str, int]  # path of an image → index of the image's line in the table
+    named: Mapping[str, str]  # if the column `key` contains patients: path of an image → patient
 
     def cell(self, image: str, column: str) -> str:
-        """Return the cell of an image's line in a column, or an empty text if the image has no line."""
+        """Return the value in a column for an image, or an empty text if the table has no line for the image."""
         place = self.line_of.get(image)
         return "" if place is None else self.lines[place][self.head.index(column)].strip()
 
@@ -250,21 +256,21 @@ class Lines:
 
     @property
     def patient(self) -> str | None:
-        """The column with the most reliable name for a patient column. If no column has a name for a patient column,
-        the column that matches images to patients.
+        """The patient column: the column whose name is most reliable for a patient column. If no column has a usual
+        name, the column with which images were matched to patients.
         """
         own = called([own for own in self.head if self.by == "patient" or own != self.key], PATIENT_WORDS)
         return own or (self.key if self.by == "patient" else None)
 
     @property
     def is_sure(self) -> bool:
-        """True if the name or the values of the patient column show that the column contains patients."""
+        """True if there is a patient column, and its name or its values confirm that the column contains patients."""
         return self.patient is not None and (is_called(self.patient) or names_patients(self.named.values()))
 
     @property
     def like_names(self) -> list[str]:
-        """The columns that may contain patients. A column of patients has more values than a column of classes, and
-        contains no measurements.
+        """The columns that may be patient columns: such columns have more different values than classes, and contain no
+        measurements.
         """
         found = []
         for column in self.head:
@@ -281,7 +287,7 @@ def _tables(seen: Images) -> list[Lines]:
     for name in tables_in(seen.files):
         head, *lines = TableReader.first_lines(seen.files[name], TableReader.MOST_LINES) or [[]]
         whole = [tuple(line) for line in lines if len(line) == len(head)]
-        # tables with the same columns are joined, such as tables of training and test cases
+        # if two tables have the same columns, such as tables of training and test cases, the tables are joined
         if len(head) > 1 and whole:
             _, lines_, places = found.setdefault(tuple(head), (name, [], []))
             lines_.extend(whole)
@@ -295,7 +301,8 @@ def _tables(seen: Images) -> list[Lines]:
 def _named_by(
     seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], places: list[str]
 ) -> Lines | None:
-    """Find the column that names most images or patients, or return None if no column names enough images or patients.
+    """Find the table column that names the most images or patients. If no column names enough images or patients,
+    return None.
 
     Args:
         places: for each line, the folder of the table's file
@@ -331,8 +338,8 @@ def _named_by(
 
 
 def _ways_to_name(images: Sequence[str]) -> dict[str, str]:
-    """Return the image for each name that a table may use. A table may use any end of a path that belongs to a single
-    image.
+    """Return a dictionary from names to images. A table may name an image by any end of the image's path that no other
+    image's path has.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     for image in images:
@@ -399,7 +406,9 @@ def _is_number(text: str) -> bool:
 
 
 def _check_lines(found: FoundCases, seen: Images, table: Lines, label: str, ask: Ask) -> None:
-    """Ask about table lines without images, reject patients with two labels, and leave out images without a line."""
+    """Ask the user about table lines without an image, reject patients with two labels, and leave out images without a
+    table line.
+    """
     lone = len(table.lines) - len({*table.line_of.values()})
     if table.by == "file" and lone > (1 - NAMED) * len(table.lines):
         text = f"{lone} of {len(table.lines)} lines of {table.name} name images that are not there"
@@ -439,7 +448,7 @@ def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
             "into masks/, as a PNG of the image's name"
         )
     if not fits:
-        raise DataError(f"no column of {table.name} has 2 to {MOST_CLASSES} classes; there are {listed(others)}")
+        raise DataError(f"no column of {table.name} has 2 to {MOST_CLASSES} classes; the columns are {listed(others)}")
     usual = [own for own in fits if is_called(own, LABEL_COLUMNS)]
     if len(usual) == 1:
         return usual[0]
@@ -457,7 +466,7 @@ def _shown(values: Mapping[str, int]) -> str:
 
 
 def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
-    """If a column has a usual name for a column of hospitals, ask whether its values are hospitals."""
+    """If a column has a name that is usual for hospitals, ask whether the values of the column are hospitals."""
     column = next((own for own in table.head if is_called(own, HOSPITAL_COLUMNS) and own != table.key), None)
     if not column or len(values := Counter(table.cell(case.image, column) for case in found.cases)) < 2:
         return
@@ -471,8 +480,8 @@ def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
 
 # ---------------------------------------------------------------------------------------------------- masks
 def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases | None:
-    """Return the cases of images with masks, or None if images have several channels or `layout_of` recognises the
-    layout.
+    """Return the cases of images with masks. If images have several channels, or if the function `layout_of` recognises
+    the layout, return None.
     """
     table = next((own for own in tables if own.patient), None)
     try:
@@ -487,7 +496,7 @@ def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases |
         _refuse_visits(usual.hospitals, seen, ask)
         return None
     if max(keys.values()) > 1 or len(masks) < len(seen.masks):
-        raise DataError(f"several images have one mask, or several masks; {HOW}")
+        raise DataError(f"several images have the same mask, or an image has several masks; {HOW}")
     cases = [FoundCase(image, masks[key]) for image in seen.images if (key := _key(image)) in masks]
     if not cases:
         if usual and usual.hospitals:
@@ -506,8 +515,8 @@ def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases |
 
 
 def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
-    """Ask whether the folders are patients or hospitals. Raise DataError if the folders are patients, because each
-    patient then has several visits.
+    """Ask whether the folders are patients or hospitals. If the folders are patients, each patient has several visits,
+    so raise DataError.
     """
     if all(top.lower().startswith(HOSPITAL_WORDS) for top in tops):
         return
@@ -516,7 +525,7 @@ def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
     if ask(Question("folders", text, {PATIENTS: {}, HOSPITALS: {}})) == PATIENTS:
         raise DataError(
             "patients have several visits, each a folder with several images; call the folders of visits PATIENT_VISIT "
-            "and put all beside each other"
+            "and put all of them beside each other"
         )
 
 
@@ -536,7 +545,8 @@ def _bids(seen: Images, ask: Ask) -> FoundCases:
     masks = {_entities(mask): mask for mask in seen.masks}
     if len(masks) < len(seen.masks):
         raise DataError(
-            "derivatives have several masks of one image; keep one, as of one rater", ", ".join(seen.masks[:6])
+            "the folder derivatives has several masks of one image; keep one mask, as of one rater",
+            ", ".join(seen.masks[:6]),
         )
     paired = [FoundCase(name, masks[key], _subject(name)) for name in images if (key := _entities(name)) in masks]
     if paired:
@@ -546,8 +556,8 @@ def _bids(seen: Images, ask: Ask) -> FoundCases:
         tables = _tables(chosen)
         if not tables:
             raise DataError(
-                "BIDS without masks in derivatives, and participants.tsv does not say what is to be learned of "
-                "subjects; add a column there"
+                "BIDS without masks in derivatives, and participants.tsv has no column that can be learned; add a "
+                "column with a label of each subject"
             )
         label = _label_column(seen, tables[0], ask)
         cases = [FoundCase(name, tables[0].cell(name, label), _subject(name)) for name in images]
@@ -563,7 +573,7 @@ def _subject(name: str) -> str:
 
 
 def _entities(name: str) -> tuple[str, ...]:
-    """Return the subject, the session and the run in the name of a BIDS file."""
+    """Return the entities subject, session and run from the name of a BIDS file."""
     return tuple(part for part in _stem(name).split("_") if re.match(r"(sub|ses|run)-", part))
 
 
@@ -593,7 +603,9 @@ def _ask_parts(levels: Sequence[Sequence[str]], ask: Ask) -> None:
 
 
 def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
-    """Return the level at which folders are named after classes, or None if there is no such level."""
+    """Return the depth in the folder tree at which folders are named after classes. If no folders are named after
+    classes, return None.
+    """
     several = [
         at for at, own in enumerate(levels) if len({*own}) > 1 and not {name.lower() for name in own} <= PART_WORDS
     ]
@@ -658,8 +670,8 @@ def _range(counts: Iterable[int]) -> str:
 
 
 def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: bool = True) -> None:
-    """Ask whether folders at other levels than `taken` are patients or hospitals. If no folder names patients, ask for
-    the patients.
+    """Ask whether folders are patients or hospitals, except folders whose depth in the folder tree is in `taken`. If no
+    folder names patients, ask how to find the patient of each image.
     """
     rows = [PurePosixPath(case.image).parts[:-1] for case in found.cases]
     deep = min(map(len, rows))
@@ -703,8 +715,8 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
 
 
 def _patients_at(found: FoundCases, level: int, ask: Ask) -> None:
-    """Take the patient of each case from the name of the case's folder at the level `level`. Folders with the same name
-    are the same patient, even if their paths differ.
+    """The patient of each case is the name of the case's folder at the depth `level` of the folder tree. Folders with
+    the same name are the same patient, even if their paths differ.
     """
     named = [PurePosixPath(case.image).parts[level] for case in found.cases]
     if expression := _prefix({"": sorted({*named})}):
@@ -722,10 +734,10 @@ def _folder_at(level: int) -> str:
 
 
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
-    """Ask for the patient of each image.
+    """Ask the user how to find the patient of each image.
 
-    The possible answers are a folder in the path, a pattern of file names, a table column, or a separate patient for
-    each image.
+    Possible answers: the patient is a folder in the path, a part of the file name, or a value in a table column. A
+    further possible answer is that each image belongs to a different patient.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:
@@ -788,7 +800,9 @@ PREFIX, ALL_BUT_LAST = r"^(.*?\d+)[-_. ].+$", r"^(.*\d.*)[-_. ][^-_. ]+$"
 
 
 def _prefix(stems: Mapping[str, Sequence[str]], expression: str = PREFIX) -> str | None:
-    """Return `expression` if it matches every name and finds the same beginning in several names, otherwise None."""
+    """Return `expression` if the expression matches every file name, and if several file names have the same match.
+    Otherwise, return None.
+    """
     found = {site: [re.search(expression, stem) for stem in own] for site, own in stems.items()}
     every = [match for own in found.values() for match in own]
     values = {match[1] for match in every if match}
@@ -848,7 +862,9 @@ def guessed_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
-    """Ask whether patients with the same name in two folders are the same person, given the patient of each image."""
+    """If two folders contain a patient with the same name, ask whether both patients are the same person. `whose` is
+    the patient of each image.
+    """
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for name, patient in whose.items():
         if "/" in name:
@@ -866,8 +882,8 @@ def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
 
 
 def patients_of_headers(seen: Proposal) -> Iterator[Question]:
-    """Ask about the patients in image headers, as in DICOM. There is a question if a folder has several patients, or if
-    the names of patients are similar.
+    """Ask about the patients that image headers name, as in DICOM. A question is asked if a folder contains several
+    patients, or if the names of patients are similar.
     """
     told = seen.data.get("patient") or seen.data.get("table")
     if told or not seen.survey.patients_named or not isinstance(seen.task, FolderTask):

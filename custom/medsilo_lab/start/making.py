@@ -1,4 +1,6 @@
-"""Make a hospital's data set from a folder or a table: find the kind of data, ask questions, count cases, and write."""
+"""Make a hospital's data set from a folder or a table: find the kind of data, ask questions, count cases, and write
+files.
+"""
 
 import csv
 import hashlib
@@ -59,10 +61,10 @@ from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
 # keys of a task whose values may contain words from the data
 SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
 OF_TABLE = "table."  # prefix of answers that change how a table is read
-OF_ALL = ("hospitals", "alone", "annotations")  # answers that apply to all tables or recordings in a folder
+OF_ALL = ("hospitals", "alone", "annotations")  # keys of answers that apply to all tables or all recordings in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
-MOST_VALUES = 1000  # questions about a column use at most this number of different values
+MOST_VALUES = 1000  # maximum number of a column's different values that questions about the column may use
 Ask = Callable[[Question], str]
 
 
@@ -73,7 +75,7 @@ class Made:
     plan: Plan
     data: SiteData
     source: DataSource
-    cases: str = ""  # list of the cases as text; needed if patterns of file names do not describe all cases
+    cases: str = ""  # a list of all cases as text, which is empty if file name patterns describe all cases
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
@@ -86,7 +88,7 @@ class Made:
 @dataclass(frozen=True)
 class MadeSets:
     sight: DatasetLayout
-    # data sets by hospital; a single hospital, or a table of several hospitals, has the key ""
+    # data set of each hospital; if there is a single hospital, or one table of several hospitals, the only key is ""
     sets: dict[str, Made]
 
     @property
@@ -96,17 +98,19 @@ class MadeSets:
 
 @dataclass
 class Asked:
-    """The answers to questions. The user is asked each question only once, unless an earlier answer exists."""
+    """The answers to questions. The user is asked each question at most once; a question with an earlier answer is not
+    asked.
+    """
 
     ask: Ask
     said: Mapping[str, str]
     answers: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, question: Question, site: str = "") -> str:
-        """Return the answer to a question. An earlier answer applies to all hospitals, unless its key is "KEY of SITE".
-        For an invalid answer, raise DataError.
+        """Return the answer to a question. An earlier answer applies to all hospitals, unless the key of the answer is
+        "KEY of SITE". If the answer is invalid, raise DataError.
 
-        `site` is the hospital that the question is about, if there are several hospitals.
+        `site` is the hospital to which the question refers, or an empty text if there is only one hospital.
         """
         key = f"{question.key} of {site}" if site else question.key
         if key not in self.answers:
@@ -128,7 +132,7 @@ def make_each(
     called: Mapping[str, str] | None = None,
     subgroups: Sequence[AskedSubgroup] = (),
 ) -> MadeSets:
-    """Make the data set of each hospital in a folder, or in one table.
+    """Make the data sets of all hospitals whose data are in a folder, or in a common table.
 
     Args:
         layout: the folder or the table's file, with the user's options.
@@ -177,7 +181,7 @@ class _Making:
         )
 
     def makers(self) -> "list[_Maker]":
-        """Ask all questions, and return an object for each hospital that makes the hospital's data set.
+        """Ask all questions, and return a `_Maker` for each hospital.
 
         A hospital with very few patients is left out. Answers can change the number of a hospital's patients.
         """
@@ -193,7 +197,7 @@ class _Making:
                 return [every[name] for name in names]
 
     def take(self, site: str, said: Values) -> None:
-        """Examine the folder again after an answer that changes how the table of a hospital is read."""
+        """An answer has changed how a hospital's table is read, so examine the folder again."""
         own = {key: value for key, value in said.items() if key not in OF_ALL}
         more = {key: value for key, value in said.items() if key in OF_ALL}
         of = self.layout.said_of
@@ -281,7 +285,7 @@ class _Maker:
         return _read_as(parse_plan(plan_values), data)
 
     def ask(self) -> None:
-        """Ask all questions about the hospital, including further questions that an answer leads to."""
+        """Ask all questions about the hospital, including questions that only arise from an answer."""
         done = {*self.asked.answers} if self.found else set[str]()
         while True:
             self.seen, self.data = self._proposal(*self.read_as())
@@ -302,10 +306,12 @@ class _Maker:
             if of_table:
                 self.making.take(self.name, of_table)
                 if not any(self.name in own for own in self.making.sites.values()):
-                    return  # the answer leaves too few patients at the hospital
+                    return  # after an answer, the hospital may have too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
-        """Return the proposal to which the questions refer, and the data if they were read."""
+        """Return the proposal about which questions are asked. Also return the hospital's data, or None if the data
+        were not read.
+        """
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
             table = read_columns(source.table_file())
@@ -318,7 +324,7 @@ class _Maker:
                 data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
                 survey = data.survey
             except MedsiloError:
-                data = None  # the error is not reported here, because the survey reports its reason
+                data = None  # the call of `survey` below reports the reason of the error
         survey = survey or plan.task.survey(self.name, plan.participation.sites, 0, own)
         if stops := [problem for problem in survey.problems if problem.severity == "stops"]:
             raise DataError(stops[0].counted, "; ".join(stops[0].private[:6]))
@@ -332,8 +338,8 @@ class _Maker:
         return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
 
     def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
-        """List the files of the data set, and read only files that are not in the earlier data set in the folder
-        `before`.
+        """List the files of the data set. Files that are listed in the earlier data set in the folder `before` are not
+        read again.
         """
         self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
         known: Mapping[str, KnownFile] = {}
@@ -350,8 +356,8 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Keep only the cases in `entries`. All other cases, which are from `patients` patients, are omitted for the
-        reason `why`.
+        """Keep only the cases in `entries`. All other cases are omitted for the reason `why`; `patients` is the number
+        of patients of the omitted cases.
         """
         channels, folder = len(entries[0].images), self.place()
         heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
@@ -371,7 +377,7 @@ class _Maker:
 
     def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
         plan, source = self.read_as()
-        # names in plans, from the earlier version of the data set
+        # names for words in the data, from the earlier version of the data set
         before = self.old.called if self.old else {}
         asked, names = asked_again(self._subgroups_before(), subgroups)
         names |= called
@@ -379,7 +385,7 @@ class _Maker:
         of_plan = {word: name for word, name in called.items() if not asked or word in plan.task.words}
         if of_plan:
             plan, source = renamed(plan, source, of_plan)
-            self.data = None  # the data must be read again after words were renamed
+            self.data = None  # after words were renamed, the data must be read again
         tested = self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data = self.data or plan.task.site_data(self.name, plan.participation.everyone, 0, own)
@@ -419,8 +425,8 @@ class _Maker:
 
 
 def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
-    """Ask about images that belong to two patients or two hospitals. If several patients have the same image, only the
-    first of these patients is kept.
+    """Ask about identical images of different patients or different hospitals. If several patients have the same image,
+    only the first of these patients is kept.
     """
     owners: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     entries = {maker.name: maker.entries() for maker in makers}
@@ -453,14 +459,15 @@ def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
 
 
 def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
-    """Return the plan and the description of the data. The description contains the outcome, all classes and the
-    default `shares`.
+    """Convert the hospital's settings to the description of its data, and return the plan and the description. The
+    description contains the outcome, all classes and the default fractions `shares`.
     """
     task, known = plan.task, data.get("label_map", {})
     if isinstance(task, PatientTable):
         data["outcome"] = [data.get("columns", {}).get(own, own) for own in task.outcomes]
         data["learned_as"] = task.kind
-    if getattr(task, "kind", "") == "classification":  # all classes are added, even classes with few patients
+    # the description lists every class, even a class with few patients
+    if getattr(task, "kind", "") == "classification":
         plain = {label: label for label in map(str, getattr(task, "labels", ())) if label not in known.values()}
         data["label_map"] = {**known, **plain}
     # a task without the key `shares` divides the data by itself
@@ -475,8 +482,8 @@ def _called(word: Any, called: Mapping[str, str]) -> Any:
 
 
 def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
-    """In the choices for a folder, replace words from the data by the names in plans. Reasons that contain words from
-    the data are removed.
+    """`called` maps words in the data to names in plans. In the choices for a folder, replace each word in the data by
+    its name in plans. Reasons that contain words from the data are removed.
     """
     own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
     there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))
@@ -488,13 +495,13 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
-    """Rename words from the data in a plan and in the description of the data; raise DataError if a word is not in the
-    plan.
+    """`called` maps words in the data to names in plans. Rename the words in the plan and in the description of the
+    data. If the plan does not contain a word, raise DataError.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):
         raise DataError(
-            f"--call {unknown[0]}: this is not a name in the data that may leave; these are {', '.join(task.words)}"
+            f"--call {unknown[0]}: no name of this kind may leave the data; these may leave: {', '.join(task.words)}"
         )
 
     def name(word: Any) -> Any:
@@ -557,7 +564,7 @@ def _learns(plan: Plan) -> dict[str, Any]:
 
 
 def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
-    """Return the disclosed numbers of patients and cases in training, validation and test."""
+    """Return the numbers of patients and of cases that the hospital discloses, for training, validation and test."""
     counts = {}
     for part in PARTS:
         names = patients_of(getattr(data, part))
@@ -567,7 +574,9 @@ def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Return the proposed answer if the proposal is safe; raise MedsiloError for any other question."""
+    """Return the proposed answer if a wrong proposal could do no serious harm. In all other cases, raise MedsiloError
+    with the question.
+    """
     if question.safe:
         return question.proposed
     other = " or another answer" if question.free or len(question.answers) > 1 else ""
@@ -577,8 +586,8 @@ def stop_at_questions(question: Question) -> str:
 
 
 def questions_of(seen: Proposal) -> list[Question]:
-    """Return the questions about a proposal. Of several questions with the same key, only the first question is
-    returned.
+    """Return the questions about a proposal. If several questions have the same key, only the first of these questions
+    is returned.
     """
     found: dict[str, Question] = {}
     for detector in (*table_questions.DETECTORS, *DETECTORS, guessed_patients, patients_of_headers):

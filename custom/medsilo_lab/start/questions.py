@@ -1,8 +1,8 @@
-"""Questions about a folder or a table. A question is asked if a wrong guess could disclose data, split a patient or
-invert a label.
+"""Questions to the user about a folder or a table. A question is asked if a wrong guess could disclose data, count one
+patient as two patients, or invert a label.
 
-Each question shows evidence for its proposed answer. `--yes` accepts only safe proposals. Even a wrong safe proposal
-never discloses data or inflates a test score, but it may reduce accuracy or omit patients.
+Each question shows evidence for its proposed answer. `--yes` accepts only safe proposed answers. A safe answer that is
+wrong may reduce accuracy or omit patients, but discloses no data and inflates no test score.
 """
 
 from collections import Counter
@@ -20,7 +20,8 @@ from medsilo.tasks.task import Task
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.file_table import SURELY, is_called
 
-# values by key; the key `data.columns.patient` belongs to the hospital's data, and the key `task.target` to the plan
+# new values of keys: keys in `data`, such as `data.columns.patient`, are a hospital's settings; keys in `task`, such as
+# `task.target`, are in the plan
 Values = Mapping[str, Any]
 ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB's files with annotated rhythms and beats
 SHOWN = 5  # largest number of examples in a question
@@ -42,7 +43,7 @@ class Question:
         return next(iter(self.answers))
 
     def changes(self, answer: str) -> Values:
-        """Return the changes that an answer makes; raise DataError for an invalid answer."""
+        """Return the values of keys that an answer sets; raise DataError for an invalid answer."""
         if answer in self.answers:
             return self.answers[answer]
         if self.free is None:
@@ -63,9 +64,7 @@ class Proposal:
 
     @property
     def takes_files_as_patients(self) -> bool:
-        """True if the column of files also serves as the patient column, although its name is not usual for a patient
-        column.
-        """
+        """True if the patient column is the column of file names, and if its name is not usual for a patient column."""
         own = self.data.get("columns", {})
         file = own.get("image", "recording")
         return "table" in self.data and own.get("patient") == file and not is_called(file, SURELY)
@@ -80,7 +79,7 @@ def listed(examples: Sequence[str], count: int | None = None) -> str:
 
 
 def unknown_patients(seen: Proposal) -> Iterator[Question]:
-    """Ask for the patient of each case, if neither a column nor a file name identifies the patient."""
+    """If neither a column nor the file name identifies the patient of a case, ask how to find the patient."""
     if seen.survey.patients_named and not seen.takes_files_as_patients:
         return
     cases = sum(part.cases for part in seen.survey.parts.values())
@@ -105,8 +104,8 @@ def unknown_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def annotations(seen: Proposal) -> Iterator[Question]:
-    """Ask whether the rhythms in annotation files are the labels of recordings. If the files have no rhythms, ask
-    whether the names of folders are the labels.
+    """Ask whether the rhythms in annotation files are the labels of recordings. If no annotation file has rhythms, ask
+    whether the names of folders are the labels of recordings.
     """
     label = str(seen.data.get("recording_columns", {}).get("label", ""))
     beside = [name for name in seen.names if name.lower().endswith(label if label.startswith(".") else ANNOTATIONS)]

@@ -1,4 +1,4 @@
-"""Inspect a folder of recordings, and propose a plan and the hospital's settings."""
+"""Inspect a folder of recordings. Propose a plan, and settings with which the hospital reads the recordings."""
 
 import math
 from collections import Counter
@@ -21,13 +21,13 @@ from medsilo_series.rhythms import annotations_of, is_ending, rhythms_in
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
-LINES = 200  # number of a recording's rows from which the meaning of the columns is recognised
+LINES = 200  # the meaning of columns is recognised from this number of rows of a recording
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
 ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB files with annotations of rhythms and beats
-TRIED = 60  # largest number of headers and annotation files that are read to choose signals and labels
-MOST_HAVE = 0.9  # fraction of recordings that must have a signal in a proposed plan
+TRIED = 60  # signals and labels are chosen from at most this number of headers and annotation files
+MOST_HAVE = 0.9  # a proposed plan includes a signal if at least this fraction of the recordings contain the signal
 # codes of rhythms in PhysioNet's databases; none of them is a person's name
 RHYTHMS = frozenset(
     """
@@ -36,11 +36,11 @@ RHYTHMS = frozenset(
     """.split()  # noqa: SIM905 - one code beside the other
 )
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
-SLOWEST = 1.0  # a sampling rate in Hz below this value suggests that times without a unit are in milliseconds
+SLOWEST = 1.0  # if the sampling rate in Hz would be below this value, times without a unit are probably in milliseconds
 USUAL_RATE = 50.0  # default sampling rate in Hz
 SECONDS = 2.56  # default length of a window in seconds, which is about the duration of a movement
 STRIP = 10.0  # default length of a window in seconds for rhythms, which is the usual length of an ECG
-SHORTEST = 8  # minimum length of a window in steps
+SHORTEST = 8  # minimum number of time steps in a window
 FEWEST, MOST_CLASSES = 2, 254
 Described = tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]
 
@@ -56,11 +56,11 @@ class SeriesFacts:
     patients: dict[str, int]
     recordings: dict[str, int]
     rows: int  # median number of rows in a recording
-    # median length of runs of rows with the same label and without a gap. For rhythms, of which short episodes are
-    # frequent, each run counts as often as it has rows.
+    # median length of sections without a gap or a change of label. For rhythms, the median is weighted by length,
+    # because short episodes are frequent.
     stretch: int
     rate: float | None  # sampling rate in Hz
-    supposed: bool  # True if it is only assumed that times are in seconds
+    supposed: bool  # True if the unit of times is unknown and assumed to be seconds
     gaps: int  # number of recordings with gaps or missing values
     opened: int
     left_out: dict[str, int]
@@ -181,7 +181,9 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
 
 
 def _pieces(one: Recording) -> list[tuple[int, int]]:
-    """Return the limits [start, end) of each run of rows that have the same label and no gap between them."""
+    """Divide the rows of a recording wherever the label changes or time steps are missing. Return the limits [start,
+    end) of each section.
+    """
     begins = one.begins.copy()
     if one.labels:
         begins[1:] |= one.labels.rows[1:] != one.labels.rows[:-1]
@@ -189,7 +191,7 @@ def _pieces(one: Recording) -> list[tuple[int, int]]:
 
 
 def _stretch(lengths: Sequence[int], by_rows: bool) -> int:
-    """Return the median of lengths. With `by_rows`, each length counts as often as it is long."""
+    """Return the median of lengths. If `by_rows` is true, the median is weighted by length."""
     if not by_rows:
         return int(np.median(lengths))
     rows = np.cumsum(sorted(lengths))
@@ -219,7 +221,9 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> Described:
 
 
 def _signals(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the signals that most recordings have, or the most frequent signal if no signal is in most recordings."""
+    """Return the signals that most recordings contain. If no signal is in most recordings, return only the most
+    frequent signal.
+    """
     seen, wrong = list[tuple[str, ...]](), list[DataError]()
     for name in _some(names):
         try:
@@ -238,8 +242,8 @@ def _some(names: Sequence[str]) -> Sequence[str]:
 
 
 def _annotations(folder: DatasetLayout, names: Sequence[str]) -> str:
-    """Return the ending of annotation files with rhythms beside WFDB recordings. Return an empty text if no annotation
-    file has rhythms, or if the user declined the rhythms.
+    """Return the suffix of those annotation files of WFDB recordings that contain rhythms. Return an empty text if no
+    annotation file has rhythms, or if the user declined the rhythms.
     """
     headers = [name for name in names if name.lower().endswith(waves.WFDB)]
     if not folder.said.get("annotations", True):

@@ -42,14 +42,14 @@ class AskedSubgroup:
         if not (equals and name):
             raise DataError(f"--subgroup {text}: write NAME=COLUMN, or NAME=COLUMN:40,60 for bands of numbers")
         if name == HOSPITAL:
-            raise DataError(f"--subgroup {text}: {HOSPITAL!r} is there by itself; call yours otherwise")
+            raise DataError(f"--subgroup {text}: {HOSPITAL!r} is in every data set already; choose another name")
         return cls(name, column, bands, table or None)
 
     def found_in(
         self, source: DataSource, folder: Path, patients: Collection[str], called: Mapping[str, str]
     ) -> Subgroup:
-        """Return the subgroup with the names of its levels; raise DataError if the column of the subgroup does not
-        divide the patients.
+        """Return the subgroup with the names of its levels. If the column of the subgroup does not divide the patients
+        into levels, raise DataError.
         """
         if self.bands:
             column_of(self.name, self.column, self.table, source, folder)
@@ -63,13 +63,14 @@ class AskedSubgroup:
         if not 2 <= len(found) <= MOST_LEVELS:
             raise DataError(
                 f"--subgroup {self.name}: {counted(len(found), 'value')} of column {self.column!r} have {FEWEST} "
-                f"patients or more, and a subgroup has 2 to {MOST_LEVELS} levels; of numbers name bands: "
+                f"patients or more, but a subgroup has 2 to {MOST_LEVELS} levels; if they are numbers, use bands: "
                 f"{self.name}={self.column}:40,60"
             )
         levels = {one: called.get(one, one) for one in found}
         if person := next((one for one in levels.values() if names_a_person(one)), ""):
             raise DataError(
-                f"--subgroup {self.name}: {person!r} may be a person's name; --call '{person}=NAME' says another"
+                f"--subgroup {self.name}: {person!r} may be a person's name; give another name with "
+                f"--call '{person}=NAME'"
             )
         return Subgroup(column=self.column, levels=levels, table=self.table)
 
@@ -77,8 +78,8 @@ class AskedSubgroup:
 def asked_again(
     before: Mapping[str, Subgroup], now: Sequence[AskedSubgroup]
 ) -> tuple[list[AskedSubgroup], dict[str, str]]:
-    """Combine new requests with the subgroups of the data set's earlier version. Return all requests, and the names
-    that levels had in the earlier version.
+    """Combine new requests for subgroups with the subgroups in the earlier version of the data set. Return all
+    requests, and the names of levels in the earlier version.
     """
     every = {name: AskedSubgroup(name, own.column, own.bands, own.table) for name, own in before.items()}
     every |= {own.name: own for own in now}

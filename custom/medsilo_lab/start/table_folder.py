@@ -1,4 +1,6 @@
-"""Examine a folder of tables with one line per patient, and choose a plan and a hospital's settings."""
+"""Examine a folder of tables with one line per patient. Choose a plan, and settings with which a hospital reads its
+table.
+"""
 
 import math
 import re
@@ -38,7 +40,7 @@ PATIENTS = (
     *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
     *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
 )
-# names of columns that contain patients even if there are few patients, written without blanks and punctuation
+# names of patient columns, without blanks and punctuation; columns with these names may have few different values
 SURE = frozenset(
     """
     patient patientid patid patnr patno patientnr patientno patientnumber patientcode patientkey ptid ptno pt pnr pid
@@ -69,14 +71,14 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
-SAID = {  # further keys of answers about a table, in addition to left, patient, survival, alone and event
+SAID = {  # keys of the user's answers about a table; the keys left, patient, survival, alone and event are not listed
     "codes": "values that mean 'not known'",
     "limits": "columns in which <0.5 stands for 0.5, what could be measured",
     "spans": "days from one date to another",
     "fill": "columns whose value a patient's later lines have, too",
 }
 LOOKALIKES = frozenset({"stage", "percentage", "dosage", "voltage", "clinical", "composite", "instrument", "opposite"})
-# Words for parts of the body, because a column such as "tumor site" does not name hospitals.
+# Medical words in column names: for example, the column "tumor site" names a place in the body and not a hospital.
 BODY = re.compile("tumou?r|primary|lesion|anatom|metasta|biops|infect|surg|cancer", re.IGNORECASE)
 MEASUREMENTS = ("gene", "feature", "marker", "parameter", "variable", "measurement", "analyte", "protein", "probe")
 DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}\b")
@@ -90,15 +92,15 @@ MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 FOLDS = frozenset(("fold", "folds", "cv", "cvfold", "kfold", "split", "partition", "trainval", "istest", "istrain"))
 SHOWN = 4
-RARE = 0.5  # minimum fraction of lines in which a column must have a value, or else the column is left out
-# maximum fraction of patients with rare values in a text column; above it, the column contains free-text notes
+RARE = 0.5  # a column is left out if it has values in less than this fraction of the lines
+# if more than this fraction of patients have rare values in a text column, the column contains free-text notes
 NOTES = 0.1
-# for columns of record numbers: minimum fraction of lines with different numbers, and minimum value of the numbers
+# in a column of record numbers, the minimum fraction of different numbers, and the minimum size of the numbers
 UNIQUE, LONG = 0.95, 1e5
-SOME = 0.02  # fraction of lines with an outcome that must have a value in a column, or else the column counts as empty
-LATER = 0.2  # fraction of lines without an outcome above which baseline and follow-up are in separate lines
-STEADY = 0.05  # fraction of lines with a changed label below which the lines are time steps of a recording
-FEW = 1000  # number of patients of the largest hospital below which the network has a single layer
+SOME = 0.02  # a column counts as empty if it has values in less than this fraction of the lines with an outcome
+LATER = 0.2  # if more than this fraction of lines have no outcome, baseline and follow-up are in separate lines
+STEADY = 0.05  # if the label changes in less than this fraction of lines, the lines are time steps of a recording
+FEW = 1000  # if the largest hospital has fewer patients than this number, the network has a single layer
 BATCH, LARGE_BATCH = 32, 128
 
 
@@ -119,8 +121,8 @@ class CaseTable:
         return self._facts[name]
 
     def changed(self, columns: Mapping[str, TextColumn], **others: Any) -> "CaseTable":
-        """Return a copy of the table in which the given columns replace the columns of the table. The cached facts
-        about unchanged columns are kept.
+        """Return a copy of the table with the columns `columns`. If a column is unchanged, the copy keeps the cached
+        properties of the column.
         """
         own = replace(self, columns=columns, **others)
         codes, before = own.said.get("codes", {}), self.said.get("codes", {})
@@ -133,7 +135,9 @@ class CaseTable:
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns whose names match a word in `words`. Earlier words in `words` have priority."""
+        """Return the columns whose names match a word in `words`. Columns whose names equal a word come first; apart
+        from this, columns are in the order of `words`.
+        """
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
@@ -150,8 +154,8 @@ class CaseTable:
 
     @cached_property
     def patient(self) -> str | None:
-        """The patient column: the first column that has many values and a usual name for a patient column. Columns with
-        people's names are the last choice, because two patients may have the same name.
+        """The patient column: the first column with many different values whose name is usual for a patient column. A
+        column of people's names is the last choice, because two patients may have the same name.
         """
         if "patient" in self.said:
             return self.said["patient"] or None
@@ -159,8 +163,8 @@ class CaseTable:
 
     @cached_property
     def patients_called(self) -> list[str]:
-        """The columns that have many values and a usual name for a patient column. A column with one of the most
-        reliable names need not have many values.
+        """The columns with many different values whose names are usual for patient columns. If the name of a column is
+        among the most reliable names, few different values are enough.
         """
         sure = [name for name in self.columns if plain_name(name) in SURE]
         found = [*sure, *self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)]
@@ -169,7 +173,9 @@ class CaseTable:
 
     @property
     def patient_codes(self) -> np.ndarray:
-        """The number of each line's patient; without a patient column, each line has a different patient."""
+        """For each line, a number that identifies the patient. Without a patient column, each line counts as a
+        different patient.
+        """
         return self.columns[self.patient].codes if self.patient else np.arange(self.lines)
 
     @cached_property
@@ -178,8 +184,8 @@ class CaseTable:
 
     @property
     def names_patients(self) -> bool:
-        """True if the table shows which lines belong to the same patient. A column `id` with a different value in every
-        line does not count, because such a column may number the lines.
+        """True if the table shows which lines belong to the same patient. If a column `id` has a different value in
+        every line, the result is False, because the column may number the lines.
         """
         if self.patient is None or "patient" in self.said:
             return self.patient is not None
@@ -194,7 +200,7 @@ class CaseTable:
 
     @cached_property
     def survival(self) -> tuple[str, str] | None:
-        """The columns of time and event, or None if the table does not have both columns."""
+        """The column of times and the column of events. If one of the two columns is missing, None."""
         if "survival" in self.said:
             return tuple(self.said["survival"])
         if self.asked:
@@ -204,7 +210,7 @@ class CaseTable:
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.columns).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
-        # chooses the pair of a time and an event whose columns are nearest to each other
+        # chooses the time column and the event column that are nearest to each other in the table
         return min(near)[2:] if near else None
 
     @cached_property
@@ -216,12 +222,12 @@ class CaseTable:
 
     @property
     def event(self) -> str | None:
-        """The column of an event, if the table has no column of times; the event is then learned as two classes."""
+        """The event column. If the table has no column of times, the task is a classification: event or no event."""
         return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The outcome columns, which follow from their names or from the user's answers."""
+        """The outcome columns, which are recognised by their names or known from the user's answers."""
         if self.target:
             return (self.target,)
         return self.survival or ((self.event,) if self.event else ())
@@ -232,7 +238,9 @@ class CaseTable:
         )
 
     def in_earlier_lines(self) -> list[str]:
-        """Return the columns that are empty in nearly all lines with an outcome, but have values in other lines."""
+        """Return the columns that have values in lines without an outcome, but are empty in nearly all lines with an
+        outcome.
+        """
         learned = self.has_outcome()
         if not len(learned) or learned.mean() > 1 - LATER or not learned.any() or self.patients == self.lines:
             return []
@@ -245,8 +253,8 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """True if the lines are time steps of a recording: the times never decrease, or the labels recur but rarely
-        change.
+        """True if the table is a recording, whose lines are time steps. In a recording, times never decrease, or labels
+        recur but rarely change from line to line.
         """
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             numbers = self.of(name).of_lines
@@ -268,7 +276,7 @@ class _ColumnFacts:
         self.column = column
         known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
         self.known = np.fromiter(known, bool, len(column.values))
-        # the number in each distinct text of the column, or NaN for a text that is no number
+        # the distinct texts of the column as numbers; NaN if a text is no number
         self.numbers = numbers_in(column.values, decimal)
         whole = np.isfinite(self.numbers) & (self.numbers == np.floor(self.numbers))
         levels = [
@@ -283,7 +291,7 @@ class _ColumnFacts:
         self.distinct = sorted(by_size, key=by_size.__getitem__)
         place = {level: number for number, level in enumerate(self.distinct)}
         own = [place[level] if known else -1 for level, known in zip(levels, self.known.tolist(), strict=True)]
-        # for each line, the index of its value in `distinct`, or -1 if the line has no value
+        # for each line, the index in `distinct` of the line's value; -1 if the line has no value
         self.codes = np.array(own, int)[column.codes]
 
     @property
@@ -312,14 +320,16 @@ def plain_name(name: str) -> str:
 
 
 def _says(name: str, word: str) -> bool:
-    """Return True if a column name equals a word, or begins or ends with the word, as in rfstime and patient_id."""
+    """Return True if a column name equals a word, begins with the word, or ends with the word. For example, rfstime
+    ends with the word time.
+    """
     text = plain_name(name)
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
 def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
-    """Return the tables of a folder by hospital: a single table, or a table for each hospital. If the folder has other
-    contents, return no tables.
+    """Return the table of each hospital in a folder, or the single table of the folder. If the folder is not a folder
+    of tables, return an empty dictionary.
     """
     recordings = [name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]
     if folder.table_of(recordings, labelled=False):
@@ -345,10 +355,10 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
 
 
 def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
-    """Raise DataError if a folder has two tables of patients, of which only one has an outcome.
+    """Raise DataError if two tables contain the same patients, and only one of the tables contains the outcome.
 
-    The check compares neighbouring files, up to MOST_LEVELS files. Recordings pass the check, because a recording has
-    no patient column.
+    The function compares each file with the next file, for at most MOST_LEVELS files. Recordings never raise the error,
+    because a recording has no patient column.
     """
     words = [target] if target else [*TARGETS, *EVENTS]
     pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
@@ -358,7 +368,7 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
         shared = any(_says(name, word) for name in {*heads[0]} & {*heads[1]} for word in PATIENTS)
         if shared and known[0] != known[1]:
             both = " and ".join(path.name for path in pair)
-            raise DataError(f"of {both} one alone has what is to be learned; join tables of the same patients into one")
+            raise DataError(f"only one of {both} has the outcome; join tables of the same patients into one table")
 
 
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
@@ -369,19 +379,19 @@ def _asked_of(table: CaseTable, target: str) -> CaseTable:
 
 
 def _table(path: Path) -> CaseTable | None:
-    """Read a table, or return None if the table has a single column or if its lines name files."""
+    """Read a table. If the table has a single column, or if the lines of the table name files, return None."""
     table = read_columns(path)
     head = table.names
     if not table.count and len(head) > 1:
-        raise DataError(f"{path.name} has no line of as many cells as its first; export it again, or remove it")
+        raise DataError(f"{path.name} has no line with as many cells as the first line; export it again, or remove it")
     if len(head) < 2 or "image" in head or "recording" in head:
         return None
     if sum(map(bool, head)) < len(head) / 2:
         raise DataError(f"{path.name} has few names in its first line; remove titles above the names of the columns")
     if all(TableReader.number(cell) is not None for cell in head):
-        raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
+        raise DataError(f"{path.name} has numbers in the first line; add a line with the names of columns above it")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
-        raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
+        raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each of them another name")
     columns = {name: table.column(name) for name in head if name}
     commas = (LIMIT.sub("", value, 1) for own in columns.values() for value in own.values if "," in value)
     written = any(THOUSANDS.fullmatch(value) or TableReader.number(value, ",") is not None for value in commas)
@@ -395,18 +405,18 @@ def _table(path: Path) -> CaseTable | None:
 @dataclass(frozen=True)
 class TableFacts:
     folder: Path
-    # tables by hospital; for a table of all hospitals, the key is the name of the table
+    # table of each hospital; if all hospitals are in one table, the only key is the name of the table
     tables: Mapping[str, CaseTable]
     kind: str
     outcomes: Mapping[str, tuple[str, ...]]
     labels: Mapping[str, int]  # in a classification, number of patients with each label
-    words: Mapping[str, Mapping[str, str]]  # for each categorical column, the name in plans of each value
+    words: Mapping[str, Mapping[str, str]]  # categorical column → value in the column → name of the value in plans
     columns: tuple[Any, ...]
-    left: Mapping[str, str]  # columns that are left out, with the reasons
+    left: Mapping[str, str]  # column that is left out → reason
     sites: Mapping[str, int]
     by_column: str | None
-    small: Mapping[str, str] = field(default_factory=dict)  # hospitals that are left out, with the reasons
-    # names of hospitals in plans, by their names in the table
+    small: Mapping[str, str] = field(default_factory=dict)  # hospital that is left out → reason
+    # name of a hospital in the table → name in plans
     called: Mapping[str, str] = field(default_factory=dict)
 
     def outcome_of(self, table: CaseTable) -> tuple[str, ...]:
@@ -447,7 +457,7 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
         sites = {name: table.patients for name, table in tables.items()} if several else {}
         sites = sites or {site: first.patients}
     small = {}
-    if kind == "survival":  # the concordance of few test cases has little meaning
+    if kind == "survival":  # with few test cases, the concordance says little about a survival model
         few = {name: count for name, count in sites.items() if name not in trained_of(sites)}
         small = {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
         events = _events(tables, outcomes, by_column)
@@ -463,28 +473,28 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
 
 
 def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, str]:
-    """Return the names of hospitals in the spelling of plans, without blanks and umlauts; raise DataError if two
-    hospitals get the same name.
+    """Return the names of hospitals as they are written in plans, without blanks and umlauts. If two hospitals would
+    get the same name, raise DataError.
     """
     called = {name: safe_name(name) for name in hospitals}
     if wrong := [name for name, own in called.items() if not own or [*called.values()].count(own) > 1]:
         where = f" in column {column!r}" if column else ""
         raise DataError(
-            f"{wrong[0]!r}{where} can't be a hospital's name, or is another's but for blanks and punctuation; use "
+            f"{wrong[0]!r}{where} can't be a hospital's name, or equals another but for blanks and punctuation; use "
             "letters, digits, '.', '_' and '-'"
         )
     return called
 
 
 def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError if the columns may stand for patients, or if each line has a single measurement."""
+    """Raise DataError if columns of a table may be patients, or if each line contains only one measurement."""
     for table in tables.values():
         first = next(iter(table.columns))
         names = {plain_name(name) for name in table.columns}
         if names & {*MEASUREMENTS, "test", "item"} and names & {"value", "result", "wert", "valeur"} and len(names) < 9:
             raise DataError(
                 f"{table.path.name} has a line for each measurement; give each patient a line, with a column for each "
-                "that was measured"
+                "kind of measurement"
             )
         measured = first.lower() in MEASUREMENTS and not table.is_numbers(first)
         turned = measured and len(table.of(first).column.values) == table.lines
@@ -492,8 +502,8 @@ def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
             turned = turned or len(people) > 1 or people[0] == table.target
         if turned:
             raise DataError(
-                f"columns of {table.path.name} may be patients; give each patient a line, and name columns after what "
-                "was measured",
+                f"columns of {table.path.name} may be patients; give each patient a line, and name columns after "
+                "measurements",
                 private=", ".join(people),
             )
 
@@ -520,15 +530,16 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     targets = {site: targets[site] or table.event for site, table in tables.items()}
     learned = sorted(filter(None, targets.values()))
     for site, table in tables.items():
-        # at a hospital with only healthy people, the outcome column of the other tables may have a single value
+        # if a hospital's table has only healthy people, the outcome column may have a single value, so the other tables
+        # determine this column
         targets[site] = targets[site] or next((name for name in learned if name in table.columns), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
                 raise DataError(f"column {named[0]!r} of {table.path.name} {ONE_VALUE}; nothing can be learned")
             names = ", ".join(list(table.columns)[:MOST_LEVELS])
             raise DataError(
-                f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
-                f"call two 'time' and 'event', without gaps or totals. There are {names}"
+                f"medsilo does not know which column of {table.path.name} to learn; give --target COLUMN, or "
+                f"name two columns 'time' and 'event', without gaps or totals. There are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
@@ -536,7 +547,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
 def _events(
     tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]], by_column: str | None
 ) -> Counter[str]:
-    """In a survival outcome, return the number of patients with the event at each hospital."""
+    """Return the number of patients with the event at each hospital, if the outcome is survival."""
     found = Counter[str]()
     for site, table in tables.items():
         column = outcomes[site][1]
@@ -558,8 +569,8 @@ def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str
 
 
 def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
-    """Return the name in plans of each class, where the classes 0 and 1 become no and yes. `known` is true if the
-    patient of each line is known.
+    """Return the name that each class has in plans. The classes 0 and 1 get the names "no" and "yes". `known` is true
+    if the patient of each line is known.
     """
     if tuple(labels) == ("0", "1"):
         return {"0": "no", "1": "yes"}
@@ -567,7 +578,7 @@ def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
     rest = sum(count for level, count in labels.items() if words[level] == OTHER)
     if len({*words.values()} - {OTHER}) + (rest >= LEAST_NAMED) < 2:
         raise DataError(
-            f"fewer than two values of the target have {LEAST_NAMED} patients, so they may be names; name another "
+            f"fewer than two values of the target have {LEAST_NAMED} patients, so values may be names; name another "
             f"column with --target, or fill in empty cells"
         )
     return words
@@ -576,7 +587,7 @@ def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
 def _are_measured(labels: Sequence[str]) -> bool:
     """Return True if the values of the outcome are measurements or counts, and not classes.
 
-    Grades, which are few different numbers mostly in steps of 1, count as classes.
+    Grades count as classes; grades are few different numbers, mostly in steps of 1.
     """
     numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
     ones = sum(after - before == 1 for before, after in pairwise(numbers))
@@ -675,8 +686,8 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
-    """Return True if a column numbers the lines or records. The numbers of lines or records are all different, or they
-    are large and nearly all different.
+    """Return True if the values of a column are numbers of lines or of records. Numbers of lines or of records are all
+    different, or are large and nearly all different.
     """
     own = table.of(name)
     numbers = np.unique(own.numbers[own.known])
@@ -715,7 +726,7 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         looks.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
-        # number of patients of the median hospital, or of the larger of two middle hospitals
+        # number of patients of the hospital of median size; if two hospitals are in the middle, the larger number
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )
@@ -730,8 +741,8 @@ def _why(looks: TableFacts) -> str:
 
 
 def _learned(looks: TableFacts) -> Choices:
-    """Return the keys of the plan about the outcome. The values of the keys are column names in the spelling of the
-    first table.
+    """Return the plan's keys that name the outcome columns. If the spelling of a column name differs between tables,
+    the spelling of the first table is used.
     """
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
@@ -787,7 +798,9 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
 
 
 def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
-    """Return the values of a column that have another name in the plan, each with its name in the plan."""
+    """Return a dictionary from values of a column to their names in the plan. Values that have the same name in the
+    plan as in the column are left out.
+    """
     own = table.distinct(name)
     return {value: plans for value, plans in renamed(words).items() if value in own}
 
@@ -837,8 +850,8 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
 
 
 def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError, which explains how to make data sets from several tables. The error message contains the number
-    of patients who occur in two tables.
+    """Raise a DataError whose message explains how to make data sets from several tables. The message also contains the
+    number of patients who occur in two tables.
     """
     names = [table.path.name for table in tables.values()]
     many = Counter(
@@ -847,8 +860,8 @@ def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
     twice = [value for value, count in many.items() if count > 1]
     shared = f"; {counted(len(twice), 'patient')} are in two of them, so look whether these are copies" if twice else ""
     raise DataError(
-        f"{len(tables)} tables lie there ({', '.join(names[:SHOWN])}): make a set of each hospital's; join those of "
-        f"single patients into one with a column that names the patient{shared}",
+        f"{len(tables)} tables ({', '.join(names[:SHOWN])}): make a data set of each hospital's table; join tables of "
+        f"single patients into one, with a column that names the patient{shared}",
         private=", ".join(twice[:SHOWN]),
     )
 

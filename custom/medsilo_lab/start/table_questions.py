@@ -1,4 +1,4 @@
-"""Questions about a table: patients, outcome, codes for 'not known', and inputs that reveal or follow the outcome."""
+"""Questions about a table: patients, outcome, codes for 'not known', and inputs that reveal the outcome."""
 
 import math
 import re
@@ -24,13 +24,13 @@ from medsilo_lab.start.table_folder import (
 )
 from medsilo_lab.start.wording import YES, names_a_place, yes_last
 
-TELLS = 0.98  # minimum AUROC of a single column that reveals the outcome
+TELLS = 0.98  # a single column with at least this AUROC reveals the outcome
 HOSPITALS = "hospitals"
 LEAST_LINES = 20
 CODES = tuple(digit * count for digit in "987" for count in range(1, 6))
-GAP = 0.6  # a number is a code only if all other values are below this fraction of the number
+GAP = 0.6  # a large number is a code only if every other value is smaller than this fraction of the number
 LINE_NUMBERS = frozenset(("id", "nr", "no", "num", "number", "index", "idx", "row", "rownumber", "line", "lfdnr", "x"))
-# words in the names of outcomes whose value 1 may mean that the event did not occur
+# if the name of an outcome contains one of these words, the value 1 may mean that the event did not occur
 TURNED = re.compile("alive|surviv|vital|lebt|censor|zensiert")
 NOT_KNOWN = frozenset(  # words that mean an unknown value in any column
     (
@@ -42,7 +42,7 @@ NOT_KNOWN = frozenset(  # words that mean an unknown value in any column
         *("non noto", "non disponibile", "non rilevato", "desconhecido", "sem dados", "onbekend", "nezname"),
     )
 )
-# words that mean an unknown value in an outcome, but may be findings in other columns
+# words that mean an unknown value in the outcome column, but may be known values in input columns
 UNKNOWN = NOT_KNOWN | frozenset(
     (
         *("pending", "ausstehend", "tbd", "offen", "indeterminate", "nd", "nk", "ne", "n.e.", "not evaluable"),
@@ -67,12 +67,12 @@ ENDS: tuple[str, ...] = (
     "censor",
 )
 ENDS += ("letzterkontakt", "dernierenouvelle", "ultimocontacto", "status", "lfu")
-AFTER = re.compile(  # matches parts of the names of columns with facts that are known only after the outcome
+AFTER = re.compile(  # matches parts of column names, if the column contains a fact that is known only after the outcome
     r"discharg|lengthofstay|hospitalstay|autopsy|morgue|causeofdeath|deathcause|dateofdeath|deathdate|hospice|"
     r"entlass|liegedauer|verweildauer|todesursache|sortie|dureedesejour|alta$|fechadealta|dimission|"
     r"readmi|postop|followup|lastcontact|lastvisit|outcome|^los$|losdays|losd$|billing|drg"
 )
-# number of days in a unit of time, by the first letter of the unit's name
+# first letter of the name of a unit of time → number of days
 PERIODS = {"d": 1.0, "t": 1.0, "w": 7.0, "m": 365 / 12, "y": 365.0, "j": 365.0}
 PERIOD = "d|days?|tage?|w|wks?|weeks?|wochen?|mo?|mon|months?|monate?|y|yrs?|years?|jahre?"
 AT = re.compile(  # matches a time at the end of a column name, as in crp_d30, mort_90d and month 6
@@ -83,7 +83,9 @@ TYPED = re.compile(r"[\W_]+")
 
 
 def facts_of(seen: Proposal) -> tuple[TableFacts, CaseTable] | None:
-    """Return the facts about a hospital's table, and the table itself. If the data are not a table, return None."""
+    """Return the facts that were found about a hospital's table, and the table. If the hospital's data are not a table,
+    return None.
+    """
     facts = seen.sight.facts
     if not isinstance(facts, TableFacts):
         return None
@@ -153,8 +155,8 @@ def table_column(table: CaseTable, name: str) -> str:
 
 
 def _like_names(table: CaseTable) -> list[str]:
-    """Return the columns that may contain patients. A column of patients has many values, some of which occur in
-    several lines.
+    """Return the columns that may contain patients: columns with many different values, some of which occur in several
+    lines.
     """
     found = []
     for name in table.columns:
@@ -168,7 +170,9 @@ def _like_names(table: CaseTable) -> list[str]:
 
 
 def _nested(table: CaseTable, coarse: str, others: Sequence[str]) -> bool:
-    """Return True if lines with the same value in a column of `others` always have the same value in `coarse`."""
+    """Return True if, for each column of `others`, all lines with the same value have the same value in the column
+    `coarse`.
+    """
     first = table.of(coarse).codes
     for name in others:
         own = table.of(name).codes
@@ -221,7 +225,7 @@ def _odd_names(table: CaseTable, name: str) -> Iterator[Question]:
 
 
 def whose(seen: Proposal) -> Iterator[Question]:
-    """Ask whether each table, or each value of a column, belongs to a hospital."""
+    """Ask whether each table belongs to one hospital, or whether a column names the hospital of each line."""
     if (found := facts_of(seen)) is None:
         return
     facts, _ = found
@@ -259,7 +263,9 @@ def _counts_up(table: CaseTable, name: str) -> bool:
 
 
 def hospitals(seen: Proposal) -> Iterator[Question]:
-    """Ask about patients who occur at two hospitals, and about identical lines at two hospitals."""
+    """Ask whether a patient who occurs at two hospitals is the same person. Also ask about identical lines at two
+    hospitals.
+    """
     if (found := facts_of(seen)) is None or not (site := found[1].site):
         return
     _, table = found
@@ -334,7 +340,9 @@ def _told(table: CaseTable, name: str) -> str:
 
 
 def event(seen: Proposal) -> Iterator[Question]:
-    """Ask which value means that the event occurred, unless the values are clear words or are 0 and 1."""
+    """Ask which value of the event column means that the event occurred. If the values are clear words, or are 0 and 1,
+    do not ask.
+    """
     if (found := facts_of(seen)) is None or found[0].kind != "survival" or "event" in found[1].said:
         return
     facts, table = found
@@ -354,8 +362,8 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. If survival data have entry times, ask whether classes
-    should be learned instead.
+    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival with times of entry. If
+    the table has times of entry, ask whether to learn classes.
     """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
@@ -507,8 +515,8 @@ def limits_in(table: CaseTable, name: str) -> list[str]:
 
 
 def _words_among_numbers(table: CaseTable, name: str) -> list[str]:
-    """Return the texts without digits in a column of numbers, or an empty list if the column has more than three
-    different texts.
+    """Return the texts without digits in a column of numbers. If the column has more than three different texts without
+    digits, return an empty list.
     """
     own = table.of(name)
     texts = [value for value in own.distinct if TableReader.number(value) is None]
@@ -527,8 +535,8 @@ def _counted(table: CaseTable, name: str, values: Sequence[str]) -> list[str]:
 def codes_in(table: CaseTable, name: str) -> list[str]:
     """Return the numbers in a column that look like codes for unknown values, such as 99, 999 and -9.
 
-    A code is a negative number among positive numbers, or a number far above all other numbers that repeats the digit
-    9, 8 or 7.
+    A code is a negative number among positive numbers, or a number such as 99 or 888 that is far above all other
+    numbers.
     """
     numbers = table.of(name).numbers[table.of(name).known]
     if not len(numbers) or np.isnan(numbers).any():
@@ -570,8 +578,8 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask about inputs that reveal the outcome, are measured after the outcome, or are missing in lines with an
-    outcome.
+    """Ask whether to leave out some inputs: those that reveal the outcome, are measured after the outcome, or are
+    missing in lines with an outcome.
     """
     if (found := facts_of(seen)) is None:
         return
@@ -635,7 +643,7 @@ def inputs(seen: Proposal) -> Iterator[Question]:
 
 
 def _days_in(name: str) -> float:
-    """Return the day of a measurement, which is read from the column name, or 0 if the name contains no time.
+    """Return the day of a measurement as the column name states it. If the column name contains no time, return 0.
 
     >>> _days_in("crp_d30"), _days_in("mort_90d"), _days_in("Month 6"), _days_in("age")
     (30.0, 90.0, 182.5, 0.0)
@@ -650,8 +658,8 @@ def _stem(name: str) -> str:
 
 
 def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
-    """Return the AUROC with which a single column predicts a class or an event. For a numeric outcome, return 1 if the
-    order of the lines by the column is nearly their order by the outcome, otherwise 0.
+    """Return the AUROC with which a single column predicts a class or an event. For a numeric outcome, return 1 if
+    sorting lines by the column nearly sorts them by the outcome, otherwise 0.
     """
     learned = facts.outcome_of(table)
     own, goal = table.of(name), table.of(learned[-1])
@@ -672,7 +680,8 @@ def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
         came = goal.codes[both] == place
         if min(came.sum(), (~came).sum()) < LEAST_LINES / 4:
             continue
-        if np.isnan(scores[both]).any():  # the score of a category is the fraction of its lines with the event
+        # the score of a category is the fraction of the category's lines in which the event occurred
+        if np.isnan(scores[both]).any():
             codes = own.codes[both]
             share = np.bincount(codes, came) / np.maximum(np.bincount(codes), 1)
             area = area_under(share[codes], came)

@@ -18,7 +18,7 @@ ROUNDS = 12  # number of rounds, which is large enough for small plans and is th
 
 
 def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
-    """Run 'medsilo check' for one hospital, with `ready` as the folder for preprocessed images."""
+    """Run 'medsilo check' for one hospital. `ready` is the folder for preprocessed images."""
     local = place_of(out, site)
     source = keeping_ready(SiteSettings.read(local), plan.task, ready).data
 
@@ -33,7 +33,7 @@ def alone(plan: Plan) -> Plan:
 
 
 def try_methods(plan: Plan, methods: Sequence[str], settings: SiteSettings) -> None:
-    """Run one short round of each method with all hospitals; if a method fails, raise MedsiloError with the name of the
+    """With each method, run one short round in which all hospitals take part. If a method fails, the error names the
     method.
     """
     for method in methods:

@@ -1,12 +1,12 @@
 """Keep people's names out of plans: find columns that name people, and choose names in plans for words in the data.
 
-A plan goes to every hospital. In any column, a value that few patients have may be a name, a file or an address. A plan
-therefore contains no sentences, and only values that at least `LEAST_NAMED` patients have. All other values become
-"other".
+Every hospital receives the plan. If few patients have a value in a column, the value may be a name, a file or an
+address. A plan therefore contains no sentences, and no value that fewer than `LEAST_NAMED` patients have. A value that
+fewer patients have is called "other" in the plan.
 
-The comments in a plan give no numbers of patients. If the data do not name the patients, a plan contains only words in
-`COMMON`, because five cases may be from the same person. Other values become class-1, class-2 and so on. A plan never
-contains words that look like a person's name.
+The comments in a plan give no numbers of patients. If the data do not name the patients, five cases may be from the
+same person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and
+so on in the plan. A plan never contains words that look like a person's name.
 """
 
 import re
@@ -16,12 +16,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from medsilo.core.text import WHOLE
 
-# minimum number of patients with a value that occurs in a plan; equals the default of min_patients_per_metric
+# a plan contains a value only if at least this number of patients have it; equal to the default of
+# min_patients_per_metric
 LEAST_NAMED = 5
 LONGEST_NAMED = 60  # maximum length of a value in a plan, because longer values may be sentences
 OTHER = "other"
-# Words in the names of columns with people's names or identifiers, in ten languages. A word that has another meaning in
-# another language is omitted. For example, the Turkish word "ad" is also the abbreviation of a disease.
+# Words in the names of columns with people's names or identifiers, in ten languages. A word is omitted if it has a
+# different meaning in another language. For example, the Turkish word "ad" (name) is omitted, because it also
+# abbreviates a disease.
 PERSONAL = frozenset(
     """
     name names surname forename firstname lastname fullname initials address street city town zip postcode phone
@@ -45,7 +47,7 @@ PERSONAL = frozenset(
     ονομα επωνυμο ονοματεπωνυμο διευθυνση οδος πολη τηλεφωνο αμκα ταυτοτητα φακελος φακελου αρχειο γιατρος ιατρος
     """.split()  # noqa: SIM905 - one word beside the other
 )
-ENDINGS = ("name", "arzt", "arztin")  # last parts of German compounds, as in Patientenname and Oberarzt
+ENDINGS = ("name", "arzt", "arztin")  # endings of German compound words, such as Patientenname and Oberarzt
 
 # Words for diagnoses, findings, places and kinds of people. A word in COMMON does not count as a person's name.
 COMMON = frozenset(
@@ -95,7 +97,7 @@ PLACES = frozenset(
     ospedale szpital hastane ziekenhuis sjukhus university universität universitaet uniklinik institute
     """.split()  # noqa: SIM905 - as above
 )
-# Frequent personal names, except words that are also diagnoses or colours.
+# Frequent personal names. Names that are also diagnoses or colours are left out.
 PEOPLE = frozenset(
     """
     anna anne maria marie mary hans peter thomas michael stefan stephan andreas wolfgang klaus jürgen juergen karl otto
@@ -131,7 +133,7 @@ YES = frozenset(
 
 
 def names_somebody(column: str) -> bool:
-    """Return True if a column name is usual for names, addresses, files or identifiers.
+    """Return True if the name of a column is usual for names of people, addresses, files or identifiers.
 
     >>> [names_somebody(name) for name in ("Nachname", "file_name", "caseID", "Prénom", "Soyadı", "Oberärztin")]
     [True, True, True, True, True, True]
@@ -145,8 +147,8 @@ def names_somebody(column: str) -> bool:
 
 
 def yes_last(classes: Iterable[str]) -> list[str]:
-    """Sort classes so that words for yes come last. The reason is that a report states the sensitivity for the second
-    of two classes.
+    """Sort classes so that words for yes come last. Of two classes, a report states the sensitivity for the second
+    class.
 
     >>> yes_last(["ja", "nein"]), yes_last(["malignant", "naevus"]), yes_last(["no", "yes"])
     (['nein', 'ja'], ['naevus', 'malignant'], ['no', 'yes'])
@@ -160,7 +162,7 @@ def _letters(text: str) -> list[str]:
 
 
 def is_common(text: str) -> bool:
-    """Return True if a text has only general words, single letters and numbers, but no personal name.
+    """Return True if a text consists of general words, single letters and numbers, and contains no personal name.
 
     >>> [is_common(text) for text in ("skin cancer", "Stage II", "site-3", "3", "Hodgkin", "Anna", "P-4711", "HM")]
     [True, True, True, True, False, False, True, False]
@@ -169,7 +171,8 @@ def is_common(text: str) -> bool:
 
 
 def names_a_person(text: str) -> bool:
-    """Return True if a text has a title, a frequent personal name, or the punctuation of a personal name.
+    """Return True if a text contains a person's title or a frequent personal name, or is punctuated like a personal
+    name.
 
     >>> [names_a_person(text) for text in ("Dr. Oz", "MUELLER^HANS", "Anna K.", "H. Quast", "Quast, H.", "Blood Group")]
     [True, True, True, True, True, False]
@@ -180,7 +183,7 @@ def names_a_person(text: str) -> bool:
 
 
 def names_a_place(text: str) -> bool:
-    """Return True if a text resembles a hospital's name, or has only general words.
+    """Return True if a text resembles a hospital's name, or consists of general words only.
 
     >>> [names_a_place(text) for text in ("north", "st-anna", "Klinikum Quast", "Quast", "Klinik Dr. Quast")]
     [True, True, True, False, False]
@@ -189,8 +192,8 @@ def names_a_place(text: str) -> bool:
 
 
 def may_be_a_person(text: str) -> bool:
-    """Return True if a value may be a person's name. Two or three uncommon words with capital letters may also be a
-    person's name.
+    """Return True if a value may be a person's name. For example, two or three uncommon words that begin with capital
+    letters may be a person's name.
 
     >>> [may_be_a_person(text) for text in ("Ida Quast", "QUAST_IDA", "Skin Cancer", "private sector", "Asymptomatic")]
     [True, True, False, False, False]
@@ -201,8 +204,8 @@ def may_be_a_person(text: str) -> bool:
 
 
 def renamed_words(names: Collection[str]) -> str:
-    """Explain why names in a plan differ from the names in the data. If no name needs an explanation, return an empty
-    text.
+    """Return a text that explains why some names in a plan differ from the names in the data. If no names differ, the
+    text is empty.
     """
     told = ["what few patients have is 'other'"] if OTHER in names else []
     if any(re.fullmatch(r"class-\d+", name) for name in names):
@@ -211,10 +214,11 @@ def renamed_words(names: Collection[str]) -> str:
 
 
 def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "class") -> dict[str, str]:
-    """Return the name in plans of each value in the data. `patients` is the number of patients with each value.
+    """For each value in the data, return its name in plans. `patients` contains the number of patients with each value.
 
-    `known` is true if the patient of each case is known. If patients are unknown, or if a value may be a person's name,
-    uncommon words become class-1, class-2 and so on. `called` replaces the word "class".
+    `known` is true if the patient of each case is known. If patients are unknown, or if any value may be a person's
+    name, uncommon words are called class-1, class-2 and so on. `called` is the word before the number, by default
+    "class".
 
     >>> plans_words({"Benign": 9, "benign": 20, "Mueller": 4, "Malignant": 5})
     {'Benign': 'benign', 'benign': 'benign', 'Mueller': 'other', 'Malignant': 'Malignant'}
@@ -235,5 +239,5 @@ def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "
 
 
 def renamed(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that have another name in the plan, each with its name in the plan."""
+    """Return the values whose name in the plan differs from the value, each with its name in the plan."""
     return {own: plans for own, plans in words.items() if own != plans}

@@ -1,5 +1,5 @@
-"""A comparison consists of cells. A cell is the run of a configuration with a seed. A finished cell is never
-run again.
+"""A comparison consists of cells. A cell is the run of one configuration with one seed. If the run of a cell is
+finished, the cell is not run again.
 """
 
 import json
@@ -76,8 +76,8 @@ def unlike(one: Plan, other: Plan) -> str | None:
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
-    """If the comparison includes single-site training, add a single-site configuration for each network and
-    normalisation layer that a federated configuration has.
+    """If the comparison includes single-site training, each federated configuration needs a single-site configuration
+    with the same network and normalisation layers. Add single-site configurations that are missing.
     """
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
@@ -98,7 +98,7 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of a comparison: the plan of a configuration with a seed and, in cross-validation, with a fold."""
+    """A run of a comparison: a configuration's plan, a seed and, in cross-validation, a fold."""
 
     row: Row
     seed: int
@@ -140,7 +140,7 @@ def cells_of(
     folder: Path,
     folds: int | None = None,
 ) -> list[Cell]:
-    """Return all runs of a comparison as cells, ordered by seed and fold; raise PlanError if a plan is invalid."""
+    """Return a cell for each run of a comparison, ordered by seed and fold; raise PlanError if a plan is invalid."""
     folders = [re.sub(r"[^\w.-]|_", "-", row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
@@ -181,7 +181,7 @@ def fill(
     for cell in left:
         for site in cell.plan.participation.everyone:
             cell.plan.task.check_source(settings.of(site).data)
-    if at_once == 1:  # without subprocesses, a user's script needs no `if __name__ == "__main__"`
+    if at_once == 1:  # if runs are not started in subprocesses, a user's script needs no `if __name__ == "__main__"`
         for cell in left:
             done(cell, run_cell(cell, settings, tensorboard))
         return
@@ -193,7 +193,7 @@ def fill(
         except BrokenProcessPool as error:
             raise MedsiloError(
                 "a process of the comparison died, maybe from lack of memory; lower --at-once or training.batch_size, "
-                "then repeat the same compare to continue"
+                "then repeat the same command to continue"
             ) from error
         except BaseException:  # an interrupt stops all runs, but the finished runs are kept
             pool.shutdown(wait=False, cancel_futures=True)
@@ -204,9 +204,10 @@ def fill(
 
 
 def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> str:
-    """Start one run, or continue a stopped run. Return the failure in one line, or an empty text.
+    """Start one run, or continue a stopped run. If the run fails, return a line with the reason; otherwise, return an
+    empty text.
 
-    After an earlier comparison was killed, this function waits until all processes of that comparison have ended.
+    If processes of an earlier, killed comparison still run, this function first waits for the end of those processes.
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
@@ -222,7 +223,8 @@ def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> s
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
-    # A checkpoint is as large as all models of the run together, and is needed only to continue a run.
+    # After a run, its checkpoint is deleted. A checkpoint is as large as all models of the run together, and is needed
+    # only to continue an unfinished run.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
@@ -230,7 +232,7 @@ def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> s
 
 
 def _was_stopped(cell: Cell) -> bool:
-    """Return True if a run was stopped or killed, and if this version of medsilo can continue the run.
+    """Return True if a run was stopped or killed and can be continued by this version of medsilo.
 
     A failed run cannot be continued, because its state may be damaged.
     """
@@ -255,8 +257,8 @@ def _discard(cell: Cell) -> None:
 
 
 def base_plan() -> dict[str, Any]:
-    """Return the default plan of a comparison, with the method FedAvg. All methods use the task, the network and the
-    training of the default plan.
+    """Return the default plan of a comparison, with the method FedAvg. Every method of a comparison uses the task, the
+    network and the training settings of the default plan.
     """
     return {
         "algorithm": {"name": "fedavg"},
@@ -266,13 +268,13 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-# limits of a text about differences: maximum number of keys, and maximum number of characters of a value
+# the description of differences contains at most this number of keys, and at most this number of characters of a value
 MOST_KEYS, LONGEST_VALUE = 3, 80
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the keys whose values differ, each with both values, or return an empty text if no value differs. A
-    missing key has the value null.
+    """For each key whose value differs, describe the old and the new value. If no value differs, return an empty text.
+    A missing key has the value null.
     """
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     words = [f"{key} {_shown(old.get(key))}, now {_shown(new.get(key))}" for key in keys[:MOST_KEYS]]
@@ -280,8 +282,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def plan_differences(run: Path, plan: Plan) -> str:
-    """Describe the differences between this plan and the plan of the run in a folder. If the plans are equal or the
-    folder contains no run, return an empty text.
+    """Describe the differences between the plan `plan` and the plan of the run in the folder `run`. If the plans are
+    equal or the folder contains no run, return an empty text.
     """
     path = run / paths.PLAN
     if not path.exists():

@@ -1,10 +1,11 @@
-"""Simulate comparisons on the basis of scores, to estimate the power, the smallest detectable difference and the
-necessary sample of a comparison.
+"""Simulate comparisons that resemble an observed comparison. The simulations estimate a comparison's power, smallest
+detectable difference and necessary sample.
 
-A simulated study resamples the tested patients, with the observed effect of the method on each patient. The effects of
-seeds vary in a simulated study as much as in the observed study. Estimates of variances from few patients and seeds are
-uncertain, so each simulated study draws its variances from a distribution of likely values. A difference with power 0.8
-is significant in four of five studies.
+Each simulated study draws patients at random from the tested patients. For each drawn patient, the method has the
+observed effect. The effects of seeds vary in a simulated study as much as in the observed study. Variances that are
+estimated from few patients and seeds are uncertain. Each simulated study therefore draws its variances from a
+distribution of likely values. If a study has the power 0.8 for a difference, the difference is significant in four of
+five studies.
 """
 
 import math
@@ -21,7 +22,7 @@ from medsilo_lab.study.law import Variance, Variances, crossed, straightened
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
 POWER = 0.8  # fraction of studies in which a difference must be significant
-# number of seeds in the last attempt, if neither more patients alone nor more seeds alone are sufficient
+# number of seeds that is tried if neither more patients alone nor more seeds alone are sufficient
 MORE_SEEDS = 12
 STUDIES = 400
 STEP = 0.001  # step between two differences whose power is simulated
@@ -36,9 +37,9 @@ class Design(NamedTuple):
 @dataclass(frozen=True)
 class Pilot:
     found: Difference
-    # for each hospital, the deviation of each patient's difference from the hospital's mean difference
+    # for each hospital: each patient's difference minus the hospital's mean difference
     ways: Sequence[np.ndarray]
-    scores: Sequence[np.ndarray]  # for each hospital, the method's mean score of each patient
+    scores: Sequence[np.ndarray]  # for each hospital: each patient's mean score with the method
     assumed: Design | None = None  # the assumed sample, if there is no finished comparison
 
     @classmethod
@@ -57,7 +58,7 @@ class Pilot:
         """Return the fraction of simulated studies in which the difference is significant at the level `error`.
         `design` is the sample of each simulated study.
 
-        The simulation adds the difference to the scores of the patients, and keeps all scores between 0 and 1.
+        The simulation adds `difference` to the patients' mean score, and keeps all scores between 0 and 1.
         """
         if design.seeds < LEAST_SEEDS or sum(design.patients) < LEAST_PATIENTS or min(design.patients) < 2:
             return 0.0
@@ -87,8 +88,8 @@ class Pilot:
         design: Design,
         error: float,
     ) -> np.ndarray:
-        """Add the effects of seeds to the means of simulated studies. Return a mask of the studies with a significant
-        difference.
+        """Add random effects of seeds to the mean difference of each simulated study. Return a mask of the studies
+        whose difference is significant.
         """
         found, known, cells = self.found, self.found.between.degrees, self._cells(design)
         between = found.between.variance * known / random.chisquare(known, STUDIES)
@@ -104,7 +105,7 @@ class Pilot:
         return 2 * scipy.special.stdtr(whole.degrees, -np.abs(straight)) < error
 
     def _cells(self, design: Design) -> float:
-        """Return the variance of the mean that comes from the interaction of seeds and patients."""
+        """Return the part of the variance of the mean that comes from the interaction of seeds and patients."""
         here = sum(1 / len(own) for own in self.ways)
         return self.found.cells / design.seeds * sum(1 / size for size in design.patients) / here
 
@@ -126,8 +127,8 @@ class Pilot:
         return -float(scipy.special.stdtrit(whole.degrees, error / 2)) * math.sqrt(float(whole.variance))
 
     def least(self, design: Design, error: float) -> float | None:
-        """Return the smallest difference that is significant in four of five studies, or None if no possible difference
-        is significant.
+        """Return the smallest difference that would be significant in four of five studies. If even the largest
+        possible difference would not be significant, return None.
         """
         room = min(float((1 - own).mean()) for own in self.scores) + self.found.mean
         steps = range(1, max(int(min(room, 1.0) / STEP), 1))
@@ -137,9 +138,9 @@ class Pilot:
     def needed(self, difference: float, error: float) -> "Missing":
         """Return the sample with which the difference is significant with the probability `POWER`.
 
-        The sample is a number of patients at each hospital with the present seeds. If no number of patients is
-        sufficient, the sample is a number of seeds. If no number of seeds is sufficient, the sample is a number of
-        patients with MORE_SEEDS seeds.
+        First, the number of patients at each hospital is increased with the present seeds. If no number of patients is
+        sufficient, the number of seeds is increased with the present patients. If no number of seeds is sufficient, the
+        number of patients is increased with MORE_SEEDS seeds.
         """
 
         def fewest(design_of: Callable[[int], Design], first: int, last: int) -> int | None:
@@ -161,8 +162,8 @@ class Pilot:
 
 
 class Missing(NamedTuple):
-    """The sample that a comparison needs for a significant difference. `number` is None if no tested number is
-    sufficient.
+    """The sample that a comparison needs for a significant difference. `number` is None if none of the tested sample
+    sizes is sufficient.
     """
 
     of: Unit
@@ -171,10 +172,10 @@ class Missing(NamedTuple):
 
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
-    """To change the mean score by a given difference, choose each patient's change so that all scores stay between 0
-    and 1. Return each patient's deviation from the mean difference, or None if the mean difference is too large.
+    """Add a difference to the mean score, and keep all scores between 0 and 1. For each patient, return by how much the
+    patient's change differs from the mean change. If the difference is too large, return None.
     """
-    # in a rank statistic, the contribution of a patient may be below 0 or above 1
+    # in a rank statistic such as the AUROC, a patient's contribution may be below 0 or above 1
     if scores.min() < 0 or scores.max() > 1:
         return np.zeros_like(scores)
     room = 1 - scores if more > 0 else scores
@@ -185,9 +186,9 @@ def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
 
 
 def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:
-    """Return the deviations of resampled patients from the mean, [studies, patients]. The deviations in each simulated
-    study are multiplied by the scale of this study.
+    """Draw patients at random for each simulated study. Return the drawn patients' deviations from the mean as an array
+    [studies, patients], multiplied by the scale of the study.
     """
-    # corrects the variance, because the mean of the hospital was subtracted
+    # this factor corrects the variance, because the hospital's mean was subtracted from the differences
     wide = math.sqrt(len(ways) / (len(ways) - 1))
     return ways[random.integers(0, len(ways), (STUDIES, size))] * (wide * scale[:, None])

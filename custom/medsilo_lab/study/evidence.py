@@ -1,9 +1,9 @@
-"""Estimate the difference between two methods, or the score of a method, with confidence intervals for other patients
-and seeds.
+"""Estimate the difference between two methods, or the score of a method. The confidence intervals are valid for
+patients and seeds that were not tested.
 
-The estimand is averaged three times: over each hospital's patients, over hospitals, and over seeds of training.
-Patients and seeds are crossed random effects: every seed is tested on the same patients. A difference has a confidence
-interval for each of two populations of patients, which `compare` describes.
+The estimand is a mean over the patients of each hospital, then over hospitals, then over seeds of training. Every seed
+is tested on the same patients, so patients and seeds are crossed random effects. A difference has two confidence
+intervals, for two populations of patients. The docstring of the function `compare` describes both populations.
 """
 
 import math
@@ -24,8 +24,8 @@ TAIL = (1 - LEVEL) / 2
 LEAST_SEEDS = 4  # minimum number of seeds for a verdict, because fewer seeds do not show the variance of training
 # minimum number of patients for a verdict, because the interval for fewer patients with skewed scores is too narrow
 LEAST_PATIENTS = 8
-ALIKE = 1e-12  # minimum standard deviation of the results of seeds that shows the variance of training
-# number of resamples of patients, and maximum number of random numbers for all resamples
+ALIKE = 1e-12  # if the results of seeds have a smaller standard deviation, all seeds count as having the same result
+# number of bootstrap resamples, and maximum number of random numbers for all resamples together
 DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
 
@@ -35,8 +35,8 @@ Endpoint = Literal["mean", "pooled", "worst-site"]
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a method on a site's test cases, [cases], and the number of each case's patient, [cases]. Patients
-    are numbered from 0.
+    """The scores of a method on a site's test cases, and the patient of each case as a number from 0. Both arrays have
+    the shape [cases].
     """
 
     values: np.ndarray
@@ -55,7 +55,7 @@ class Scores:
         return int(self.patients.max()) + 1
 
 
-Study = Sequence[Mapping[str, Scores]]  # for every seed, the scores by site
+Study = Sequence[Mapping[str, Scores]]  # for each seed: site → scores at this site
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Difference:
     people: int = field(default=0, compare=False)
     patients: Variance = field(default=NOTHING, compare=False)
     between: Variance = field(default=NOTHING, compare=False)
-    # variance that both the between-seed variance and the variance of patients contain
+    # variance from the interaction of seeds and patients, which is a part of the between-seed variance and of the
+    # variance of patients
     cells: float = field(default=0.0, compare=False)
     # true if all seeds have the same result, so that the between-seed variance is unknown
     alike: bool = field(default=False, compare=False)
@@ -88,7 +89,7 @@ class Difference:
 
     @property
     def luck(self) -> Variance:
-        """The between-seed variance, without the variance that comes from the interaction of seeds and patients."""
+        """The between-seed variance minus the variance from the interaction of seeds and patients."""
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0))
 
     def within(self, error: float) -> Interval:
@@ -98,10 +99,10 @@ class Difference:
         return self.law.within(error) if self.law else (self.low, self.high)
 
     def if_unseen(self, error: float) -> Interval:
-        """Return the confidence interval with the error rate `error`, for the case that a method fails for an untested
-        kind of patients.
+        """Return a confidence interval with the error rate `error`. It allows for an untested kind of patients for whom
+        a method fails.
 
-        The returned interval contains the interval for similar patients.
+        The returned interval contains the interval that `within` returns.
         """
         low, high = self.within(error)
         further = self.unseen.within(error) if self.unseen else (low, high)
@@ -113,7 +114,7 @@ class Difference:
 
 
 def joined(folds: Sequence[Scores]) -> Scores:
-    """Combine the scores of all cross-validation folds of a seed, where no patient is in two folds."""
+    """Combine the scores of all cross-validation folds of a seed. Each patient must be in one fold only."""
     if len(folds) == 1:
         return folds[0]
     starts = np.cumsum([0, *(own.people for own in folds)])
@@ -130,16 +131,17 @@ def compare(
     endpoint: Endpoint = "mean",
     luck: Variance | None = None,
 ) -> Difference:
-    """Return the difference between two methods, whose scores are paired by seeds and test cases. The methods are
-    compared by means over sites, means over all cases ("pooled"), or scores at each method's worst site.
+    """Return the difference between two methods, whose scores are paired by seeds and test cases. The endpoint that is
+    compared is the mean over sites, the mean over all cases ("pooled"), or the score at each method's worst site.
 
     `low` and `high` are the ends of the confidence interval for similar patients and other seeds. In the variance of
-    the difference, patients and seeds are crossed random effects, with Satterthwaite's degrees of freedom (1946).
-    Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's transformation (1978) is
-    used where Hall's transformation can't be inverted.
+    the difference, patients and seeds are crossed random effects. Satterthwaite's formula (1946) gives the degrees of
+    freedom of the variance. Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's
+    transformation (1978) is used where Hall's transformation can't be inverted.
 
-    `low` and `high` ignore kinds of patients that were not tested. The interval of `if_unseen` allows for untested
-    kinds of patients, and is estimated from the failures of both methods at all hospitals.
+    `low` and `high` ignore kinds of patients that were not tested. The method `if_unseen` returns a wider interval,
+    which includes untested kinds of patients. The interval of `if_unseen` is estimated from the failures of both
+    methods at all hospitals.
 
     Args:
         luck: between-seed variance that was estimated from all configurations; if the observed variance is larger, the
@@ -152,8 +154,8 @@ def compare(
 
 
 def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: Endpoint) -> Unseen | None:
-    """Estimate, from all hospitals, for which fraction of patients a method fails. Return None if the endpoint is not a
-    mean over patients.
+    """Estimate the fraction of patients for whom a method fails, from the patients of all hospitals. Return None if the
+    endpoint is not a mean over patients.
 
     A method fails for a patient if the patient's score is below half the median score of both methods.
     """
@@ -191,8 +193,8 @@ def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: En
 
 
 def by_patient(study: Study, name: str) -> np.ndarray:
-    """Return the mean score of each patient, [seeds, patients]. If the seeds have different numbers of test patients,
-    only the smallest of these numbers is used.
+    """Return the mean score of each patient in each seed, as an array [seeds, patients]. If seeds have different
+    numbers of test patients, the array has the smallest number of patients.
     """
     means = [np.bincount(own[name].patients, own[name].values) / np.bincount(own[name].patients) for own in study]
     return np.array([own[: min(map(len, means))] for own in means])
@@ -212,9 +214,9 @@ def interval(scores: Scores) -> Interval | None:
     """Return the confidence interval of a model's mean score over other patients, or None if fewer than two patients
     were tested.
 
-    For a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P interval
-    (`_Resampled`). In simulations with two or more patients, the interval covers the true score in at least 93 % of
-    studies. The interval covers the true score as often if the model fails for only a few patients.
+    If the score is a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P
+    interval (see `_Resampled`). In simulations with two or more patients, the interval covers the true score in at
+    least 93 % of studies. The interval covers the true score equally often if the model fails for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None
@@ -223,8 +225,8 @@ def interval(scores: Scores) -> Interval | None:
 
 
 class _Part(NamedTuple):
-    """A site's weight, and the contributions of the site's patients to the difference, [seeds, patients]. The
-    contributions of every seed have the mean 0.
+    """A site's weight, and an array [seeds, patients] with the contributions of the site's patients to the difference.
+    Over the patients of a site, the contributions of a seed have the mean 0.
     """
 
     moves: np.ndarray
@@ -236,18 +238,18 @@ class _Part(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance between the patients of the site, after each patient was averaged over seeds."""
+        """The variance between the site's patients, where each patient's contribution is a mean over seeds."""
         return float(self.moves.mean(0).var(ddof=1)) / self.weight**2 if self.patients > 1 else 0.0
 
     @property
     def cube(self) -> float:
-        """The third central moment, over other samples of patients, of the site's contribution to the estimate."""
+        """The third central moment of the site's contribution to the estimate, over repeated sampling of patients."""
         return float((self.moves.mean(0) ** 3).mean()) / self.patients**2
 
     @property
     def of_cells(self) -> float:
-        """The variance that the interaction of seeds and patients adds to the site's contribution to the estimate, for
-        a single seed.
+        """The variance of the site's contribution to the estimate that comes from the interaction of patients with a
+        single seed.
         """
         seeds, patients = self.moves.shape
         if seeds < 2 or patients < 2:
@@ -285,9 +287,10 @@ class _Analysis:
 
     @cached_property
     def patients(self) -> Variance:
-        """The variance of the difference over other patients, with the degrees of freedom of Welch and Satterthwaite.
+        """The variance of the difference due to the sampling of patients, with the degrees of freedom of Welch and
+        Satterthwaite.
 
-        A site with a single patient gets the pooled variance of the other sites, and one degree of freedom.
+        For a site with a single patient, the pooled variance of all other sites is used, with one degree of freedom.
         """
         degrees = sum(part.patients - 1 for part in self.parts)
         if not degrees:
@@ -316,12 +319,14 @@ class _Analysis:
 
     @cached_property
     def cells(self) -> float:
-        """The variance from the interaction of seeds and patients, which the variance of patients also contains."""
+        """The variance from the interaction of seeds and patients. The variance due to patients also contains the
+        variance from this interaction.
+        """
         return sum(part.of_cells for part in self.parts)
 
     @cached_property
     def of_seeds(self) -> Variance:
-        """The variance of the mean over other seeds, without the variance that comes from the interaction of seeds and
+        """The variance of the mean due to the choice of seeds, without the variance from the interaction of seeds and
         patients.
         """
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0) / self.seeds)
@@ -354,27 +359,28 @@ class _Analysis:
 
 
 class _Resampled:
-    """The sorted mean scores of a Bayesian bootstrap (Rubin 1981) over patients, for both ends of a confidence
-    interval.
+    """Resampled mean scores from a Bayesian bootstrap over patients (Rubin 1981). The sorted resampled means give both
+    ends of a confidence interval.
 
-    Each resample has one patient more than the sample. For the lower end of the interval, the patient added to the
-    sample has the score 0 in three of four resamples, otherwise 1. With the score 0 in all resamples, the interval
-    would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too
-    wide because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
-    interval (Lancaster 1961), whose error rate is up to 9 %. With the score 0 in three of four resamples, the error
-    rate is below 7 % for every proportion and 2 to 20 patients.
+    Each resample consists of the sample and an added patient. For the lower end of the interval, the added patient has
+    the score 0 in three of four resamples, otherwise the score 1. If the added patient always had the score 0, the
+    result would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which
+    is too wide because proportions are discrete. If the added patient had the score 0 in half of the resamples, the
+    result would be the mid-P interval (Lancaster 1961). The error rate of the mid-P interval is up to 9 %. If the added
+    patient has the score 0 in three of four resamples, the error rate is below 7 % for all proportions of 2 to 20
+    patients.
     """
 
     def __init__(self, values: np.ndarray) -> None:
         weights, further = _drawn_weights(len(values))
         sums, whole, turn = weights @ values, weights.sum(1) + further, np.arange(len(further)) % 4 > 0
-        # the patient added to a resample has the score 0 in three of four resamples, and the score 1 in every fourth
-        # resample
+        # at the lower end, the added patient has the score 1 in every fourth resample, and the score 0 in all other
+        # resamples
         self.lows = np.sort((sums + further * ~turn) / whole)
         self.highs = np.sort((sums + further * turn) / whole)[::-1]
 
     def ends(self, tail: float) -> tuple[float, float]:
-        """Return both ends of the confidence interval, each with the tail probability `tail`."""
+        """Return both ends of the confidence interval, whose tails each have the probability `tail`."""
         place = tail * (len(self.lows) - 1)
         first, part = int(place), place % 1
         low, high = (own[first] + part * (own[first + 1] - own[first]) for own in (self.lows, self.highs))
@@ -388,12 +394,12 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
-    """Convert a site's contributions to contributions to a mean over the patients of all sites, without a change of the
-    variance within the site.
+    """Convert the contributions of a site's patients to contributions to the mean over the patients of all sites. The
+    variance within the site stays the same.
     """
     if part.patients < 2:
         return np.zeros(part.patients)
-    # corrects the variance, because the mean of the site was subtracted
+    # this factor corrects the variance, because the mean of the site was subtracted from the contributions
     centred = math.sqrt(part.patients * (people - 1) / ((part.patients - 1) * people))
     return part.moves.mean(0) * people / part.patients * centred
 
@@ -401,8 +407,8 @@ def _stretched(part: _Part, people: int) -> np.ndarray:
 def _part(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) -> _Part:
     """Return the contributions of a site's patients to the difference.
 
-    If patients have several cases, a mean over cases is a ratio. A patient's contribution to such a ratio is a
-    first-order approximation (Cochran, Sampling Techniques, 1977, chapter 6).
+    If patients have several cases, a mean over cases is a ratio of two sums over patients. A patient's contribution to
+    the ratio is calculated in first order (Cochran, Sampling Techniques, 1977, chapter 6).
 
     Args:
         pairs: the scores of both methods, for each seed. The weights of the site for the two methods are `a` and `b`,
@@ -423,7 +429,7 @@ def _moves(scores: Scores) -> np.ndarray:
 
 
 def _of_people(ways: np.ndarray, shares: np.ndarray) -> _Part:
-    """Return the contributions of people to the difference, if each site is a single person.
+    """If each site is a single person, return the contribution of each person to the difference.
 
     Args:
         ways: the contribution of each person to the difference, [people, seeds]
@@ -453,12 +459,13 @@ def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarra
 
 # ---------------------------------------------------------------------------------------------------- concordance
 def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> Interval | None:
-    """Return the confidence interval of Harrell's concordance for other patients, or None if no two cases are
-    comparable.
+    """Return the confidence interval of Harrell's concordance over other patients. If no two cases are comparable,
+    return None.
 
-    The result encloses two confidence intervals, which both use Student's t. Newcombe's interval (2006, method 5) uses
-    the variance of Hanley and McNeil. Wilson's interval uses the observed variance of the cases' contributions. If the
-    time is 1 for the cases of a class and 2 for all other cases, the result is the confidence interval of the AUROC.
+    The result is the smallest interval that contains Newcombe's and Wilson's intervals, which both use Student's t.
+    Newcombe's interval (2006, method 5) uses the variance of Hanley and McNeil. Wilson's interval uses the variance of
+    the contributions of single cases to the concordance. For the AUROC of a class, give the time 1 to the cases of the
+    class, and the time 2 to all other cases.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
@@ -481,8 +488,8 @@ def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarra
 
 
 def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> np.ndarray:
-    """Return the contribution of each case to the concordance, [cases], which is calculated from all pairs that contain
-    the case. The mean of the contributions is the concordance.
+    """Return an array [cases] with the contribution of each case to the concordance. A case's contribution is
+    calculated from all pairs that contain the case. The mean of the contributions is the concordance.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
@@ -493,16 +500,14 @@ def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) 
 
 
 def _later(time: np.ndarray, event: np.ndarray, case: int) -> np.ndarray:
-    """Return a mask of the cases with which `case` is comparable: cases with a longer time, and cases with the same
-    time and no event.
+    """Return a mask of the cases that outlive `case`: cases with a longer time, and cases with the same time but
+    without the event.
     """
     return (time > time[case]) | ((time == time[case]) & (event == 0))
 
 
 def _roles(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of concordant pairs and the number of comparable pairs of each case. In the counted pairs, the
-    case may be first or second.
-    """
+    """For each case, return the number of concordant pairs and the number of comparable pairs that contain the case."""
     right, pairs = np.zeros(len(time)), np.zeros(len(time))
     for first in np.flatnonzero(event).tolist():
         later = _later(time, event, first)
@@ -521,8 +526,8 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def errors_of(p_values: Mapping[Key, float], error: float) -> dict[Key, float]:
-    """Return an error rate for each confidence interval. With the returned error rate, a confidence interval excludes
-    zero exactly if the difference is significant after Holm's correction.
+    """Return an error rate for the confidence interval of each difference. At the returned error rate, the interval
+    excludes zero if and only if the difference is significant after Holm's correction.
     """
     adjusted, names = holm(p_values), sorted(p_values, key=lambda name: p_values[name])
     left = {name: len(names) - place for place, name in enumerate(names)}

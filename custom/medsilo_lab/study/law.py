@@ -1,5 +1,5 @@
-"""The distribution of an estimate over other patients and other seeds, and the confidence interval from this
-distribution.
+"""The distribution of an estimate over repeated choices of patients and seeds, and the confidence interval that follows
+from it.
 """
 
 import math
@@ -34,7 +34,7 @@ class Law(NamedTuple):
 
     def within(self, error: float) -> Interval:
         """Return the confidence interval with the error rate `error`. The interval is Student's t interval of the ratio
-        after the transformation `straightened`.
+        of estimate and standard error, after the transformation `straightened`.
         """
         if not self.variance:
             return -math.inf, math.inf
@@ -43,7 +43,7 @@ class Law(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The p-value, which is the error rate at which an end of the confidence interval is zero."""
+        """The p-value: the error rate for which one end of the confidence interval is zero."""
         if not self.variance:
             return 1.0
         straight = straightened(self.mean / math.sqrt(self.variance), self.skewness)
@@ -60,12 +60,12 @@ class Law(NamedTuple):
 
 
 def straightened(ratio: Number, skewness: Number) -> Number:
-    """Transform a ratio by an increasing function that removes most of the ratio's skewness.
+    """Transform a ratio so that most of its skewness disappears. The transformation is an increasing function.
 
-    The function is Hall's cubic transformation (1992). The slope of Hall's function is zero at the ratio -3 / skewness,
-    so the function has no inverse near this ratio. If the skewness and the ratio have opposite signs, Johnson's
-    transformation (1978) replaces Hall's function. Both transformations are correct to the same order, because their
-    first terms are equal.
+    Usually, the transformation is Hall's cubic function (1992). The slope of Hall's function is zero at the ratio -3 /
+    skewness, so Hall's function has no inverse near this ratio. If the skewness and the ratio have opposite signs,
+    Johnson's transformation (1978) replaces Hall's function. Hall's and Johnson's transformations are accurate to the
+    same order, because their first terms are equal.
     """
     moved = ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27
     bent = np.abs(skewness) * np.abs(ratio) * 4 / 3
@@ -75,12 +75,12 @@ def straightened(ratio: Number, skewness: Number) -> Number:
 
 
 def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: Variance) -> Variances:
-    """Return the variance of a mean over other patients and other seeds, with Satterthwaite's degrees of freedom
+    """Return the variance of a mean due to the choice of patients and seeds, with Satterthwaite's degrees of freedom
     (1946).
 
     The variances of patients and of seeds both contain the variance `cells` of their interaction, so `cells` is
-    subtracted once from the sum. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be
-    arrays over several studies.
+    subtracted once from the sum. A variance that is smaller than `cells` is replaced by `cells`. If the arguments are
+    arrays, each element belongs to one study.
     """
     own, luck = np.maximum(patients.variance, cells.variance), np.maximum(seeds.variance, cells.variance)
     variance = own + luck - cells.variance

@@ -22,14 +22,15 @@ from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import Needed, read_verdict
 from medsilo_lab.study.words import LITTLE, needed_in_words, repetitions
 
-# assumed standard deviations of the difference: between patients, and between seeds
+# pairs of assumed standard deviations of the difference between methods: between patients, and between seeds
 SPREADS = ((0.03, 0.0), (0.03, 0.01), (0.1, 0.0), (0.1, 0.03), (0.3, 0.03))
 ASSUMED = 1000
 
 
 @dataclass(frozen=True)
 class Power:
-    whose: str  # a hospital's name, or a text for all hospitals, or the assumed standard deviations
+    # the label of the power: a hospital's name, a text for all hospitals, or the assumed standard deviations
+    whose: str
     patients: tuple[int, ...]
     seeds: int
     least: float | None
@@ -50,7 +51,9 @@ class Power:
 
 
 def power_of(whose: str, pilot: Pilot, design: Design, difference: float, questions: int = 1) -> Power:
-    """Return the power of a study with the sample `design`, and the sample that would detect the difference."""
+    """Return the power of a study with the sample `design`. The result also contains the sample with which a study
+    would detect the difference `difference`.
+    """
     error = (1 - LEVEL) / questions
     missing = pilot.needed(difference, error)
     needed = Needed(
@@ -68,7 +71,7 @@ def after(folder: Path, difference: float = LITTLE) -> list[Power]:
     found = Statistics(cells, verdict.baseline).pilots() if cells else {}
     if not found:
         raise MedsiloError(
-            f"{folder.name}: its scores do not show how patients and repetitions differ; compare with local, by two "
+            f"{folder.name}: the scores do not show how patients and repetitions differ; compare with local, with two "
             "repetitions and two test patients at a hospital"
         )
     sites = len(found) - 1
@@ -85,7 +88,7 @@ def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) 
     sizes = tuple(patients.values())
     if not sizes or min(sizes) < 2:
         few = next((site for site, number in patients.items() if number < 2), "no hospital")
-        raise MedsiloError(f"{few} has fewer than two test patients, of whom nothing can be planned")
+        raise MedsiloError(f"{few} has fewer than two test patients, too few for a plan")
     found = []
     for people, luck in SPREADS:
         ways = people * scipy.special.ndtri((np.arange(200) + 0.5) / 200)
@@ -99,8 +102,8 @@ def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) 
 
 
 def tested(cells: Sequence[Cell], settings: SiteSettings) -> dict[str, int]:
-    """Count the test patients of each hospital in a planned comparison, which requires reading the data of all
-    hospitals.
+    """Count the test patients of each hospital in a planned comparison. To count test patients, the data of all
+    hospitals are read.
     """
     plan, found = cells[0].plan, {}
     sites = sorted(plan.participation.everyone)

@@ -22,7 +22,7 @@ from medsilo.tasks.task import Task
 def images_ready(
     plans: Sequence[Plan], settings: SiteSettings, at_once: int, say: Callable[[str], object]
 ) -> Iterator[SiteSettings]:
-    """Preprocess the images of all hospitals, one hospital at a time. Yield settings with which runs use the
+    """Preprocess the images of all hospitals, one hospital at a time. Yield the settings with which runs read the
     preprocessed images.
     """
     tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
@@ -53,16 +53,18 @@ def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]
 
 
 def _read_site(one: Work) -> int:
-    """Preprocess a hospital's images, and return the number of cases. Faulty images are reported later, by the runs."""
+    """Preprocess a hospital's images, and return the number of cases. Faulty images are not reported here, because the
+    runs report them.
+    """
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())
 
 
 def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
-    """Return settings with which preprocessed images are also stored in a folder.
+    """Return settings with which preprocessed images are stored in the folder `folder`.
 
-    Settings that name another folder or disable the cache are returned unchanged.
+    Settings that already name a folder for preprocessed images, or disable the cache, are returned unchanged.
     """
     if not isinstance(task, OwnFolder):
         return settings

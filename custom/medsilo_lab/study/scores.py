@@ -45,8 +45,8 @@ class SiteTest:
 
     @property
     def mean(self) -> float | None:
-        """In a regression, the score of always predicting the mean of the test cases; otherwise None. In a regression,
-        a score is 1 minus a multiple of the absolute error.
+        """In a regression, the score of a prediction that is the mean of all test cases for every case. If the task is
+        no regression, None. In a regression, a score is 1 minus a multiple of the absolute error.
         """
         if self.metric != CLOSENESS:
             return None
@@ -62,8 +62,8 @@ class SiteTest:
 
 
 def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:
-    """Return the confidence interval of a site's score for other patients. `measures` returns all measures of each
-    case.
+    """Return the confidence interval of a site's score over other patients. The function `measures` returns all
+    measures of each test case.
     """
     if metric != CONCORDANCE:
         return interval(scores)
@@ -71,7 +71,9 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """Read the file of `write_measures`, and return the measures of all cases and the number of each case's patient."""
+    """Read the file that `write_measures` wrote. Return the measures of all cases, and the patient of each case as a
+    number.
+    """
     with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]

@@ -1,4 +1,4 @@
-"""Scores by subgroup of patients, for pages, JSON and Python."""
+"""The data model of scores of subgroups of patients, for pages, JSON and Python."""
 
 from pydantic import AliasChoices, Field
 
@@ -8,7 +8,7 @@ from medsilo.runs.score import Score
 
 
 class SubgroupPair(RecordPart):
-    """A difference between two levels of a subgroup, or between two configurations at the same level."""
+    """A difference between two levels of a subgroup, or between two configurations in one level."""
 
     first: Text = Field(description="the level or configuration with the first score")
     second: Text = Field(description="the level or configuration whose score is subtracted")
@@ -42,7 +42,7 @@ class SubgroupLevel(RecordPart):
     difference: SubgroupPair | None = Field(
         None,
         validation_alias=AliasChoices("difference", "gain"),
-        description="in a comparison: the score minus that of the baseline",
+        description="in a comparison: the score minus the score of the baseline",
     )
 
 

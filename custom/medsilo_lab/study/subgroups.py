@@ -1,8 +1,9 @@
-"""Calculate the scores of subgroups of patients, and corrected differences between levels of a subgroup, with
-confidence intervals.
+"""Calculate the scores of subgroups of patients, and the differences between levels of a subgroup. Confidence intervals
+of differences are corrected for multiple comparisons.
 
-For a run, the scores are calculated from the numbers of patients, scores and variances that each hospital discloses.
-For a comparison, the scores are calculated from the scores of single test cases, over patients and seeds.
+For a single run, scores are calculated from three numbers that each hospital discloses for a level: number of patients,
+mean score and variance. For a comparison, scores are calculated from single test cases, as means over patients and
+seeds.
 """
 
 import csv
@@ -47,7 +48,7 @@ Level = tuple[str, str]
 
 # ---------------------------------------------------------------------------------------------------- a single run
 class DisclosedScore(NamedTuple):
-    """The score of a level, as hospitals disclosed it."""
+    """The score of a level, calculated from the disclosures of hospitals."""
 
     low: float  # lower end of the range of a rounded score
     high: float
@@ -57,7 +58,7 @@ class DisclosedScore(NamedTuple):
 
     @classmethod
     def of(cls, own: Sequence[SubgroupResult]) -> "DisclosedScore":
-        """Return the score over the patients of several hospitals."""
+        """Combine the disclosed scores of a level at several hospitals to a score over all patients."""
         whole = sum(one.patients for one in own)
         ends = [sum((one.score or 0.0) * one.patients for one in own) / whole] * 2
         half = sum(one.step / 2 * one.patients for one in own) / whole
@@ -65,8 +66,8 @@ class DisclosedScore(NamedTuple):
         return cls(max(ends[0] - half, 0.0), min(ends[1] + half, 1.0), spread, whole, len(own))
 
     def within(self, error: float) -> Interval:
-        """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
-        Wilson's formula is the sample size of a proportion with the same variance as the score.
+        """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. In Wilson's formula,
+        the sample size is chosen so that a proportion would have the score's variance.
         """
         degrees = max(self.patients - self.hospitals, 1)
         square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
@@ -80,8 +81,8 @@ class DisclosedScore(NamedTuple):
         return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
     def less(self, other: "DisclosedScore", error: float) -> Interval:
-        """Return the confidence interval of the difference between two levels with different patients, by Newcombe's
-        method 10 (1998).
+        """Return the confidence interval of the difference between two levels. The interval is Newcombe's method 10
+        (1998), which is for levels with different patients.
         """
         (mine, above), (below, theirs) = self.within(error), other.within(error)
         low = self.low - other.high - math.hypot(self.low - mine, theirs - other.high)
@@ -90,8 +91,8 @@ class DisclosedScore(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the disclosed subgroups of a run. One subgroup, which is added to the disclosed subgroups, has the
-    hospitals as its levels.
+    """Return the tables of all subgroups that hospitals disclosed in a run. A further table compares the hospitals, as
+    if each hospital were a level of a subgroup.
     """
     results: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
@@ -140,7 +141,7 @@ class _Found(NamedTuple):
 
 
 def _p(within: Callable[[float], Interval]) -> float:
-    """Return the p-value, which is the error rate at which an end of the confidence interval is zero."""
+    """Return the p-value: the error rate for which one end of the confidence interval is zero."""
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -169,7 +170,9 @@ def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
 def _tables(
     levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
 ) -> list[SubgroupTable]:
-    """Return the tables of all subgroups with corrected differences; the table of hospitals is the last table."""
+    """Return a table with corrected differences for each subgroup. The last of the returned tables compares the
+    hospitals.
+    """
     told, tables = _corrected(found), []
     for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
         own = [one for (of, _), one in levels.items() if of == name]
@@ -180,12 +183,13 @@ def _tables(
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
-Members = dict[Level, np.ndarray]  # the numbers of each level's patients, as counted among the site's test patients
+# level of a subgroup → the level's patients, as indices into the list of the site's test patients
+Members = dict[Level, np.ndarray]
 
 
 def read_members(run: Path, site: str) -> Members:
-    """Read the numbers of the site's test patients at each level from a run folder. A level with a suppressed score has
-    no patients.
+    """From a run folder, read which test patients of a site belong to each level. If the score of a level is
+    suppressed, the level has no patients.
     """
     path = paths.site_folder(run, site) / paths.SUBGROUPS
     if not path.exists():
@@ -204,7 +208,7 @@ def read_members(run: Path, site: str) -> Members:
 
 
 def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
-    """Return the scores of a site's test cases at each level, or None for a level with a suppressed score."""
+    """Return the scores of a site's test cases for each level. For a level with a suppressed score, return None."""
     members = read_members(run, site)
     if not members:
         return {}
@@ -215,20 +219,20 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
         if not len(cases):
             continue
         values = test.scores.values[cases]
-        if metric == CONCORDANCE:  # for the concordance, only pairs of cases at the same level count
+        if metric == CONCORDANCE:  # a level's concordance counts only pairs in which both cases belong to the level
             values = parts_of_concordance(*(test.measures[name].numpy()[cases] for name in RANKED))
         if np.isfinite(values).all():
             found[key] = Scores(values, np.unique(test.scores.patients[cases], return_inverse=True)[1])
     return found
 
 
-Levels = Mapping[Level, Scores | None]  # scores by level; None for a level whose score is suppressed
-Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels of subgroups by site
+Levels = Mapping[Level, Scores | None]  # level of a subgroup → scores, or None if the score of the level is suppressed
+Study = Sequence[Mapping[str, Levels]]  # for each seed: site → levels of subgroups with their scores
 
 
 def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list[SubgroupTable]:
-    """Return the tables of subgroups for a configuration. `base` contains the scores of the baseline with the same
-    seeds.
+    """Return the tables of subgroups for a configuration. `base` contains the baseline's scores, for the same seeds as
+    the scores in `study`.
 
     The score of a level is a mean over the patients of all hospitals that disclose this level in all runs.
     """
@@ -275,11 +279,13 @@ def _twice(one: Difference, error: float) -> Interval:
 
 
 def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]) -> Difference:
-    """Return half of the difference between two levels, which have different patients but the same models.
+    """Return half of the difference between two levels. The two levels have different patients, but the same models
+    were tested on both levels.
 
-    Half of the difference equals the mean of the differences at two artificial sites. The difference at the first site
-    is the score of the first level. The difference at the second site is the negative score of the second level. With
-    two artificial sites, patients and seeds are crossed as in a comparison of two methods.
+    Half of the difference between two levels equals the mean difference over two artificial sites. At the first
+    artificial site, the difference is the first level's score. At the second artificial site, the difference is the
+    second level's score with a minus sign. With two artificial sites, patients and seeds are crossed as in a comparison
+    of two methods.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

@@ -5,19 +5,20 @@ import scipy
 
 from medsilo_lab.study.law import Variance
 
-# significance level of the test that excludes a configuration with a larger variance than the other configurations
+# significance level of the test that excludes configurations which vary more than all other configurations
 UNSTEADY = 0.02
 
 
 def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the between-seed variance of a difference between two configurations, its degrees of freedom, and a mask
-    of the configurations with this variance.
+    """Return the between-seed variance of a difference between two configurations, and its degrees of freedom. Also
+    return a mask of the configurations for which the variance is valid.
 
-    Configurations are paired by seed, so an effect of a seed on all configurations cancels. The variance is estimated
-    from the residual of configurations x seeds in a repeated-measures analysis of variance (Winer 1971). The estimate
-    assumes that configurations have similar variances. An F test therefore compares each configuration's variance with
-    the residual of all other configurations. A configuration with a much larger variance is excluded from the estimate.
-    If the observed variance of a difference is larger than the estimate, `compare` uses the observed variance.
+    All configurations use the same seeds, so an effect that a seed has on all configurations cancels. The variance is
+    the residual variance of a repeated-measures analysis of variance with configurations and seeds (Winer 1971). The
+    estimate assumes that configurations have similar variances. An F test therefore compares the variance of each
+    configuration with the residual variance of all other configurations. If the variance of a configuration is
+    significantly larger, the configuration is excluded from the estimate. If the observed between-seed variance of a
+    difference is larger than this estimate, the function `compare` uses the observed variance.
 
     Args:
         scores: [..., configurations, seeds]
@@ -35,15 +36,15 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the between-seed variance of each difference from the configuration `base`, its degrees of freedom, and a
-    mask of the configurations with this variance.
+    """For each configuration, return the between-seed variance of its difference from the configuration `base`, and the
+    degrees of freedom. Also return a mask of the configurations for which the variance is valid.
 
-    Every difference contains the baseline's variance, which may be larger than the variance of other configurations.
-    The variance of the baseline's deviation from the mean of all other configurations is therefore estimated
-    separately. The baseline's variance is added to the variance of another configuration's deviation from the same mean
-    (Welch, Satterthwaite). In simulations, the baseline varied up to ten times as much as other configurations. With
-    three or more seeds, 95 % intervals covered the true difference in at least 93 % of simulated studies. With two
-    seeds, the intervals covered the true difference in 91 % of simulated studies.
+    The baseline is part of every difference, and may vary more than all other configurations. The baseline's
+    between-seed variance around the mean of all other configurations is therefore estimated separately. The variance of
+    a difference is the sum of two variances: of the baseline and of the other configuration (Welch, Satterthwaite). In
+    simulations, the baseline varied up to ten times as much as all other configurations. With three or more seeds, the
+    95 % intervals contained the true difference in at least 93 % of simulated studies. With two seeds, the 95 %
+    intervals contained the true difference in 91 % of simulated studies.
     """
     others = np.delete(scores, base, axis=-2)
     twice, degrees, steady = pooled_luck(others)
@@ -56,8 +57,8 @@ def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
-    """Return the between-seed variance of each configuration's difference from `base`. Return None for `base` itself,
-    and for configurations that are excluded from the estimate.
+    """For each configuration, return the between-seed variance of its difference from the configuration `base`. For
+    `base` itself, and for configurations that are excluded from the estimate, return None.
     """
     variance, degrees, steady = luck_beside(scores, base)
     usable = int(steady.sum()) > 1 and float(variance) > 0
@@ -66,8 +67,8 @@ def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
 
 
 def _residual(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract the means of the chosen configurations, and the means of seeds, from the scores. Return the sum of
-    squares of the residuals and its degrees of freedom.
+    """From the scores, subtract the mean of each chosen configuration and the mean of each seed. Return the sum of
+    squares of the remainders, and the degrees of freedom.
     """
     weight = chosen[..., None].astype(float)
     number = chosen.sum(-1)

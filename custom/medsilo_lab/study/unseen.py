@@ -1,6 +1,4 @@
-"""Estimate the confidence interval of a difference, for the case that a method fails for an untested kind of
-patients.
-"""
+"""Estimate a confidence interval that allows for an untested kind of patients for whom a method fails."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +11,15 @@ from medsilo_lab.study.law import Interval, Law
 
 
 class Share(NamedTuple):
-    """The fraction of patients for whom only one method fails, and the number of patients from whom this fraction was
-    estimated.
+    """The fraction of patients for whom only one of two methods fails, and the number of patients from whom this
+    fraction was estimated.
     """
 
     known: float
     patients: float
 
     def within(self, error: float) -> Interval:
-        """Return the Clopper-Pearson interval (1934) of the fraction."""
+        """Return the Clopper-Pearson interval (1934) of the fraction of patients for whom only one method fails."""
         failing, right = self.known * self.patients, (1 - self.known) * self.patients
         low = float(scipy.special.betaincinv(failing, right + 1, error / 2)) if failing > 0 else 0.0
         high = float(scipy.special.betaincinv(failing + 1, right, 1 - error / 2)) if right > 0 else 1.0
@@ -29,18 +27,19 @@ class Share(NamedTuple):
 
     @classmethod
     def learned(cls, shares: Sequence[float], patients: Sequence[int], asked: Sequence[bool]) -> "Share":
-        """Estimate the fraction at some hospitals from the fractions at all hospitals, by a beta-binomial model.
-        `asked` is true for the hospitals for which the fraction is estimated.
+        """Estimate the fraction of failures at some hospitals with a beta-binomial model, from the fractions at all
+        hospitals. `asked` is true for the hospitals whose fraction is estimated.
 
         If the fractions of hospitals differ by more than chance, the patients of a hospital are correlated, and count
         as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
-        1999). The higher the correlation, the less the other hospitals contribute to the estimate.
+        1999). The higher the correlation is, the less do hospitals contribute for which `asked` is false.
         """
         each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
         akin = _correlation(each, sizes)
         count = sizes / (1 + (sizes - 1) * akin)
         own, others = count[here].sum(), count[~here].sum()
-        least = own if here.sum() > 1 else sizes[here].sum()  # the patients of a single hospital count as independent
+        # if the fraction of a single hospital is estimated, the hospital's patients count as independent
+        least = own if here.sum() > 1 else sizes[here].sum()
         told = min(others, (1 - akin) / akin) if akin else others
         mean = _mean(each[here], count[here]) * least + _mean(each[~here], count[~here]) * told
         return cls(float(mean / (least + told)), float(least + told))
@@ -63,8 +62,8 @@ def _correlation(shares: np.ndarray, sizes: np.ndarray) -> float:
 
 
 class Failing(NamedTuple):
-    """Patients for whom only one method fails: their fraction, their mean loss, and the loss of a further failing
-    patient.
+    """Patients for whom only one of two methods fails. The fields are the fraction of such patients, their mean loss,
+    and the loss that is assumed for an untested failing patient.
     """
 
     share: Share
@@ -72,8 +71,8 @@ class Failing(NamedTuple):
     most: float
 
     def within(self, error: float) -> tuple[float, Interval]:
-        """Return the effect on the mean score of patients for whom only one method fails, and the errors of this effect
-        in both directions.
+        """Return the change of the mean score by patients for whom only one method fails. Also return the errors of the
+        change in both directions.
         """
         low, high = self.share.within(error)
         less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)
@@ -81,11 +80,11 @@ class Failing(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """A difference in three parts: for patients with the same outcome of both methods, for failures of the method, and
-    for failures of the baseline.
+    """A difference as the sum of three parts. The parts are patients for whom only the method fails, patients for whom
+    only the baseline fails, and all other patients.
 
-    The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). A further patient
-    for whom a method fails is assumed to have the score zero.
+    The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). If a method fails
+    for an untested patient, the score is assumed to be zero.
     """
 
     usual: Law
@@ -103,7 +102,7 @@ class Unseen(NamedTuple):
         )
 
     def most(self, error: float) -> float:
-        """Return the upper limit of the fraction of patients for whom only one method fails."""
+        """Return an upper limit for the fraction of patients for whom only one of two methods fails."""
         return max(one.share.within(error)[1] for one in (self.method, self.baseline))
 
     def reversed(self) -> "Unseen":

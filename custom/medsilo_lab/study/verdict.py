@@ -1,6 +1,6 @@
-"""Calculate the contents of verdict.json: scores, differences from the baseline, and whether federated training helps,
-with confidence intervals. A method is called better only if the confidence interval of its difference from the baseline
-excludes zero.
+"""Calculate the contents of verdict.json: scores, differences from the baseline, confidence intervals, and the verdict
+whether federated training helps. A method is called better only if the confidence interval of its difference from the
+baseline excludes zero.
 """
 
 import math
@@ -59,15 +59,15 @@ from medsilo_lab.study.words import (
 
 DEFAULT = "fedavg"
 UNPAIRED = "No verdict: no two configurations have scores of the same hospitals in the same repetitions."
-ENOUGH_PATIENTS = 25  # number of patients that a hospital with too few patients for a verdict is advised to test
+ENOUGH_PATIENTS = 25  # if a hospital has too few test patients for a verdict, pages advise this number of test patients
 Seeds = dict[int, dict[str, Scores]]
 # the first endpoint is confirmatory, and all other endpoints are exploratory
 ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
 
 
 class PairQuestion(NamedTuple):
-    """A question about the difference between two configurations at some sites. If its two configurations are
-    exchanged, the answer to the question has the opposite sign.
+    """The question how much two configurations differ at some sites. Exchanging the two configurations changes the sign
+    of the answer.
     """
 
     row: Row
@@ -81,8 +81,8 @@ class PairQuestion(NamedTuple):
 
 
 def chosen_baseline(rows: Sequence[Row], baseline: str | None) -> str | None:
-    """Return the title of the baseline, which is the requested configuration, or FedAvg if the comparison contains
-    FedAvg.
+    """Return the title of the baseline. The baseline is the requested configuration; by default it is FedAvg, if the
+    comparison contains FedAvg.
     """
     names = {row.title for row in rows}
     if baseline is not None and baseline not in names:
@@ -94,14 +94,14 @@ class Statistics:
     def __init__(self, cells: Sequence[Cell], baseline: str | None) -> None:
         self.plan = cells[0].plan
         self.where = f"in mean test {self.plan.task.goal.metric}"
-        # in cross-validation, the last fold stands for all folds of a seed
+        # in cross-validation, `cells` contains only the last fold of each seed
         self.cells = {(cell.row, cell.seed): cell for cell in cells}
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.scores: dict[Row, Seeds] = {row: {} for row in self.rows}
         self.folds: dict[tuple[Row, int], list[Cell]] = {}
         for cell in cells:
             self.folds.setdefault((cell.row, cell.seed), []).append(cell)
-        self.odd: list[str] = []  # excluded scores of runs and sites, with the reasons for the exclusion
+        self.odd: list[str] = []  # texts about excluded scores: the run, the site and the reason of the exclusion
         for row, seed in self.cells:
             folds = self.folds[row, seed]
             if scores := _scores_of(folds):
@@ -172,8 +172,8 @@ class Statistics:
         )
 
     def _subgroups(self) -> list[SubgroupTable]:
-        """Return the scores of subgroups for the declared configuration. Without a declared configuration, use the
-        baseline, or else the first federated configuration.
+        """Return the scores of subgroups for the declared configuration. If no configuration is declared, use the
+        baseline; if there is no baseline, use the first federated configuration.
         """
         named = [row for row in self.rows if row.title == self.baseline]
         asked = [self._declared, *named, *(row for row in self.rows if row.federated), *self.rows]
@@ -187,8 +187,8 @@ class Statistics:
         return subgroups.of_row(row.title, study, base.title if base else "", base_study)
 
     def _by_level(self, row: Row, seed: int) -> dict[str, subgroups.Levels]:
-        """Return a run's scores by site and by level of each subgroup. In cross-validation, a level has scores only if
-        every fold discloses the level.
+        """For each site, return a run's scores at each level of each subgroup. In cross-validation, a level has scores
+        only if the site disclosed the level in every fold.
         """
         found: dict[str, subgroups.Levels] = {}
         metric = self.plan.task.goal.metric
@@ -212,7 +212,9 @@ class Statistics:
 
     # ------------------------------------------------------------------ baselines
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
-        """Return the baseline of a configuration, preferably with the same normalisation layer."""
+        """Return the baseline with which a configuration is compared. Of several baselines, prefer a baseline with the
+        same normalisation layer as the configuration.
+        """
         bases = [other for other in self.rows if is_base(other)]
         if row in bases:
             return None
@@ -239,9 +241,7 @@ class Statistics:
     def _questions(
         self, pairs: Mapping[Row, Row | None], sites: Sequence[str] | None = None, endpoint: Endpoint = "mean"
     ) -> dict[Row, PairQuestion]:
-        """Return a question for each configuration that has a baseline in `pairs`. At a single site, all endpoints have
-        the same value.
-        """
+        """Return a question for each configuration that has a baseline in `pairs`."""
         found = {}
         for row, base in pairs.items():
             if base:
@@ -250,8 +250,8 @@ class Statistics:
         return found
 
     def _difference(self, question: PairQuestion) -> Difference | None:
-        """Return the difference that answers a question. Differences are cached, so that all parts of the verdict
-        agree.
+        """Return the difference that answers a question. A cache ensures that all parts of the verdict contain the same
+        answer.
         """
         if question not in self._known:
             row, base = question.row, question.base
@@ -282,8 +282,8 @@ class Statistics:
             raise MedsiloError(told) from error
 
     def _luck(self, question: PairQuestion) -> dict[Row, Variance]:
-        """Estimate the between-seed variance of each difference from the baseline. The estimate uses all configurations
-        that were run with the seeds of the baseline.
+        """For each configuration, estimate the between-seed variance of its difference from the baseline. The estimate
+        uses all configurations that were run with the baseline's seeds.
         """
         base, names = question.base, question.sites
         held = self.base if self.base.get(question.row) == base else self.alone
@@ -298,8 +298,8 @@ class Statistics:
     def _answered(self, family: Mapping[Key, PairQuestion]) -> dict[Key, PairedDifference]:
         """Return the answers to a family of questions, with a correction for multiple comparisons in this family.
 
-        If a question was answered earlier, possibly with its configurations in reverse order, the earlier answer is
-        kept.
+        If a question was already answered, the earlier answer is kept. A question with exchanged configurations counts
+        as the same question.
         """
         new = {
             question: one
@@ -317,8 +317,8 @@ class Statistics:
         return _reversed(other) if other else None
 
     def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
-        """Return the mean score of a configuration over seeds, with the standard deviation and with a confidence
-        interval between 0 and 1.
+        """Return the mean score of a configuration over seeds, the standard deviation, and a confidence interval that
+        stays between 0 and 1.
         """
         seeds = list(self.scores[row].values())
         names = sites or sorted({site for own in seeds for site in own})
@@ -340,24 +340,24 @@ class Statistics:
 
     @cached_property
     def _declared(self) -> Row | None:
-        """The declared federation, which is fixed before any result: the baseline, or the only federated
-        configuration.
+        """The declared federation: the federated configuration about which the main question was fixed before any
+        result. The declared federation is the baseline, or the only federated configuration.
         """
         named = [row for row in self.alone if row.title == self.baseline or len(self.alone) == 1]
         return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
-        """Return the declared federation's difference from single-site training over all sites. The difference over all
-        sites is a single test, so it needs no correction for multiple comparisons.
+        """Return the difference between the declared federation and single-site training, over all sites. The
+        difference over all sites is a single test, so it needs no correction for multiple comparisons.
         """
         asked = self._questions({self._declared: self.alone[self._declared]}) if self._declared else {}
         return next(iter(self._answered(asked).values()), None)
 
     def _joined(self, sites: Sequence[str]) -> dict[str, dict[Row, PairedDifference]]:
-        """Return the differences from single-site training at each site.
+        """For each site, return the difference between each federated configuration and single-site training.
 
-        The differences of the declared federation are corrected only for the number of sites. The differences of all
-        other federated configurations are corrected together.
+        For the declared federation, the differences are corrected only for the number of sites. For all other federated
+        configurations, the differences are corrected together as one family.
         """
         asked = {(site, row): one for site in sites for row, one in self._questions(self.alone, [site]).items()}
         told = self._answered({key: one for key, one in asked.items() if key[1] == self._declared})
@@ -365,8 +365,8 @@ class Statistics:
         return {site: {row: one for (at, row), one in told.items() if at == site} for site in sites}
 
     def _at_hospital(self, site: str, answers: Mapping[Row, PairedDifference], sites: int) -> HospitalVerdict | None:
-        """Return the verdict at a site for the declared federation. Without a declared federation, use the federated
-        configuration with the strongest evidence.
+        """Return the verdict on the declared federation at a site. If no federation is declared, the verdict is about
+        the federated configuration with the strongest evidence.
         """
         asked = {row: one for row, one in answers.items() if self._declared in (None, row)}
         if not asked:
@@ -386,14 +386,16 @@ class Statistics:
         )
 
     def _lacks(self, first: PairedDifference | None) -> Needed | None:
-        """Return the sample that would decide whether federated training helps, or None if this is already decided."""
+        """Return the sample that would decide whether federated training helps. If the comparison already decides the
+        question, return None.
+        """
         if first is None or first.sure or self._declared is None:
             return None
         return self._needed(self._questions({self._declared: self.alone[self._declared]})[self._declared], 1 - LEVEL)
 
     def pilot(self, question: PairQuestion) -> Pilot | None:
-        """Return the scores that answer a question as a pilot study for another comparison, or None if the question has
-        no answer.
+        """Return the scores that answer a question, as the pilot study of a planned comparison. If the question has no
+        answer, return None.
         """
         found = self._difference(question)
         if found is None:
@@ -403,9 +405,11 @@ class Statistics:
         return Pilot.of(found, mine, theirs, question.sites)
 
     def pilots(self) -> dict[str, Pilot]:
-        """Return pilot studies for another comparison, for all hospitals together and for each hospital.
+        """Return pilot studies from which a comparison can be planned: one for all hospitals together, and one for each
+        hospital.
 
-        The pilot studies contain the declared federation, or the first federated configuration with a difference.
+        The pilot studies compare the declared federation with single-site training. If no federation is declared, the
+        first federated configuration with a known difference is used.
         """
         for row in [self._declared] if self._declared else [row for row in self.rows if self.alone.get(row)]:
             sites = self._sites(row, self.alone[row])
@@ -420,8 +424,8 @@ class Statistics:
         return {}
 
     def _needed(self, question: PairQuestion, error: float) -> Needed | None:
-        """Return the sample that would make the observed difference significant. If the smallest relevant difference is
-        larger than the observed difference, use the smallest relevant difference.
+        """Return the sample that would make the observed difference significant. If the observed difference is smaller
+        than the smallest relevant difference, return the sample for the smallest relevant difference.
         """
         found, hospitals = self._difference(question), len(question.sites)
         if found is None or found.alike or (found.seeds > 1 and found.people > 1 and not found.patients.variance):
@@ -500,8 +504,8 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """Name the configurations that score significantly lower than the baseline, and the reference methods that
-        score significantly higher.
+        """Return a text about configurations with significantly lower scores than the baseline. The text also names
+        reference methods with significantly higher scores than the baseline.
         """
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
@@ -510,8 +514,8 @@ class Statistics:
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
-    """Return the scores of a seed by site, over the test cases of all cross-validation folds, or None if a fold is not
-    finished.
+    """Return each site's scores of a seed, over the test cases of all cross-validation folds. If a fold is not
+    finished, return None.
     """
     found = []
     for cell in folds:
@@ -528,14 +532,14 @@ def usable(scores: Mapping[str, Scores]) -> dict[str, Scores]:
 
 
 def _untrained_at(cell: Cell) -> list[str]:
-    """Return the sites at which a finished run tested the model of round 0, which is untrained."""
+    """Return the sites at which a finished run tested the untrained model of round 0."""
     summary = cell.summary()
     return [] if summary is None else [site for site, chosen in summary.selected.rounds.items() if chosen == 0]
 
 
 def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-    """Convert differences to their form in verdict.json, and correct p-values and confidence intervals for multiple
-    comparisons.
+    """Return differences as they are written in verdict.json, with p-values and confidence intervals that are corrected
+    for multiple comparisons.
     """
     p_values = {key: difference.p for key, difference in found.items()}
     error = 1 - LEVEL

@@ -23,7 +23,7 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-# maximum number of seeds, and maximum number of patients per hospital, in the advice about a larger sample
+# advice about a larger sample names at most this number of seeds, and at most this number of patients per hospital
 MOST_SEEDS, MOST_PATIENTS = 30, 300
 REFERENCES = ("local", "central")  # names of the reference methods, with which federated methods are compared
 
@@ -96,7 +96,7 @@ class PairedDifference(RecordPart):
 
     @property
     def unseen(self) -> tuple[float, float] | None:
-        """The confidence interval for the case that a method fails for an untested kind of patients."""
+        """The confidence interval that allows for an untested kind of patients for whom a method fails."""
         low, high = self.unseen_low, self.unseen_high
         return None if low is None or high is None else (low, high)
 
@@ -114,31 +114,36 @@ class PairedDifference(RecordPart):
 
 
 class Differences(RecordPart):
-    mean: PairedDifference | None = Field(None, description="difference of the mean over sites")
-    pooled: PairedDifference | None = Field(None, description="difference of the mean over all cases")
+    mean: PairedDifference | None = Field(None, description="difference between the means over sites")
+    pooled: PairedDifference | None = Field(None, description="difference between the means over all cases")
     worst: PairedDifference | None = Field(
-        None, description=("difference of the scores at each configuration's worst site")
+        None, description="difference between the scores at each configuration's worst site"
     )
     sites: dict[str, PairedDifference | None] = Field({}, description="difference at each site")
 
 
 class Needed(RecordPart):
-    of: Literal["test patients", "seeds"] = Field(description="the unit: `test patients` of each hospital, or `seeds`")
+    of: Literal["test patients", "seeds"] = Field(
+        description="unit of the key `number`: `test patients` of each hospital, or `seeds`"
+    )
     number: Count | None = Field(
         None,
         description=(
-            "the number that would detect the difference in four of five such studies; `null` if neither 300 "
-            "test patients of each hospital nor 30 seeds would"
+            "sample size with which four of five studies would detect the difference; `null` if neither 300 test "
+            "patients of each hospital nor 30 seeds are enough"
         ),
     )
     seeds: Count | None = Field(
-        None, description=("number of seeds for these patients, if the present number is too small")
+        None, description="number of seeds that a study with `number` patients needs, if more than in this study"
     )
     difference: Difference | None = Field(
-        None, description="the difference that this number would detect; `null` if a smaller number gives no verdict"
+        None,
+        description=(
+            "difference that a study with the sample `number` would detect; `null` if a smaller sample gives no verdict"
+        ),
     )
-    reach: Difference | None = Field(None, description="half the expected width of the interval, if known")
-    hospitals: Count = Field(1, description="number of hospitals in the question")
+    reach: Difference | None = Field(None, description="half the expected width of the confidence interval, if known")
+    hospitals: Count = Field(1, description="number of hospitals to which the difference refers")
 
 
 class HospitalVerdict(RecordPart):
@@ -148,7 +153,7 @@ class HospitalVerdict(RecordPart):
     method: Text = Field(description="the configuration that the verdict is about")
     difference: PairedDifference = Field(
         validation_alias=AliasChoices("difference", "gain"),
-        description="score of this configuration's model minus that of the single-site model",
+        description="score of the configuration's model minus the score of the single-site model",
     )
     needed: Needed | None = Field(
         None, description=("the additional sample that an inconclusive verdict needs, if known")
@@ -179,18 +184,18 @@ class VerdictRow(RecordPart):
     from_single_site: dict[str, PairedDifference | None] = Field(
         {},
         validation_alias=AliasChoices("from_single_site", "joining"),
-        description="site → score of this method's model minus that of the single-site model",
+        description="site → score of the method's model minus the score of the single-site model",
     )
 
 
 class Notice(RecordPart):
-    """A warning, which pages show before any number."""
+    """A warning that pages show above all numbers."""
 
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
         description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
     )
     word: Text = Field(description="the subject, such as `Untrained`, `Not learned` or `Rounded scores`")
-    text: Text = Field(description="the warning, which begins with the configurations or runs that it is about")
+    text: Text = Field(description="the warning; it begins with the configurations or runs to which it applies")
 
     def __str__(self) -> str:
         return f"{self.word}: {self.text}"
@@ -200,7 +205,7 @@ class About(RecordPart):
     title: str = Field(description="title of the page")
     machine: str = Field("", description="description of the machine")
     cells: Count = Field(0, description="number of requested runs")
-    failures: list[str] = Field([], description="the failed runs, one line each")
+    failures: list[str] = Field([], description="a line of text for each failed run")
 
 
 class RunOfRow(RecordPart):
@@ -253,7 +258,7 @@ class Verdict(RecordPart):
     hospitals: dict[str, HospitalVerdict] = Field(
         {},
         validation_alias=AliasChoices("hospitals", "gains"),
-        description="site → the verdict on federated training there",
+        description="site → the verdict on federated training at this site",
     )
     rows: list[VerdictRow] = Field(description="the configurations")
     subgroups: list[SubgroupTable] = Field(
@@ -271,8 +276,8 @@ class Verdict(RecordPart):
 
     @property
     def other_networks(self) -> list[str]:
-        """A line for each federated configuration whose network differs from the baseline's network, because different
-        networks may explain a difference in scores.
+        """A line of text for each federated configuration whose network differs from the baseline's network. Different
+        networks may be the reason for a difference in scores.
         """
         return [
             f"{row.title} differs from {row.baseline} in more than the method: {row.unlike}."
@@ -282,8 +287,8 @@ class Verdict(RecordPart):
 
     @property
     def holds_for(self) -> str:
-        """A description of the population for which the confidence intervals are valid. The population includes other
-        patients only if a site tests several patients.
+        """A description of the population for which the confidence intervals are valid. At a site, the intervals are
+        valid for other patients only if the site tested several patients.
         """
         if not self.single:
             return f"other patients and {AGAIN} (whole patients count)"

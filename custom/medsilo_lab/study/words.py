@@ -1,4 +1,6 @@
-"""Describe differences and verdicts for pages, decision sheets and the terminal. This module does not import numpy."""
+"""Describe differences and verdicts in words, for pages, decision sheets and the terminal. This module does not import
+numpy.
+"""
 
 from medsilo.core.text import counted
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVerdict, Needed, PairedDifference
@@ -7,7 +9,7 @@ OF_PATIENTS = {
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
-LITTLE = 0.02  # smallest difference of practical relevance, for which sample sizes are calculated
+LITTLE = 0.02  # smallest difference that is relevant in practice; sample sizes are calculated for this difference
 
 
 def repetitions(number: int) -> str:
@@ -38,8 +40,8 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
 
 
 def if_unseen(found: PairedDifference) -> str:
-    """Describe the confidence interval for untested kinds of patients, and the assumption behind this interval. If the
-    interval is unknown, return an empty text.
+    """Describe in words the confidence interval that allows for untested kinds of patients, and the assumption behind
+    this interval. If the interval is unknown, return an empty text.
     """
     if found.unseen is None or found.failing is None or found.open:
         return ""
@@ -49,15 +51,15 @@ def if_unseen(found: PairedDifference) -> str:
 
 
 def in_points(found: PairedDifference, seeds: bool = True) -> str:
-    """Describe a difference with its confidence interval and its sample. With `seeds`, add the number of seeds and the
-    correction for multiple comparisons.
+    """Describe a difference with its confidence interval and its sample. If `seeds` is true, also describe the number
+    of seeds and the correction for multiple comparisons.
     """
     return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
 def in_patients(metric: str, difference: float) -> str:
-    """Describe a difference between two scores as a number of cases in a hundred or a thousand. If the score is no
-    fraction of cases or pairs, return an empty text.
+    """Describe a difference between two scores as a number of cases in a hundred or in a thousand. If the score is
+    neither a fraction of cases nor a fraction of pairs, return an empty text.
     """
     if metric not in OF_PATIENTS:
         return ""
@@ -103,8 +105,8 @@ def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) 
 
 
 def verdict_in_words(found: HospitalVerdict) -> str:
-    """Describe a verdict with its difference, its intervals, its sample, and the sample that would be needed for a
-    clear verdict.
+    """Describe a verdict in words: the difference, its intervals and its sample. If the verdict is not clear, also name
+    the sample that a clear verdict needs.
     """
     told = [if_unseen(found.difference), needed_in_words(found.needed, found.difference)]
     return "; ".join([f"{found.word}: {found.method} {in_points(found.difference)}", *filter(None, told)])

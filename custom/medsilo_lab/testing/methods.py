@@ -1,4 +1,4 @@
-"""Tests for methods; an author derives a class from MethodTester and runs pytest."""
+"""Tests that the author of a method runs with pytest, in a class derived from MethodTester."""
 
 import csv
 import json
@@ -39,8 +39,8 @@ from medsilo_server.record import Record
 
 State = dict[str, Tensor]
 Answer = Callable[[], StudyMessage]
-# a function that delivers a site's answer; its arguments are the site, the request, and a function that returns the
-# answer
+# a function that delivers a site's answer. Its arguments are the site, the request, and a function that calculates the
+# answer.
 Carry = Callable[[str, StudyMessage, Answer], StudyMessage | Missing]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
@@ -55,7 +55,7 @@ LOST = Missing("lost", "no answer")
 
 @dataclass(frozen=True)
 class Reference:
-    """The data and the networks of a study, for a reference implementation in plain PyTorch."""
+    """A study's data and networks, with which a test runs a reference implementation of the method in plain PyTorch."""
 
     plan: Plan
 
@@ -74,9 +74,7 @@ class Reference:
         return model
 
     def batches(self, site: str, number: int) -> list[tuple[Tensor, Tensor]]:
-        """Return the mini-batches of a site in one round, for all local epochs, in the order in which they are
-        trained.
-        """
+        """Return all mini-batches with which a site trains in one round, in the order of training."""
         inputs, targets = self.data[site].train[:]
         training, parts = self.plan.training, []
         for epoch in range(training.local_epochs):
@@ -102,7 +100,8 @@ class Reference:
 
 
 class MethodTester:
-    """Tests for a method of medsilo; if an author derives a class from this class, pytest runs all tests in it.
+    """Tests for a method of medsilo. The author of the method derives a class, and pytest runs all tests in the derived
+    class.
 
     The derived class may define these attributes:
         method: name of the method in plans
@@ -127,7 +126,7 @@ class MethodTester:
     settings: ClassVar[SiteSettings] = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings")
 
     def plan(self, *changes: str) -> Plan:
-        """Return a plan for a study of three small hospitals, which takes about a second."""
+        """Return a plan for a study of three small hospitals. The study takes about a second."""
         values = {
             "algorithm": {"name": self.method},
             "task": TINY,
@@ -137,7 +136,8 @@ class MethodTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def reference(self, study: Reference) -> Sequence[Mapping[str, Mapping[str, Tensor]]]:
-        """Run three rounds of the method in plain PyTorch; tests compare the results with medsilo's results.
+        """Run three rounds of the method in plain PyTorch. The tests compare these three rounds with medsilo's
+        implementation of the method.
 
         Returns:
             for 0, 1, 2 and 3 rounds, the tensors of the model that each site validates
@@ -160,9 +160,9 @@ class MethodTester:
 
     # ------------------------------------------------------------------ tensors in messages
     def test_what_stays_at_a_site_is_what_it_keeps(self, tmp_path: Path) -> None:
-        """Sites never send tensors whose names `keeps` lists, and send all other trained tensors.
+        """Sites never send tensors that `keeps` names, and send all trained tensors that `keeps` does not name.
 
-        Neither another site nor a checkpoint of the server contains a tensor that `keeps` lists.
+        A tensor that `keeps` names never reaches the server's checkpoints or another site.
         """
         plan, folder = self.plan("training.rounds=3"), tmp_path / "run"
         seen = _Travelled(self._sites(plan, folder), plan, folder)
@@ -203,9 +203,7 @@ class MethodTester:
 
     # ------------------------------------------------------------------ missed rounds and restarts
     def test_a_site_that_misses_a_round_does_not_count_in_it(self, tmp_path: Path) -> None:
-        """If the answer of a site is lost, all other sites have the same tensors as if this site had never received the
-        request.
-        """
+        """If a site's answer is lost, all other sites get the same tensors as if the site had received no request."""
         first = self.rounds_before_training + 1
         plan = self.plan(f"training.rounds={first + 2}", *GO_ON)
         absent, given = SITES[1], defaultdict[str, dict[str, State]](dict)
@@ -282,8 +280,8 @@ class MethodTester:
             assert (looks == expected).all(), f"{site}'s validation cases are read {int(looks.max())} times"
 
     def test_one_case_moves_what_leaves_by_its_bound_under_privacy(self, tmp_path: Path) -> None:
-        """If the gradient of each case is clipped to almost zero, changing one case hardly changes the answer of the
-        site.
+        """If the gradient of each case is clipped to almost zero, the site's answer is nearly the same after one case
+        was changed.
         """
         promise = [f'privacy={{"epsilon": 2.0, "delta": 0.001, "clip": {CLIP}}}', "training.batch_size=4096"]
         if not self.plan().algorithm.declares_account():
@@ -359,7 +357,9 @@ class MethodTester:
 
     @property
     def rounds_before_training(self) -> int:
-        """The number of rounds before the first round that trains, for example of rounds that measure statistics."""
+        """The number of rounds before the first training round. Rounds before training may, for example, measure
+        statistics.
+        """
         phases = self.plan("training.rounds=3").course.phases
         first = next(place for place, phase in enumerate(phases) if phase.trains)
         return sum(phase.rounds for phase in phases[:first])
@@ -386,7 +386,7 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: 
 
 
 def assert_read_again(plan: Plan, folder: Path) -> Plan:
-    """Assert that a plan does not change when it is written and read again, and return the plan that was read."""
+    """Write a plan, read the written plan, and assert that both plans are equal. Return the plan that was read."""
     (folder / PLAN).write_text(plan.to_yaml(), "utf-8")
     other = load_plan(folder / PLAN)
     assert other == plan and other.hash == plan.hash and other.to_yaml() == plan.to_yaml()
@@ -501,7 +501,7 @@ class Carried(Loop):
 
 
 class _Turned(Carried):
-    """A channel that delivers the answers to each request in another order of the sites."""
+    """A channel that changes the order in which the sites' answers to a request arrive."""
 
     asked = 0
 
@@ -512,7 +512,9 @@ class _Turned(Carried):
 
 
 class _Rebuilt(Carried):
-    """A channel that sends each request three times: twice to a site, and then to a new process of the site."""
+    """A channel that sends each request three times: twice to the site's process, and a third time to a new process of
+    the site.
+    """
 
     def __init__(self, make: Callable[[str], TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__({site: make(site) for site in SITES}, plan, folder)
@@ -534,7 +536,7 @@ class _Rebuilt(Carried):
 
 
 class _Travelled(Carried):
-    """A channel that searches all messages for copies of the tensors that a site trains and never sends."""
+    """A channel that searches all messages for tensors that must stay at a site."""
 
     def __init__(self, sites: Mapping[str, TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__(sites, plan, folder)
@@ -543,11 +545,11 @@ class _Travelled(Carried):
             for network, module in plan.build_networks().items()
             for name, tensor in module.state_dict().items()
         }
-        # for each site and tensor: all values of the tensor since the site last sent the tensor
+        # for each site and each tensor: all values that the tensor had since the site last sent it
         self.own: dict[str, dict[str, set[bytes]]] = {site: defaultdict(set) for site in SITES}
-        # all tensor values that each site has received or sent
+        # for each site: all tensor values that the site has received or sent
         self.known: dict[str, set[bytes]] = {site: set() for site in SITES}
-        # all tensor values that have reached each site and the server
+        # the tensor values that have reached each site, and the tensor values that have reached the server
         self.reached: dict[str, set[bytes]] = {site: set() for site in [*SITES, "server"]}
         self.folder = folder
 
@@ -569,7 +571,7 @@ class _Travelled(Carried):
         for path in (self.folder / CHECKPOINTS).glob("*.safetensors"):
             try:
                 self.reached["server"] |= {_content(tensor) for tensor in load_tensors(path)[0].values()}
-            except MedsiloError:  # a newer checkpoint may have replaced the file
+            except MedsiloError:  # the server may have deleted the file after writing a newer checkpoint
                 assert not path.exists()
         if asked.facts["task"] == "round":
             for network, module in self.participants[site].participant.state.modules.items():
@@ -608,8 +610,8 @@ class _Counted(Dataset):
 
 
 def _with_an_odd_case(data: SiteData) -> SiteData:
-    """Return the data with an extreme first training case, whose input was multiplied by -10 and whose label was
-    changed.
+    """Return the data with one extreme training case: the input of the first case is multiplied by -10, and its label
+    is changed.
     """
     assert isinstance(data.train, Cases)
     inputs, targets = data.train.inputs.clone(), data.train.targets.clone()

@@ -1,4 +1,4 @@
-"""Tests for networks; an author derives a class from NetworkTester and runs pytest."""
+"""Tests that the author of a network runs with pytest, in a class derived from NetworkTester."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ from medsilo_lab.testing.methods import SITES, TINY, TRAINING, assert_equal, ass
 
 
 class NetworkTester:
-    """Tests for a network of medsilo; if an author derives a class from this class, pytest runs all tests in it.
+    """Tests for a network of medsilo. The author of the network derives a class, and pytest runs all tests in the
+    derived class.
 
     The derived class may define these attributes:
         network: the network's section of a plan, with the name first
@@ -100,8 +101,8 @@ class NetworkTester:
                 assert weight.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
     def test_its_tensors_travel(self) -> None:
-        """A second network of the same plan can load all tensors of the first network, and then gives the same
-        output.
+        """Two networks are built from one plan. The second network can load all tensors of the first network, and then
+        gives the same output.
         """
         module, (inputs, _) = self.module(), self.cases()
         with torch.no_grad():

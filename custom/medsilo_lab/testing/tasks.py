@@ -1,4 +1,4 @@
-"""Tests for tasks and for readers of hospitals' files; an author derives a class from TaskTester and runs pytest."""
+"""Tests that the author of a task runs with pytest, in a class derived from TaskTester."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,8 @@ MOST_DAMAGED = 3
 
 
 class TaskTester:
-    """Tests for a task of medsilo; if an author derives a class from this class, pytest runs all tests in it.
+    """Tests for a task of medsilo. The author of the task derives a class, and pytest runs all tests in the derived
+    class.
 
     The derived class may define these attributes:
         task: the task's section of a plan, with the name first
@@ -41,7 +42,7 @@ class TaskTester:
     changes: ClassVar[Sequence[str]] = ()
 
     def write(self, folder: Path, site: str) -> Any:
-        """Write the data of a hospital with at least ten patients into a folder.
+        """Write the data of a hospital into a folder; the hospital must have at least ten patients.
 
         Args:
             folder: the empty folder for the data
@@ -63,7 +64,7 @@ class TaskTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def settings(self, folder: Path) -> SiteSettings:
-        """Write the data of both hospitals into subfolders, and return settings that name these folders."""
+        """Write the data of both hospitals into subfolders of `folder`. Return settings that name the subfolders."""
         common, own = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings"), {}
         for site in SITES[:2]:
             (folder / site).mkdir(parents=True)
@@ -71,7 +72,7 @@ class TaskTester:
         return of_each(common, own)
 
     def read(self, settings: SiteSettings, *changes: str, site: str = SITES[0]) -> SiteData:
-        """Read the data of a hospital in the same way as in a study."""
+        """Read the data of a hospital as a study reads them."""
         plan = self.plan(*changes)
         return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
 

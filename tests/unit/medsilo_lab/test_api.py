@@ -364,7 +364,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.run(small.plan, method=dict), "dict is no Algorithm with a name"),
         (lambda: medsilo.run(sites={"a": [1, 2]}), "the data of a can't be read"),
         (lambda: medsilo.run(sites={"a": ([[float("nan")]] * 9, [0, 1, 0] * 3)}), "inputs of a are NaN or infinite"),
-        (lambda: medsilo.run(sites=[([0], [1])]), "give names, or data by name"),
+        (lambda: medsilo.run(sites=[([0], [1])]), "give the names of the sites"),
         (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, loss="ce"), "'ce' can't be called"),
         (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0] * 9)}, loss=nn.CrossEntropyLoss), "CrossEntropyLoss(...)"),
         (lambda: medsilo.run(sites={"a": [{"img": [0.0], "label": 1}] * 9}), "a sample has no image but img, label"),

@@ -229,7 +229,7 @@ def test_a_table_s_words_are_called_as_plans_call_them(tmp_path: Path) -> None:
     how = {"patient": "who", "target": "diagnosis", "answers": {"telling": "keep them"}}
     plan = medsilo.run(sites=medsilo.data(tmp_path / "export.csv", called=called, **how), changes=ONCE).plan
     assert {"age", "cancer", "benign"} <= {*plan.task.words} and not {"Alter", "malignant"} & {*plan.task.words}
-    with pytest.raises(DataError, match="not a name in the data"):
+    with pytest.raises(DataError, match="no name of this kind may leave"):
         medsilo.data(tmp_path / "export.csv", called={"weight": "kg"}, **how)
     with pytest.raises(DataError, match="only for a folder"):
         medsilo.data(frame(), called=called)

@@ -296,7 +296,7 @@ TABLES: dict[str, Odd] = {
     "patients at two hospitals": Odd(as_csv(moved), asked="hospitals", said=["12 patients", "8860"]),
     "lines that two hospitals share": Odd(as_csv(copied), asked="copies", said=["30 lines"]),
     "a table for each patient": Odd(
-        one_table_each, said=["12 tables", "into one with a column that names the patient"]
+        one_table_each, said=["12 tables", "into one, with a column that names the patient"]
     ),
     "a table for each of two hospitals": Odd(two_hospitals, said=["2 tables", "30 patients are in two of them"]),
     "hospitals with blanks in their names": Odd(
@@ -584,7 +584,7 @@ TABLES: dict[str, Odd] = {
     "Parquet": Odd(frame("parquet", lambda: named("mrn")), right=THIRTY),
     "no names of columns": Odd(
         lambda folder: write(folder / "export.csv", [{str(n): n + 5 for n in range(4)} for _ in range(30)]),
-        said=["numbers in its first line"],
+        said=["numbers in the first line"],
     ),
 }
 

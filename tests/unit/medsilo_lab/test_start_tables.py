@@ -165,7 +165,7 @@ def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "lines", "words"),
     [
-        (["1.0", "2.0"], [[1, 2]] * 9, "numbers in its first line"),
+        (["1.0", "2.0"], [[1, 2]] * 9, "numbers in the first line"),
         (["age", "label", "age"], [[n, n % 2, n] for n in range(30)], "2 columns 'age'"),
         (
             [*map("c{}".format, range(2000)), "label"],

@@ -121,7 +121,7 @@ def test_a_subgroup_that_divides_nobody_is_one_line(tmp_path: Path, capsys: pyte
         "id=Patient ID": "bands",
         "x=Nothing": "lacks the column",
         "sex": "NAME=COLUMN",
-        "hospital=Geschlecht": "by itself",
+        "hospital=Geschlecht": "in every data set already",
     }
     command = ["data", str(folder), "-o", str(tmp_path / "set"), "--yes", "--target", "outcome", "--subgroup"]
     for text, told in wrong.items():

@@ -128,7 +128,7 @@ def test_a_person_accepts_what_the_files_are(tmp_path: Path, capsys: pytest.Capt
     assert main(["data", "check", str(out)]) == 1
     assert "1 file changed" in capsys.readouterr().out
     assert main(["data", "accept", str(out), "--by", "A. Person"]) == 1
-    assert "make it again" in capsys.readouterr().err
+    assert "make the data set again" in capsys.readouterr().err
 
 
 def test_diff_says_what_is_another_since_a_person_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
