@@ -38,6 +38,7 @@ class Case:
     sites: tuple[str, ...] = ("a",)
     slow: bool = False
     by_group: bool = False  # only the kernel's control group stops the script
+    command: str = "python3 -u"  # the lead's command, which starts the script
 
 
 WALLS = Case("walls", ENDED)
@@ -57,7 +58,7 @@ CASES: dict[str, Case] = {
     "hard_links": Case("walls", ENDED, slow=True),
     "devices": WALLS,
     "signals": Case("walls", "the training script was killed"),
-    "command_options": WALLS,
+    "command_options": Case("walls", ENDED, command="--bind / / python3"),
     "fork_bomb": Case("refused", "processes and threads (room.processes)", as_user=ENDED, slow=True),
     "memory": Case("refused", "more memory than 2048 MiB (memory_limit)", slow=True),
     "memory_in_files": Case("refused", ENDED),

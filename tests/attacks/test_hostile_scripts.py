@@ -22,7 +22,6 @@ from tests.attacks.hostile.lead import SECRET
 from tests.attacks.hostile_scripts import CASES, HERE, PAGE, document, scripts
 from tests.attacks.rooms import ROOM, Ran, in_room
 
-COMMAND = "# command: "
 KIT = ("startup/client.key", "startup/client.crt", "startup/start.sh", "local/medsilo.yaml", "local/authorization.json")
 needs_rooms = pytest.mark.skipif(not ability().works, reason="no bubblewrap, or no user namespaces")
 
@@ -76,7 +75,6 @@ class Hospital:
 
     def run(self, name: str) -> Ran:
         case, text = CASES[name], (HERE / f"{name}.py").read_text()
-        (command,) = [line for line in text.splitlines() if line.startswith(COMMAND)] or [f"{COMMAND}python3 -u"]
         known = "".join(f"{name} = {value!r}\n" for name, value in self.knows.items())
         settings = {"border": {"norm": 50}, "public_data": False, **case.settings}
         return in_room(
@@ -86,7 +84,7 @@ class Hospital:
             sites=case.sites,
             rounds=case.rounds,
             files={"lead.py": (HERE / "lead.py").read_text(), "knows.py": known},
-            command=tuple(command.removeprefix(COMMAND).split()),
+            command=tuple(case.command.split()),
         )
 
 

@@ -1,5 +1,4 @@
-# Tries to make bubblewrap read the first words of the command as options that open the sandbox. command: --bind / /
-# python3
+# Tries to make bubblewrap read the first words of the lead's command as options that open the sandbox.
 
 from knows import KIT
 from lead import tries
