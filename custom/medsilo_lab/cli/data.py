@@ -22,7 +22,10 @@ ACTIONS = ("show", "accept", "check", "diff")
 def data(
     screen: Console,
     what: Annotated[
-        str, typer.Argument(metavar="FOLDER", help=("a folder of images, or a table; or show, accept, check or diff"))
+        str,
+        typer.Argument(
+            metavar="FOLDER", help=("a folder of images, or a table; or a command: show, accept, check or diff")
+        ),
     ],
     place: Annotated[
         Path | None,
