@@ -500,7 +500,7 @@ class Endpoint(ThreadingHTTPServer):
 
 
 class Watch:
-    """Creates messages about events and problems of a server or hospital, and stores in the kit which were reported."""
+    """Creates messages about events and problems of a server or hospital, and stores open problems in the kit."""
 
     def __init__(self, kit: Path, disk: float, messages: "Messages", beside_server: bool = False) -> None:
         """beside_server: True if the server's watch also reports on this hospital, so that this watch leaves out events

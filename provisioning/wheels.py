@@ -3,8 +3,8 @@ servers, leads and researchers.
 
     python provisioning/wheels.py SOURCE DIST     # make wheel
 
-`pip install -e .` installs all code at once, because pyproject.toml lists the entry points of both wheels. Of the two
-wheels, each contains only the entry points whose package is in the wheel.
+`pip install -e .` installs all code at once, because pyproject.toml lists the entry points of both wheels. Each wheel
+contains only the entry points of packages in this wheel.
 """
 
 import bz2

@@ -24,13 +24,13 @@ CHECKS = {
     "disk": "the output folder is writable, has room for the run, and lies outside the folder of the data set",
     "device": "the device, precision and threads of the settings exist",
     "airlock": "unless `airlock` is `off`: whether this machine can run "
-    "[training scripts in a room](../trust/airlock.md)",
+    "[training scripts in a sandbox](../trust/airlock.md)",
     "certificates": "dates, root and name of the certificate; the key, and who may read the key's file; the signature "
     "of `startup/`",
     "events": "nobody changed or removed a line of the kit's `events.log` before the last line that the kit's key "
     "signed",
     "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
-    "job, policy": "the job names this site; `resources.json` and `privacy.json` allow it",
+    "job, policy": "the job names this site; `resources.json` and `privacy.json` allow the job",
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
     "data": "somebody accepted the data set, whose files have not changed since. Unreadable files; missing or wrong "
     "labels; patients in two parts of the split; copies, empty masks, one class only",

@@ -27,7 +27,7 @@ def check(
     kit: options.SiteKit = None,
     settings_folder: options.SettingsFolder = None,
     data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
-    site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
+    site: Annotated[str | None, option("SITE", "this site's name in the job (default: the name in the kit)")] = None,
     private: Annotated[
         Path,
         option(

@@ -102,7 +102,7 @@ Engine = Annotated[
     Literal["simulator", "inprocess"],
     option(
         "ENGINE",
-        "simulator, or inprocess: the same numbers in one process, without NVFlare",
+        "simulator; or inprocess, which gives the same results in one process, without NVFlare",
         case_sensitive=False,
     ),
 ]
@@ -120,7 +120,7 @@ DataOfRun = Annotated[Path | None, option("FOLDER", f"{DATA} (default: the run's
 SettingsFolder = Annotated[Path | None, option("FOLDER", SETTINGS_FOLDER, "--settings")]
 SettingsOfSites = Annotated[Path | None, option("FOLDER", SETTINGS_OF_SITES, "--settings")]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
-ModelOf = Annotated[str, option("SITE", "the run's model of this hospital instead of the shared one", "--site")]
+ModelOf = Annotated[str, option("SITE", "use the run's model of this hospital, not the shared model", "--site")]
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'medsilo submit' printed")]
 

@@ -40,7 +40,7 @@ def data(
     yes: asking.Yes = False,
     call: asking.Called = None,
     subgroup: asking.Subgroups = None,
-    by: Annotated[str, option("PERSON", "with accept: who accepts it")] = "",
+    by: Annotated[str, option("PERSON", "with accept: the person who accepts the data set")] = "",
     kit: options.SiteKit = None,
     settings_folder: options.SettingsFolder = None,
 ) -> int:
