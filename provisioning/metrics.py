@@ -538,8 +538,8 @@ class Watch:
             self._look_for_trouble()
 
     def _is_mine(self, line: str, news: News) -> bool:
-        """Return True if this watch must report an event. The server's watch reports the event instead, unless the
-        server has been off for a long time.
+        """Return True if this watch must report an event. An event that the server's watch reports is not reported
+        here, unless the server has been off for a long time.
         """
         if not self.beside_server or not server_tells(line):
             return True
@@ -669,8 +669,8 @@ class _Here(urllib.request.HTTPRedirectHandler):
 
 
 def post(url: str, text: str) -> None:
-    """Send a text to a webhook. Raise URLError if the webhook rejects the text. Raise another error if the webhook may
-    have accepted the text.
+    """Send a text to a webhook. Raise URLError if the webhook rejects the text. Raise any other error if the webhook
+    may have accepted the text.
     """
     asked = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     urllib.request.build_opener(_Here).open(asked, timeout=10).close()
