@@ -1,7 +1,7 @@
-"""Runs each example and draws what it finds, round by round: the pictures and times of README.md.
+"""Run each example, draw the pictures of README.md, and print the times of README.md.
 
 python examples/pictures.py                      # the examples that need no data
-python examples/pictures.py --table impact.csv   # tabular, too
+python examples/pictures.py --table impact.csv   # all examples
 """
 
 import argparse
@@ -24,7 +24,7 @@ STYLE = {"svg.hashsalt": "medsilo", "svg.fonttype": "none", "font.size": 8, "axe
 
 
 def run(name: str, place: Path, options: list[str]) -> tuple[Path, float]:
-    """Run a copy of an example; returns the folder of its record, and the seconds that it took."""
+    """Run a copy of an example. Return the folder with the run's results, and the duration of the run in seconds."""
     copytree(HERE / name, place)
     began = time.monotonic()
     subprocess.run([sys.executable, "job.py", *options], cwd=place, check=True, stdout=subprocess.DEVNULL)
@@ -33,7 +33,7 @@ def run(name: str, place: Path, options: list[str]) -> tuple[Path, float]:
 
 
 def draw(name: str, record: Path, picture: Path) -> None:
-    """Draw each site's score before each round's training."""
+    """Draw the scores that the sites measured in each round before training."""
     rounds = read_rounds(record)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(4, 2.2), layout="constrained")
@@ -49,9 +49,9 @@ def draw(name: str, record: Path, picture: Path) -> None:
 
 
 def main() -> None:
-    """Draw the pictures of all examples whose data are there, and print their times."""
+    """Draw the pictures of all examples whose data are available, and print the times of these examples."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", type=Path, help="the table of tabular, which is not part of medsilo")
+    parser.add_argument("--table", type=Path, help="the table for the example tabular, not a part of medsilo")
     table = parser.parse_args().table
     given = {"tabular": ["--table", str(table.resolve()), "--sites", "3"]} if table else {}
     for name in SCORES:

@@ -2,10 +2,11 @@
 
 The program listens on 127.0.0.1 only. /metrics returns values in Prometheus's text format, and /healthz reports whether
 the server or hospital is up. With --webhook FILE, or with MEDSILO_WEBHOOK in the environment, the program posts
-{"text": ...} to the webhook's URL. It posts when a study ends, fails or continues, when no round ends, and when a
-hospital is away, back or rejected. It also posts when a certificate ends or is renewed, when a disk is almost full, and
-when the server or hospital is not up. The program takes no part in studies, and needs medsilo[metrics]. The file
-grafana.json is a dashboard for these metrics, and alerts.yaml contains alert rules for Prometheus.
+{"text": ...} to the webhook's URL. The program posts when a study ends, fails or continues, when no round ends, and
+when a hospital disconnects, reconnects or is rejected. The program also posts when a certificate expires or is renewed,
+a disk is almost full, or the server or hospital does not run. The program takes no part in studies, and needs
+medsilo[metrics]. The file grafana.json is a dashboard for these metrics, and alerts.yaml contains alert rules for
+Prometheus.
 """
 
 import argparse
@@ -75,8 +76,8 @@ MOST = 1000
 TOLD = ".metrics-told"
 # A study stands still if no round ends for this many seconds, or for this many times the usual duration of a round.
 STILL, USUAL = 600.0, 5
-DISK = 10.0  # a disk with less free space in GB is reported
-FULL = 1 << 20  # a disk with less free space in bytes stops every study
+DISK = 10.0  # GB; a disk with less free space is reported
+FULL = 1 << 20  # bytes; a disk with less free space stops every study
 # descriptions of problems by the kind of the problem and the name of the party or study
 Trouble = dict[tuple[str, str], str]
 HERE = "127.0.0.1"
@@ -178,7 +179,7 @@ def _logs(kit: Path) -> list[Path]:
 
 
 def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
-    """Yield all values that can be read at present, and the number of unreadable records."""
+    """Yield the values of all metrics that can be read at present, and the number of unreadable records."""
     party, unreadable = read_kit(kit), 0
     folder, processes = studies_of(kit), Processes.of(kit)
     up = trouble(party) is None
@@ -222,7 +223,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _changed(run: Path) -> float:
-    """Return the time at which the files of a study last changed; a study without a finished round also has files."""
+    """Return the time at which the files of a study last changed."""
     told = (run / name for name in (paths.PLAN, paths.ROUNDS, paths.NOW))
     return max(path.stat().st_mtime for path in told if path.exists())
 
@@ -499,7 +500,7 @@ class Endpoint(ThreadingHTTPServer):
 
 
 class Watch:
-    """Creates messages about events and problems of a server or hospital, and stores its state in the kit."""
+    """Creates messages about events and problems of a server or hospital, and stores open problems in the kit."""
 
     def __init__(self, kit: Path, disk: float, messages: "Messages", beside_server: bool = False) -> None:
         """beside_server: True if the server's watch also reports on this hospital, so that this watch leaves out events
@@ -537,8 +538,8 @@ class Watch:
             self._look_for_trouble()
 
     def _is_mine(self, line: str, news: News) -> bool:
-        """Return True if this watch must report an event. The server's watch reports the event instead, unless the
-        server has been off for a long time.
+        """Return True if this watch must report an event. An event that the server's watch reports is not reported
+        here, unless the server has been off for a long time.
         """
         if not self.beside_server or not server_tells(line):
             return True
@@ -637,8 +638,8 @@ class Running:
 
 
 def waits_for_room(kit: Path) -> bool:
-    """Return True if a study runs at this hospital while the hospital's disk is full. A full disk during a study is
-    reported by the server's watch.
+    """Return True if a study runs at this hospital while the hospital's disk is full. While a study waits for a
+    hospital with a full disk, the server's watch reports the full disk.
     """
     folder = studies_of(kit)
     if not folder.is_dir() or shutil.disk_usage(folder).free > FULL:
@@ -668,8 +669,8 @@ class _Here(urllib.request.HTTPRedirectHandler):
 
 
 def post(url: str, text: str) -> None:
-    """Send a text to a webhook. Raise URLError if the webhook rejects the text. Raise another error if the webhook may
-    have accepted the text.
+    """Send a text to a webhook. Raise URLError if the webhook rejects the text. Raise any other error if the webhook
+    may have accepted the text.
     """
     asked = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     urllib.request.build_opener(_Here).open(asked, timeout=10).close()
@@ -712,17 +713,17 @@ class Messages:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kit", type=Path, help="of the server or of a hospital")
+    parser.add_argument("kit", type=Path, help="the kit of the server or of a hospital")
     parser.add_argument("--port", type=int, default=9464, help="on 127.0.0.1 (default: 9464)")
     told = f"with the URL that is told; https, or of this machine (default: the URL in {WEBHOOK})"
     parser.add_argument("--webhook", metavar="FILE", type=Path, help=told)
     parser.add_argument(
-        "--disk", type=float, default=DISK, metavar="GB", help=f"that are to be free (default: {DISK:g})"
+        "--disk", type=float, default=DISK, metavar="GB", help=f"report a disk with less free space (default: {DISK:g})"
     )
     parser.add_argument(
         "--beside-server",
         action="store_true",
-        help="at a hospital: report only events that the server's own --webhook does not",
+        help="at a hospital: report only events that the server's own --webhook does not report",
     )
     given = parser.parse_args()
     try:

@@ -3,8 +3,8 @@ servers, leads and researchers.
 
     python provisioning/wheels.py SOURCE DIST     # make wheel
 
-`pip install -e .` installs both together, because pyproject.toml lists the entry points of both wheels. Here, each
-entry point goes into the wheel that contains the package which the entry point names.
+`pip install -e .` installs all code at once, because pyproject.toml lists the entry points of both wheels. Each wheel
+contains only the entry points of packages in this wheel.
 """
 
 import bz2
@@ -25,8 +25,8 @@ import tomli_w
 from medsilo.cli.documentation import LAB_PAGES, PAGES, pages_of
 
 LAB = ("medsilo_lab", "medsilo_papers", "medsilo_server")  # the packages in the wheel medsilo-lab
-# The pages in the wheel medsilo-lab: those for leads, researchers and developers, and those about its own commands. All
-# other pages are in the wheel medsilo.
+# The pages in the wheel medsilo-lab: pages for leads, researchers and developers, and pages about commands of
+# medsilo-lab. All other pages are in the wheel medsilo.
 OF_LAB = (
     *("after/use-a-model", "provisioning", "reference/benchmarks", "reference/data", "reference/commands/begin"),
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
@@ -59,7 +59,7 @@ def build(source: Path, dist: Path) -> None:
                         package, place / "custom" / package.name, ignore=shutil.ignore_patterns("__pycache__")
                     )
             write_pages(source, place / "custom/medsilo", lab)
-            if lab:  # the jobs by name, and the policies of hospitals that consortium.yaml names
+            if lab:  # the jobs that commands find by name, and the example policies that consortium.yaml names
                 shutil.copytree(source / "jobs", place / "custom/medsilo/jobs")
                 shutil.copytree(source / "site_configs", place / "custom/medsilo_lab/site_configs")
             (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version)), "utf-8")
@@ -68,7 +68,7 @@ def build(source: Path, dist: Path) -> None:
 
 
 def write_pages(source: Path, folder: Path, lab: bool) -> None:
-    """Write the pages that `medsilo docs` shows with one of the two wheels into a file in a folder."""
+    """Write a file with the pages of one wheel, which `medsilo docs` shows where this wheel is installed."""
     pages = {page: text for page, text in pages_of(source).items() if is_of_lab(page) == lab}
     folder.mkdir(exist_ok=True)
     (folder / (LAB_PAGES if lab else PAGES).name).write_bytes(
@@ -77,7 +77,7 @@ def write_pages(source: Path, folder: Path, lab: bool) -> None:
 
 
 def is_of_lab(page: str) -> bool:
-    """True if only servers, leads and researchers read a page, such as research/compare."""
+    """Return True if a page, such as research/compare, is only for servers, leads and researchers."""
     return any(fnmatch(page, pattern) for pattern in OF_LAB)
 
 
@@ -103,7 +103,7 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
         name: data for name, data in tools["package-data"].items() if name in ("*", "medsilo") or (name in LAB) == lab
     }
     if lab:
-        # also includes medsilo and medsilo/jobs, which contain only data
+        # with namespaces, setuptools also includes the folders medsilo and medsilo/jobs, which contain only data
         tools["packages"] = {"find": {**tools["packages"]["find"], "namespaces": True}}
         own = {name: own[name] for name in (*OF_BOTH, "entry-points")}
         own |= {

@@ -13,10 +13,10 @@ if __name__ == "__main__":
     parser.add_argument("--method", default="FedBN", help="FedAvg, FedBN, FedProx, ...")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=3)
-    parser.add_argument("--seed", type=int, help="let the study draw the same numbers each time")
+    parser.add_argument("--seed", type=int, help="seed of the study's random numbers")
     parser.add_argument("--workspace", default="workspace")
     parser.add_argument("--external", action="store_true", help="run the script in a separate process")
-    parser.add_argument("--airlock", action="store_true", help="run it in a room, as hospitals do that demand it")
+    parser.add_argument("--airlock", action="store_true", help="run the script in a sandbox without network")
     asked = parser.parse_args()
     torch.manual_seed(0)
     recipe = getattr(recipes, f"{asked.method}Recipe")(

@@ -16,7 +16,7 @@ class Net(nn.Module):
 
 
 def data_of(site: str) -> tuple[TensorDataset, TensorDataset]:
-    """Return training and test images of a site: a bright square in half of them, on another scanner at each."""
+    """Return a site's training and test images: half show a bright square, and each site has its own scanner."""
     number = int(site.rpartition("-")[2])
     draw = torch.Generator().manual_seed(number)
     labels = torch.randint(0, 2, (400,), generator=draw)

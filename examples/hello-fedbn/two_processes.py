@@ -1,6 +1,9 @@
-"""The training script where several processes train one model; rank 0 talks with the server.
+"""A training script for several processes that train one model together; only rank 0 talks to the server.
 
-In job.py: launch_external_process=True, command="python3 -m torch.distributed.run --standalone --nproc_per_node 2"
+In job.py, pass two arguments to the recipe of this script:
+
+    launch_external_process=True,
+    command="python3 -m torch.distributed.run --standalone --nproc_per_node 2",
 """
 
 import torch
@@ -25,7 +28,7 @@ def main() -> None:
     flare.join(model, optimizer, train_loader)
     net = DistributedDataParallel(model)
     while True:
-        running = [flare.is_running()]  # False on all ranks but 0, as NVFlare's
+        running = [flare.is_running()]  # as in NVFlare, False on all ranks except rank 0
         distributed.broadcast_object_list(running)
         if not running[0]:
             break

@@ -1,4 +1,4 @@
-"""Lightning's trainer trains each network of the method."""
+"""A training script in which Lightning's trainer trains each network of the federated method."""
 
 import lightning
 import torch
@@ -20,7 +20,7 @@ def main() -> None:
     while flare.is_running():
         flare.receive()
         for net, step in flare.networks():
-            net.configure_optimizers = lambda step=step: step  # Lightning steps with the method's optimizer
+            net.configure_optimizers = lambda step=step: step  # Lightning uses the federated method's optimizer
             trainer = lightning.Trainer(
                 max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
             )

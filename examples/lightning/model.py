@@ -1,4 +1,4 @@
-"""A Lightning module, and rows whose scale differs from site to site."""
+"""A Lightning module, and synthetic table rows whose scale differs from site to site."""
 
 import lightning
 import torch

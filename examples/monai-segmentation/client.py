@@ -1,4 +1,4 @@
-"""A MONAI training script, for HarmoFL and for FedSM alike."""
+"""A MONAI training script that works with HarmoFL and with FedSM."""
 
 import torch
 from model import images_of, unet
@@ -44,7 +44,7 @@ def main() -> None:
     )
     while flare.is_running():
         flare.receive()
-        for net, step in flare.networks():  # one for HarmoFL; the global and the personal model for FedSM
+        for net, step in flare.networks():  # HarmoFL has one network; FedSM has a global and a personal network
             net.train()
             train_one_epoch(net, step)
         flare.send()

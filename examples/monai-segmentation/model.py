@@ -1,4 +1,4 @@
-"""MONAI's U-Net, and images with round structures, brighter or darker from site to site."""
+"""MONAI's U-Net, and images of round structures, whose brightness differs from site to site."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ def unet() -> UNet:
 
 
 def images_of(site: str, cases: int = 40) -> list[dict[str, torch.Tensor]]:
-    """Return a site's cases in MONAI's form: an image [1, H, W] and its mask [1, H, W]."""
+    """Return a site's cases as MONAI expects them: for each case, an image [1, H, W] and a mask [1, H, W]."""
     number = int(site.rpartition("-")[2])
     random = np.random.RandomState(number)
     made = []

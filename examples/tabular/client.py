@@ -1,4 +1,4 @@
-"""Mortality after brain injury: each site is one study of the table."""
+"""A training script that predicts mortality after brain injury; each site is one study of the table."""
 
 import argparse
 from pathlib import Path

@@ -11,7 +11,7 @@ from medsilo import recipes
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--table", type=Path, required=True, help="impact.csv, with a column 'name' for the study")
+    parser.add_argument("--table", type=Path, required=True, help="impact.csv; its column 'name' names the study")
     parser.add_argument("--method", default="AdaFed", help="AdaFed, FedAvg, FedBN, Ditto, ...")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sites", type=int, default=15)

@@ -1,4 +1,4 @@
-"""IMPACT's studies of brain injury: a table of patients, of which each study is a site."""
+"""Read the table of patients of IMPACT's studies of brain injury; each study is a site."""
 
 import csv
 from pathlib import Path
@@ -17,7 +17,7 @@ INPUTS = 1 + sum(map(len, LEVELS.values())) + len(FLAGS)
 
 
 class Net(nn.Module):
-    """A logistic regression with one hidden layer, whose batch norm AdaFed measures."""
+    """A network with one hidden layer. AdaFed compares sites by the statistics of the network's batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def studies(table: Path) -> list[str]:
 
 
 def patients_of(table: Path, study: str) -> list[TensorDataset]:
-    """Return a study's training, validation and test patients: three of five, the fourth and the fifth."""
+    """Return a study's patients: three fifths for training, a fifth for validation, and a fifth for test."""
     with table.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == study]
     inputs = [

@@ -1,7 +1,7 @@
 """Run NVFlare's 'deploy prepare' for Kubernetes or Docker, but keep the site's policies.
 
-NVFlare 2.9 builds the resources of the new kit from its defaults, and ignores the site's resources.json. The class
-allow-list, its enforcement and log streaming would then have NVFlare's defaults.
+NVFlare 2.9 builds the resources of the new kit from its defaults, and ignores the site's resources.json. Without this
+program, the class allow-list, its enforcement and log streaming would have NVFlare's defaults.
 """
 
 import argparse

@@ -18,24 +18,27 @@ LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a sm
 HELP = "look it up with 'medsilo docs', or ask the lead"
 # For each topic of a check's report, a description of the checks
 CHECKS = {
-    "settings": "`medsilo.yaml` exists and is well-formed; `local/` is as its engineer accepted it",
+    "settings": "`medsilo.yaml` exists and is well-formed; `local/` has not changed since the hospital's engineer "
+    "accepted it",
     "environment": "Python and every required package, in the versions that medsilo is tested with",
     "disk": "the output folder is writable, has room for the run, and lies outside the folder of the data set",
     "device": "the device, precision and threads of the settings exist",
     "airlock": "unless `airlock` is `off`: whether this machine can run "
-    "[training scripts in a room](../trust/airlock.md)",
-    "certificates": "dates, root, key, name and rights of the key's file; the signature of `startup/`",
-    "events": "`events.log` of the kit is complete, and continues from the last line that the kit's key signed",
+    "[training scripts in a sandbox](../trust/airlock.md)",
+    "certificates": "dates, root and name of the certificate; the key, and who may read the key's file; the signature "
+    "of `startup/`",
+    "events": "nobody changed or removed a line of the kit's `events.log` before the last line that the kit's key "
+    "signed",
     "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
-    "job, policy": "the job names this site; `resources.json` and `privacy.json` allow it",
+    "job, policy": "the job names this site; `resources.json` and `privacy.json` allow the job",
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
-    "data": "the data set's acceptance and files. Unreadable files; missing or wrong labels; patients in two parts of "
-    "the split; copies, empty masks, one class only",
+    "data": "somebody accepted the data set, whose files have not changed since. Unreadable files; missing or wrong "
+    "labels; patients in two parts of the split; copies, empty masks, one class only",
     "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
     "duration of a round",
-    "memory": "the memory for a few batches, forward and backward, compared with the free memory",
-    "rehearsal": "whether a few batches were tried",
-    "time": "the predicted duration of a round here, compared with the plan's `participation.timeout`",
+    "memory": "the memory that a few batches of training need, compared with the free memory",
+    "rehearsal": "whether `medsilo check` trained a few batches",
+    "time": "the predicted duration of a round at this site, compared with the plan's `participation.timeout`",
 }
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 

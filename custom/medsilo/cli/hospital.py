@@ -27,9 +27,12 @@ def check(
     kit: options.SiteKit = None,
     settings_folder: options.SettingsFolder = None,
     data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
-    site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
+    site: Annotated[str | None, option("SITE", "this site's name in the job (default: the name in the kit)")] = None,
     private: Annotated[
-        Path, option("FILE", "file for the names of faulty files. Never send it to anyone", parser=options.output_file)
+        Path,
+        option(
+            "FILE", "file for the names of faulty files. Never send this file to anyone", parser=options.output_file
+        ),
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
         bool,
@@ -122,10 +125,12 @@ def prune(
         ),
     ] = Path("runs"),
     *,
-    older_than: Annotated[float, option("DAYS", "only what last changed so many days ago", min=0)] = 7.0,
+    older_than: Annotated[
+        float, option("DAYS", "only files and folders that have not changed for this many days", min=0)
+    ] = 7.0,
     unfinished: Annotated[
         float | None,
-        option("DAYS", "also checkpoints of unfinished studies that last changed so many days ago", min=0),
+        option("DAYS", "also checkpoints of unfinished studies that have not changed for this many days", min=0),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove the listed files and folders")] = False,
 ) -> None:

@@ -70,7 +70,7 @@ def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
 
 DEVICES = "auto, cpu, cuda or cuda:<n>"
 SETTINGS_FOLDER = "a folder with a medsilo.yaml, which describes data and labels (medsilo docs start/your-data)"
-SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/<site>/medsilo.yaml is for that site alone"
+SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/<site>/medsilo.yaml applies only to the named site"
 DATA = "folder with the sites' data, for tasks that need one"
 
 A_JOB = typer.Argument(
@@ -102,7 +102,7 @@ Engine = Annotated[
     Literal["simulator", "inprocess"],
     option(
         "ENGINE",
-        "simulator, or inprocess: the same numbers in one process, without NVFlare",
+        "simulator; or inprocess, which gives the same results in one process, without NVFlare",
         case_sensitive=False,
     ),
 ]
@@ -114,13 +114,13 @@ Threads = Annotated[
     int | None, option("N", "number of sites that train at once (default: as many as memory allows)", min=1)
 ]
 Device = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: auto)")]
-DeviceOfRun = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: the run's)")]
+DeviceOfRun = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: the run's device)")]
 Data = Annotated[Path | None, option("FOLDER", DATA)]
-DataOfRun = Annotated[Path | None, option("FOLDER", f"{DATA} (default: the run's)")]
+DataOfRun = Annotated[Path | None, option("FOLDER", f"{DATA} (default: the run's folder)")]
 SettingsFolder = Annotated[Path | None, option("FOLDER", SETTINGS_FOLDER, "--settings")]
 SettingsOfSites = Annotated[Path | None, option("FOLDER", SETTINGS_OF_SITES, "--settings")]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
-ModelOf = Annotated[str, option("SITE", "the run's model of this hospital instead of the shared one", "--site")]
+ModelOf = Annotated[str, option("SITE", "use the run's model of this hospital, not the shared model", "--site")]
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'medsilo submit' printed")]
 

@@ -16,7 +16,7 @@ def predict(
     screen: Console,
     model: options.Model,
     images: Annotated[
-        list[Path], typer.Argument(help="images, DICOM folders, tables or recordings; or folders of these")
+        list[Path], typer.Argument(help="images, DICOM folders, tables or recordings; or folders that contain them")
     ],
     *,
     out: options.OutFolder,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Said = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="answer to a question")]
 Called = Annotated[
-    list[str] | None, typer.Option("--call", metavar="WORD=NAME", help="the name in plans of a column, level or class")
+    list[str] | None,
+    typer.Option("--call", metavar="WORD=NAME", help="the name that plans use for a column, level or class"),
 ]
 Subgroups = Annotated[
     list[str] | None,

@@ -88,12 +88,14 @@ def compare(
             parser=row_of,
         ),
     ],
-    seeds: Annotated[Any, option("N,N,N", "every row runs with each", parser=seeds_of)] = SEEDS,
+    seeds: Annotated[
+        Any, option("N,N,N", "seeds; every row of the comparison runs with each seed", parser=seeds_of)
+    ] = SEEDS,
     folds: Annotated[
         int | None,
         option(
             "K",
-            "run every seed K times, each time with other test patients (default: the task's own parts)",
+            "run every seed K times, each time with other test patients (default: the task's own split)",
             min=3,
             max=100,
         ),
@@ -118,9 +120,16 @@ def compare(
     ] = False,
     difference: Annotated[
         float | None,
-        option("POINTS", "with --power: how many patients or repetitions show this difference", min=0.1, max=99),
+        option(
+            "POINTS",
+            "with --power: estimate how many patients or repetitions can show this difference",
+            min=0.1,
+            max=99,
+        ),
     ] = None,
-    at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
+    at_once: Annotated[
+        int | None, option("N", "number of runs at the same time (default: 2 if two runs fit)", min=1)
+    ] = None,
     device: options.Device = None,
     data: options.Data = None,
     settings_folder: options.SettingsOfSites = None,
@@ -225,7 +234,7 @@ def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "V
 
 def resume(
     screen: Console,
-    run: Annotated[str, typer.Argument(help="the run folder; with --kit, it may be the id of the ended job")],
+    run: Annotated[str, typer.Argument(help="the run folder; or, with --kit, the id of the ended job")],
     *,
     kit: Annotated[Path | None, option("KIT", "your own kit: continue in the consortium, not on this machine")] = None,
     threads: options.Threads = None,

@@ -22,7 +22,10 @@ ACTIONS = ("show", "accept", "check", "diff")
 def data(
     screen: Console,
     what: Annotated[
-        str, typer.Argument(metavar="FOLDER", help=("a folder of images, or a table; or show, accept, check or diff"))
+        str,
+        typer.Argument(
+            metavar="FOLDER", help=("a folder of images, or a table; or a command: show, accept, check or diff")
+        ),
     ],
     place: Annotated[
         Path | None,
@@ -37,7 +40,7 @@ def data(
     yes: asking.Yes = False,
     call: asking.Called = None,
     subgroup: asking.Subgroups = None,
-    by: Annotated[str, option("PERSON", "with accept: who accepts it")] = "",
+    by: Annotated[str, option("PERSON", "with accept: the person who accepts the data set")] = "",
     kit: options.SiteKit = None,
     settings_folder: options.SettingsFolder = None,
 ) -> int:

@@ -33,8 +33,8 @@ def plan(
         typer.Option(
             metavar="GB",
             min=0.1,
-            help="GPU memory to plan for (default: the planner's standard, or that of the smallest hospital if it "
-            "is less)",
+            help="GPU memory to plan for (default: the smaller of the planner's standard and the smallest memory of a "
+            "hospital's GPU)",
         ),
     ] = None,
     out: Command.OutFile,

@@ -40,7 +40,8 @@ def run(
     data: options.Data = None,
     settings_folder: options.SettingsOfSites = None,
     more: Annotated[
-        int | None, option("N", "JOB is a finished run: train it so many rounds further, in a new folder", min=1)
+        int | None,
+        option("N", "JOB is a finished run: train its model for this many more rounds, in a new folder", min=1),
     ] = None,
     live: options.Live = False,
     tensorboard: options.TensorBoard = False,

@@ -117,7 +117,7 @@ def export(
         str,
         option(
             "FORM",
-            "monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
+            "monai; or nnunet, for models of the task nnunet: a model folder for nnUNetv2_predict_from_modelfolder",
             parser=form_of,
         ),
     ] = "monai",
