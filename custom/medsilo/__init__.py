@@ -2,7 +2,7 @@
 
 The exported names are for Python programs and notebooks, and the page docs/research/python.md shows each name. To keep
 `import medsilo` fast, Python loads an exported name only when a program first uses this name. The package medsilo-lab
-adds its exported names by entry points.
+adds names to this module by entry points.
 """
 
 from importlib import import_module

@@ -83,8 +83,8 @@ class TransportSettings(Feature):
 
     @property
     def rate(self) -> float | None:
-        """Return the speed of the slowest connection in bytes per second that the plan states, or None if medsilo
-        measures speeds.
+        """Return the plan's speed of the slowest connection in bytes per second, or None if medsilo measures
+        the speed.
         """
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
@@ -189,8 +189,8 @@ class Plan(Section):
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
         max_length=8,
-        description="layers of other packages around sites and server, from outside to inside, "
-        "each with its `name` and its own keys",
+        description="layers from other packages that wrap each site and the server, listed from the outermost to the "
+        "innermost layer; each entry has the layer's `name` and the layer's own keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="the seed of all random numbers")
     protocol: Literal["paper", "released-code", "default"] = Field(
@@ -377,7 +377,7 @@ def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _as_yaml(plan: str) -> str:
-    """Convert JSON to YAML; the result is cached, because each of up to a thousand sites in a process writes the same
+    """Convert JSON to YAML. The result is cached, because a process may have a thousand sites that all write the same
     long plan.
     """
     return dump_yaml(json.loads(plan))
@@ -462,7 +462,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    # this is checked a second time, because the task may have added a network to the plan
+    # packages are checked a second time, because the task may have added a network of another package to the plan
     used = check_packages(_names_in(plan.resolved()), given, allowed)
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
@@ -504,5 +504,5 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # if settings of the task are invalid, the check of the whole plan reports this later
+        return  # invalid settings of the task are reported later, by the check of the whole plan
     values["network"] = {**own.model_dump(mode="json"), **network}

@@ -100,8 +100,8 @@ class PluginTable(Mapping[str, Any]):
         return packages[0] if packages and packages != [OWN] else None
 
     def code_of(self, name: str) -> str:
-        """Return the import name of the package that contains a name's code: a package of medsilo or of another
-        distribution.
+        """Return the import name of the package with the code of the named class; the package may belong to medsilo or
+        to a plug-in.
         """
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
@@ -158,7 +158,8 @@ class PluginTable(Mapping[str, Any]):
 class Registry(PluginTable):
     """A table of the classes of a plan's sections, by name.
 
-    A program or notebook may register additional classes, which only its process knows.
+    A program or notebook may register additional classes, which are known only in the process of this program or
+    notebook.
     """
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ EQUAL = 1e-9  # mean scores whose difference is smaller than this number count a
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tried thresholds in ascending order; each threshold has its number of scored cases and the mean score."""
+    """The thresholds that were tried, in ascending order, each with the number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
@@ -51,9 +51,7 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """Compute the tuning of the threshold from the number of cases and the summed score of all hospitals for each
-    threshold.
-    """
+    """For each threshold, convert the number of scored cases and the sum of scores over all hospitals to a mean."""
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
 
@@ -66,10 +64,10 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Facts about the study of a super model, from which a program can build the super model's networks again."""
+    """Facts about a super model's study, from which a program can rebuild the networks of the super model."""
 
     plan: Plan
-    selector: Network  # the selector's network, in the form of a plan's section
+    selector: Network  # the selector's network, described in the same way as a network in a plan
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the missing labels of each site
 
 
@@ -87,8 +85,8 @@ class Manifest(Section):
 
 
 class SuperModel(nn.Module):
-    """FedSM's super model (Alg. 2): a global model, the personal models of hospitals that share their models, and the
-    selector f_s.
+    """FedSM's super model (Algorithm 2): a global model, the personal models of hospitals that share their models, and
+    the selector f_s.
 
     Rules:
     - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if the site's
@@ -148,8 +146,8 @@ class SuperModel(nn.Module):
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
     def expert(self, name: str) -> nn.Module:
-        """Return the global model for the name "global", or, for the name of a site that shares its personal model,
-        this model.
+        """Return the model with this name: the global model for "global", or the shared personal model of the named
+        site.
         """
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
@@ -185,8 +183,8 @@ class SuperModel(nn.Module):
         return self.answer(x)[0]
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor]:
-        """Return the output, the chosen experts and the confidence. The selector and each expert process an image at
-        most once.
+        """Return the super model's output, the chosen experts and the selector's confidence. The selector and each
+        expert process an image at most once.
         """
         probabilities = self.probabilities(x)
         names, confidence = self.chosen(probabilities)
@@ -203,7 +201,7 @@ class SuperModel(nn.Module):
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
     def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
-        """Return log h with h = sum_k y_k h_k (Sec. 3.1.1).
+        """Return log h with h = sum_k y_k h_k (Section 3.1.1).
 
         Computing with logarithms avoids underflow and keeps gradients.
         """
@@ -281,7 +279,7 @@ def assemble(
     sites: Iterable[str],
     rule: Rule = "threshold",
 ) -> SuperModel:
-    """Return a super model in evaluation mode from the tensors of its networks. The mapping `personal` contains the
+    """Build a super model in evaluation mode from the tensors of its networks. The mapping `personal` contains the
     personal models of sites that agreed to share their personal models.
     """
     sites, plan = sorted(sites), origin.plan

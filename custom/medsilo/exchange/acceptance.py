@@ -27,7 +27,7 @@ from medsilo.tasks.metrics import OF_CLASSES
 from medsilo.tasks.subgroups import HOSPITAL
 from medsilo.tasks.task import check_absent
 
-Asked = tuple[str, int]  # the task's name and the round
+Asked = tuple[str, int]  # the name of a request's task, and the round
 
 
 class Acceptance:
@@ -36,7 +36,7 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # each site's answer to the request "join"
-        # The first answer of each site; all later answers must repeat the numbers of cases in it
+        # The first answer of each site; all later answers of the site must state the same numbers of cases
         self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
@@ -117,8 +117,8 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """Return the aggregation weight of a site's update after training on all training cases, from the numbers that
-        the site stated.
+        """Compute a site's weight in the average from the numbers that the site stated, if the site trained on all its
+        training cases.
         """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
@@ -176,7 +176,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused for a threshold that the plan does not ask for, or that the counts in the answer rule out."""
+    """Raise Refused if the plan does not ask for a threshold, or if the answer's counts contradict the threshold."""
     if threshold is None:
         return
     if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
@@ -185,7 +185,9 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused if a sum over cases is impossible, or if the number of summed cases is impossible."""
+    """Raise Refused if the number of cases in a sum exceeds the site's number, or if so many cases cannot have this
+    sum.
+    """
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most}")

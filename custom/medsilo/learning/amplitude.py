@@ -41,7 +41,8 @@ class AmplitudeNorm(nn.Module):
     torch.Size([3, 16, 9])
     """
 
-    amplitude: Tensor  # A, [C, ..., W // 2 + 1], unnormalised, in the layout of torch.fft.rfftn
+    # the average amplitude A, not normalised, in the layout of torch.fft.rfftn, of the shape [C, ..., W // 2 + 1]
+    amplitude: Tensor
     batches: Tensor  # number of batches that A averages
     frozen: Tensor
 

@@ -94,7 +94,8 @@ class Compute:
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
         """Start an asynchronous copy of a batch to the device.
 
-        The marks of structures without annotations are read on the CPU, so that no loss function waits for the GPU.
+        Marks of structures without annotations are read from the CPU's copy of the labels, so that no loss function
+        waits for the GPU.
         """
         there = targets.to(self.device, non_blocking=True)
         return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
@@ -106,7 +107,7 @@ class Compute:
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-# attribute of a label tensor on a GPU that marks structures without annotations for each case
+# name of a label tensor's attribute on a GPU: for each case, a number that marks structures without annotations
 KNOWN = "known_marks"
 BYTE = 8
 
@@ -128,8 +129,8 @@ def labels_in(target: Tensor) -> Tensor:
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Attach to a tensor of labels on a GPU the marks of structures without annotations, so that no loss function waits
-    to read the marks.
+    """Store with a GPU's tensor of labels which structures each case lacks annotations of. A loss function then need
+    not wait for the GPU to learn this.
 
     Args:
         read_from: A copy of the labels in the CPU's memory.
@@ -140,7 +141,7 @@ def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases, together with the attached marks of structures without annotations."""
+    """Return the labels of the chosen cases; marks of missing annotations, if attached to the labels, stay attached."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

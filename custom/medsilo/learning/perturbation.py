@@ -120,6 +120,6 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
 
 
 def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
-    """Return a training step that does lines 9 to 12 of HarmoFL's Algorithm 1."""
+    """Return a training step that performs lines 9 to 12 of HarmoFL's Algorithm 1."""
     perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
     return lambda _, closure: perturbed.step(cast(Closure, closure))

@@ -41,7 +41,7 @@ class PoissonSample:
     def __init__(
         self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
-        """Group the cases by privacy unit, which is a patient, or a single case if the cases have no units.
+        """Group the cases by privacy unit; if no units are given, each case is its own privacy unit.
 
         Args:
             size: The public number of all units. None: the number of cases.
@@ -144,8 +144,8 @@ class PrivateSteps:
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
         """Return (Σ clip(mean vector of a unit) + noise) / number of units, where a unit is a case or a patient.
 
-        In the privacy account, the noisy mean counts as one release. To save memory, the method stores only the vectors
-        of privacy units that still lack cases.
+        In the privacy account, the noisy mean counts as one release. To save memory, the method keeps a privacy unit's
+        vectors only until the last case of the unit was read.
 
         Args:
             vectors: The vectors of all cases in order, as batches [cases, length].
@@ -204,7 +204,7 @@ def gradients_of_cases(
 class ClippedSum:
     """Clips the gradient of each privacy unit, and sums the clipped gradients.
 
-    Consecutive batches may each contain some cases of one patient.
+    The cases of one patient may be spread over consecutive batches.
     """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:

@@ -1,7 +1,7 @@
 """Define helpers for methods that correct gradients, sum gradients, or call a network with weights that are not its
 own.
 
-One of these helpers makes Adam's moments available as tensors that sites and the server can exchange.
+The class `Moments` makes Adam's moments available as tensors that sites and the server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s of gradients, which also computes the mean of all gradients g before s is added.
+    """Adds a correction s to the gradients g, and computes the mean of the gradients g before the correction.
 
     Args:
         shifts: The tensors s.
@@ -154,7 +154,7 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Within the context, freeze all parameters except the parameters with the given names.
 
-    Momentum and weight decay also leave a frozen parameter unchanged.
+    A frozen parameter stays unchanged, even by momentum and weight decay.
     """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:

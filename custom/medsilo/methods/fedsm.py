@@ -66,7 +66,8 @@ COMPACT: Mapping[int, Network] = {  # the selector's network for each number of 
 class ModelsAndSelector(Algorithm):
     """The base of the three FedSM methods: a global model, a personal model per hospital, and a selector.
 
-    The selector chooses a model for each image, and evaluation uses the personal model, the network "model".
+    The selector chooses a model for each image, and evaluation uses the personal model, which is the network named
+    "model".
     """
 
     paper = "Xu et al. 2022"

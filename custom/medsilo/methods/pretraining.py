@@ -27,7 +27,9 @@ REMEDY = (
 
 
 class Pretraining(Section):
-    """The origin of the pre-trained network f, which the optimizer of the plan's section `training` trains."""
+    """The source of the pre-trained network f; if the server trains f, it uses the optimizer of the plan's section
+    `training`.
+    """
 
     source: Literal["share", "file", "initial"] = Field(
         "share",

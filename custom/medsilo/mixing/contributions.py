@@ -69,8 +69,9 @@ class Contributions:
     def columns(
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
-        """Yield each block of columns of all rows, as a tensor [1 + sites, width] in double precision. Row 0 contains
-        the last model, or zeros, and each of the following rows contains a site's difference from row 0.
+        """Yield the rows block by block: each block contains the same columns of all rows, as a tensor [1 + sites,
+        width] in double precision. Row 0 contains the last model, or zeros, and each of the following rows contains a
+        site's difference from row 0.
         """
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]

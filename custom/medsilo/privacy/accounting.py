@@ -46,8 +46,8 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise multiplier, to a thousandth, with which all training steps and additional charges cost at
-    most ε at δ.
+    """Return the least noise multiplier, to a thousandth, with which all training steps and all other releases together
+    cost at most ε at δ.
 
     The noise multiplier is the ratio of the noise to the L2 sensitivity to one privacy unit. With the sampling rate 1,
     each training step is a release that uses all privacy units. Raises MedsiloError if no noise is sufficient.
@@ -65,8 +65,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
     """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
 
-    The scale of the noise is the ratio to the sensitivity to one privacy unit. Raises MedsiloError if no noise is
-    sufficient.
+    The scale of the noise is relative to the sensitivity of a release to one privacy unit. Raises MedsiloError if no
+    noise is sufficient.
     """
 
     def cost(scale: float) -> float:
