@@ -284,8 +284,8 @@ class Fingerprint(Section):
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Move the medians by `ranks` ranks along each axis: to higher values if `ranks` is positive, else to lower
-        values. The new fingerprint has at least one case.
+        """Return a fingerprint whose median along each axis is `ranks` ranks higher, or lower if `ranks` is negative.
+        The new fingerprint has at least one case.
         """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)

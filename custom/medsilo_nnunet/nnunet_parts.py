@@ -143,8 +143,8 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        # nnU-Net shuffles this list of channels in place; without a new order of the list, each patch would depend on
-        # previous patches
+        # nnU-Net shuffles this list of channels in place; the list is restored, so that no patch depends on earlier
+        # patches
         for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
@@ -283,7 +283,7 @@ def _threads() -> Any:
 
 @contextmanager
 def _threads_known() -> Iterator[None]:
-    """Let nnU-Net's data loader limit the number of threads without searching for all loaded libraries in each batch.
+    """Let nnU-Net's data loader limit the number of threads without a search for all loaded libraries in each batch.
 
     In each batch, searching for loaded libraries took half as long as augmenting a patch.
     """

@@ -206,7 +206,7 @@ def is_running(ctx: Any = None) -> bool:
         script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
-        except Lacks:  # after this answer, the server sends the initial weights
+        except Lacks:  # the server answers the key LACKS by sending the initial weights
             flare.send(flare.FLModel(params={}, meta={LACKS: True}))
             continue
         if answer is None:
@@ -233,7 +233,8 @@ def is_train(ctx: Any = None) -> bool:
 
 
 def is_evaluate(ctx: Any = None) -> bool:
-    """Return False: `join` takes a function for evaluation, and medsilo saves each site's best model itself.
+    """Always return False, because medsilo never asks a script only to evaluate: `join` takes a function for
+    evaluation.
 
     Args:
         ctx: NVFlare's context, which is ignored
@@ -292,8 +293,8 @@ def send(model: flare.FLModel | Metrics | float | None = None, clear_cache: bool
     """Send the trained tensors of a round; the method defines which tensors are sent. As in NVFlare, processes of other
     ranks than 0 send no tensors.
 
-    The metrics are those of the received model before training, as in NVFlare. The recipe's `key_metric` must be among
-    the metrics, which may also be in `meta`, as in MONAI's MonaiAlgo.
+    The metrics are those of the received model before training, as in NVFlare. The metrics must include the recipe's
+    `key_metric`; the script may give metrics in `meta` instead, as MONAI's MonaiAlgo does.
 
     Args:
         model: an FLModel whose `params` are the joined model's weights or their differences; or only the metrics
@@ -330,7 +331,8 @@ def _difference(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
     for name, value in params.items():
         given, mine = torch.as_tensor(value), own.get(name)
-        if mine is not None and given.is_set_to(mine):  # most scripts pass the tensors of the joined model itself
+        # most scripts pass the joined model's own tensors, which need no comparison
+        if mine is not None and given.is_set_to(mine):
             continue
         if mine is None or given.shape != mine.shape or not given.allclose(mine.to(given), 0, 0, equal_nan=True):
             raise MedsiloError(

@@ -55,7 +55,8 @@ def refuse_beside_opacus(method: str) -> None:
 class Data:
     loader: Iterable[Any]
     validation: Iterable[Any] | None = None  # yields validation batches with labels, which FedSM needs
-    # number of training cases, or number of cases of each part; by default, medsilo counts the cases in the loaders
+    # the number of training cases, or a mapping from the part of the data to the number of cases in this part; by
+    # default, medsilo counts the cases in the loaders
     samples: Samples = None
     batch: Batch = usual_batch
     loss: LossFunction | None = None
@@ -72,8 +73,8 @@ class Data:
             raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
-        """Return the number of cases in a part of the data, or 0 if the number is unknown. The script states the number
-        of cases, or the loader's cases are counted.
+        """Return the number of training, validation or test cases, or 0 if the number is unknown. The script states the
+        number of cases, or the loader's cases are counted.
         """
         if isinstance(self.samples, Mapping) and part in self.samples:
             return self.samples[part]

@@ -66,7 +66,7 @@ def _refuse_lacking(plan: Plan, data: Data) -> None:
         return
     if data.validation is None:
         raise MedsiloError(f"join: {method.title} needs validation=, a loader of validation batches with their labels")
-    # a selector learns from the loss of the script, unless the method computes scores for the selector
+    # a method trains its selector with the script's loss, unless the method computes scores for the selector
     if not outcome.scores_besides and data.loss is None:
         raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
 

@@ -28,7 +28,9 @@ VARYING = ("lr", "momentum", "betas")  # optimizer settings that scripts and sch
 
 
 class ScriptCompute(Compute):
-    """The device of the script's model, whose precision and number of threads the script itself determines."""
+    """Computes on the device of the script's model; the script itself determines the precision and the number of
+    threads.
+    """
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:

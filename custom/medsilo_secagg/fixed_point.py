@@ -138,7 +138,8 @@ class Flat:
         return words
 
     def decode(self, words: Words, fixed: FixedPoint, weight: int, divisor: int) -> Tensors:
-        """Decode a sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
+        """Decode a sum, and divide the decoded numbers by the divisor; raise Refused if the words cannot be a sum of
+        encoded numbers.
 
         Args:
             weight: The sum of the weights of all sites in the sum.

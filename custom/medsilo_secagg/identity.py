@@ -175,8 +175,8 @@ def _others(startup: Path) -> set[str]:
 
 
 def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless the certificate's key certified the public key for this use; raise ValueError if
-    the certificate's key is unsuitable.
+    """Raise InvalidSignature unless the certificate's key certified the public key for the given use; raise ValueError
+    if the certificate's key is unsuitable.
     """
     if not isinstance(public, ed25519.Ed25519PublicKey):
         raise ValueError("the signing key has a wrong type")

@@ -238,7 +238,7 @@ class Member:
         both.
 
         A site helps to unmask only one sum in each round, because two sums that differ in one site would disclose that
-        site's model. A repeated request gets the same answer.
+        site's model. If the server repeats a request, the site repeats its answer.
         """
         turn, number, sites = self._kept.turn, request.round, request.sites
         if turn is None or not turn.offers or turn.offer.round != number:

@@ -239,7 +239,7 @@ def rounded(value: float) -> float:
 
 
 def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
-    """Return the matrix of the weights that each site's model has in each site's mix.
+    """Return a matrix of weights: how much each site's model counts in the mixture that each site receives.
 
     Return None if no aggregator has such a matrix, or if the matrix has not changed since it was last recorded.
     """

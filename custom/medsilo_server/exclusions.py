@@ -1,4 +1,5 @@
-"""Undo a round after which all honest sites diverge, and repeat the round without the site whose update caused this.
+"""Undo a round after which all honest sites diverge, and repeat the round without the site whose update caused the
+divergence.
 
 An update within the limits of directions.py may still be so long that no site can train from the new mean. The repeated
 round excludes the site whose update made other sites diverge. If two rounds are undone because of the same site, all

@@ -53,7 +53,7 @@ def new_study(plan: "Plan") -> str:
 
 @contextmanager
 def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
-    """Hold a file lock in the context. The lock is released earlier if this process ends.
+    """Hold a file lock in the context. If this process ends, the operating system releases the lock.
 
     Args:
         path: The lock file.
@@ -287,7 +287,7 @@ class Record:
 
 
 def new_rounds(rounds: Sequence[Round], after: int, size: int) -> list[Round]:
-    """Return the rounds after the round `after`.
+    """Return the rounds that are later than the round `after`.
 
     Args:
         size: The maximum bytes of all returned rounds. If the first round alone has more bytes, only this round is

@@ -249,7 +249,7 @@ class ServerState:
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
     def summary_details(self) -> dict[str, Any]:
-        """Return the details in the summary, to which a group of tensors may add details about sites."""
+        """Return the details for the study's summary, including each tensor group's details about sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:

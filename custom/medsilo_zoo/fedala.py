@@ -28,8 +28,8 @@ SAMPLE = -1
 
 
 class Aggregation(nn.Module):
-    """The state of a site. Besides the element-wise weights W, two flags store whether W was learned before, and
-    whether the received mean must still be combined with the model.
+    """The state that a site keeps for FedALA. Besides the element-wise weights W, two flags store whether W was learned
+    before, and whether the received mean must still be combined with the model.
     """
 
     learnt: Tensor

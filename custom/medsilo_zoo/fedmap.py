@@ -144,7 +144,7 @@ class FedMAP(WeighingMethod):
 
     def networks(self, build: ModelFactory) -> Modules:
         """Build the networks of a site: "model" is θ_k, and "prior" is the received R. The network "global" holds μ
-        when the site receives it, and θ_k when the site sends it.
+        after the site has received it, and θ_k before the site sends its tensors.
         """
         model = build()
         sizes = {name: own.numel() for name, own in learning(model).items()}

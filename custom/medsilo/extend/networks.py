@@ -1,5 +1,5 @@
-"""Additional names for a network that consists of several networks, or that starts with pre-trained weights from a
-file.
+"""The names that a plug-in's network needs if it consists of several networks, or if it starts with pre-trained weights
+from a file.
 
 The package `medsilo_pretrained` contains examples of networks that use these names.
 """

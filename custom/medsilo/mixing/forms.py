@@ -1,4 +1,5 @@
-"""Declare an aggregation as data, which secure aggregation needs because the server cannot read single answers.
+"""Describe each aggregation as data; secure aggregation needs the description, because the server cannot read single
+answers.
 
 Each aggregator declares its kind of aggregation, so that secure aggregation needs no code for single methods.
 """

@@ -123,8 +123,7 @@ class Algorithm(Section):
         """
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure the image statistics of an evaluation site, because other sites measure image statistics only in
-        training.
+        """Measure an evaluation site's image statistics; all other sites measure image statistics during training.
 
         Args:
             inputs: Returns an iterator over batches of the site's training images, or of its test images if it has no
@@ -132,8 +131,8 @@ class Algorithm(Section):
         """
 
     def private(self) -> Private | tuple[str, ...]:
-        """Return the method's privacy mechanism, or a set with only the names of the networks that train with noisy
-        steps.
+        """Return the method's privacy mechanism, or, in short form, only the names of the networks that train with
+        noisy steps.
 
         The tensors that a site sends must depend on its data only through the networks that train with noisy steps.
         Raises PlanError if the method's settings exclude differential privacy. A subclass must override this method,

@@ -29,7 +29,7 @@ class Private:
 
 
 class NumbersOffer(Section):
-    """The fraction of ε that is spent on scores, or on counts, which a site sends in addition to tensors."""
+    """The fraction of ε that is spent on the scores or counts that a site sends in addition to tensors."""
 
     epsilon: Epsilon = Field(description="part of the study's ε that all numbers of this section cost together")
 

@@ -16,8 +16,8 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-    # If the plan has these default values, the server measures the time limits. A default of null would change the
-    # hashes of plans.
+    # With the default values of these two keys, the server measures the time limits itself. The default values are not
+    # null, because null would change the hashes of existing plans.
 }
 
 
@@ -125,7 +125,9 @@ class Participation(Feature):
 
     @property
     def limit(self) -> int | None:
-        """The plan's time limit for one answer, in seconds; None if the server checks for activity instead."""
+        """The plan's time limit for one answer, in seconds. None if there is no time limit because the server checks
+        whether the site is still active.
+        """
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property

@@ -12,7 +12,9 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # the imports for aggregation, which only the server uses, and for training, which only sites use
+# imported only for type checkers: the server does not need the modules for training, and sites do not need those for
+# aggregation
+if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
@@ -190,7 +192,7 @@ class Phase:
     # A function that trains a site's networks and returns the loss, or NaN if training computes no loss.
     train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
     # A function that chooses the only site that trains in a round and sends tensors; None if all sites train in every
-    # round. In such a round, all sites that were not chosen only validate the received tensors.
+    # round. If one site is chosen, all other sites only validate the received tensors in this round.
     turn: Turn | None = None
     # A function that the server calls before the phase; if a study is resumed in the phase, the server does not call it
     # again. The function called before a phase may change initial weights that the server has not sent yet, and returns

@@ -18,7 +18,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
-    """Replace the file names in a plan, and return the new values.
+    """Return the plan's values, with file names replaced by the contents or hashes of the files.
 
     In the plan's task, the content of a file replaces the file's name. In the plan's network, the hash of the file of
     initial weights is added.

@@ -179,8 +179,8 @@ class FlareTransport:
             threading.Event().wait(POLL)
 
     def _absent(self, sites: Sequence[str]) -> dict[str, Missing]:
-        """Return the sites that can't answer, because NVFlare would wait a long time for the answer of a dead site in
-        each round.
+        """Return the sites that can't answer; they get no request, because NVFlare would wait a long time for their
+        answers in each round.
         """
         connected = {client.name for client in self.fl_ctx.get_engine().get_clients()}
         absent = {site: Missing("lost", "is not connected") for site in sites if site not in connected}
