@@ -61,7 +61,7 @@ class ModelSelection(Feature):
 
 def _one_line(text: str) -> str:
     if text != plain(text, LONGEST_LINE):
-        raise ValueError(f"not one line of at most {LONGEST_LINE} bytes; shorten it, or leave line breaks out")
+        raise ValueError(f"the text is not one line of at most {LONGEST_LINE} bytes; shorten it, without line breaks")
     return text
 
 

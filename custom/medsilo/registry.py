@@ -95,7 +95,8 @@ class PluginTable(Mapping[str, Any]):
         packages = self._packages(name)
         if len(packages) > 1:
             raise PlanError(
-                f"{name!r} is in two packages, {' and '.join(packages)}; rename it in {packages[-1]}, or uninstall that"
+                f"{name!r} is in two packages, {' and '.join(packages)}; rename it in {packages[-1]}, or uninstall "
+                "one of the two packages"
             )
         return packages[0] if packages and packages != [OWN] else None
 
@@ -106,7 +107,7 @@ class PluginTable(Mapping[str, Any]):
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """Return "module:Class" of one of medsilo's names."""
+        """Return the place of a class as "module:Class", for a name that medsilo itself defines."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
@@ -340,7 +341,7 @@ TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network"
 
 
 def table_of(key: str) -> Registry:
-    """Return the table of classes for the name in a section of the plan."""
+    """Return the table of classes from which a section of the plan chooses a class by name."""
     section = key.partition(".")[0]
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 

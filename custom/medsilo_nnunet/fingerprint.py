@@ -49,7 +49,7 @@ def rounded(numbers: ArrayLike) -> Values:
 
 def check_order(what: str, values: Sequence[Any]) -> None:
     if any(low >= high for low, high in pairwise(values)):
-        raise ValueError(f"its {what} are not in ascending order, each once")
+        raise ValueError(f"its {what} are not in ascending order without repetitions")
 
 
 class FloatHistogram(Section):

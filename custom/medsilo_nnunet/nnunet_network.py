@@ -79,7 +79,7 @@ class Architecture(Section):
         if [name for name, blocks in given.items() if blocks] != [wanted] or len(
             given[wanted]
         ) != self.arch_kwargs.n_stages:
-            raise ValueError(f"it needs {wanted} for each stage, and no numbers of the other network")
+            raise ValueError(f"it needs {wanted} for each stage, and no numbers for the other kind of network")
         return self
 
 

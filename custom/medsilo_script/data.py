@@ -46,7 +46,7 @@ def refuse_beside_opacus(method: str) -> None:
     """
     if "opacus" in sys.modules:
         raise MedsiloError(
-            f"join: this script imports Opacus, and {method} computes more of the training data, without noise; "
+            f"join: this script imports Opacus, and {method} also computes results without noise from training data; "
             "take another method, such as FedAvg, or leave Opacus out"
         )
 

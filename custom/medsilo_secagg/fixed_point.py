@@ -48,8 +48,8 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The factor by which numbers with the largest weight are multiplied: the largest power of two for which the
-        sum does not overflow.
+        """The factor between a number and its integer, for a site with weight 1: the largest power of two for which no
+        sum overflows.
         """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))

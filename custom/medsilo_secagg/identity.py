@@ -147,7 +147,7 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
         for kind in (NameOID.COMMON_NAME, NameOID.UNSTRUCTURED_NAME)
     )
     if names != [site]:
-        raise Refused(f"{site}: its certificate is that of {', '.join(map(str, names)) or 'nobody'}")
+        raise Refused(f"{site}: its certificate belongs to {', '.join(map(str, names)) or 'nobody'}")
     if roles not in ([], [HOSPITAL]):
         raise Refused(f"{site}: its certificate is not a hospital's, but {', '.join(map(str, roles))}")
 

@@ -154,8 +154,8 @@ class Member:
         """Return this site's new key for a round, and the encrypted shares of this site's two secrets for each other
         site.
 
-        A new offer replaces the earlier offer. If the server repeats the request before this site has masked its
-        numbers, the offer stays the same.
+        In a new round, a new key and new shares replace the earlier key and shares. If the server repeats the request
+        before this site has masked its numbers, the site returns the same key and shares as before.
         """
         turn = self._kept.turn
         if turn and turn.offer.round == number and not turn.offers:

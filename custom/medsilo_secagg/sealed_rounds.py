@@ -1,5 +1,5 @@
 """Derive the blocks of numbers that a study masks in a round. The server and all sites derive the same blocks from the
-plan and the agreement.
+plan and the sites' agreement on keys.
 """
 
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ class Blocks:
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
     """Return the terms of a study with the given sites; raise Refused if the plan does not name all given sites or
-    requires more sites. The threshold depends on the number of hospitals in the plan.
+    requires more sites. The threshold for unmasking a sum follows from the number of hospitals in the plan.
     """
     named, required = plan.participation.sites, plan.participation.required
     if not set(sites) <= set(named):

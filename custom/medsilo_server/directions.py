@@ -116,8 +116,8 @@ def _cosine(value: float) -> float:
 
 
 DIGITS = 4
-# An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes an
-# update of such a norm.
+# An update is rejected if its norm exceeds the last round's median norm by this factor. In honest training, an update
+# never exceeds the median norm by this factor.
 FAR = 1e6
 # An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. The limit LONG applies
 # only to an update whose values have a root mean square above LARGE.

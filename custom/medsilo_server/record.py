@@ -129,7 +129,9 @@ class Record:
     # ------------------------------------------------------------------ NVFlare's jobs
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
-        """Lock the study for one job in the context. If the job's process dies, the system releases the lock."""
+        """Within the context, hold the lock that lets only one job lead the study. If the job's process dies, the
+        system releases the lock.
+        """
         told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
         with alone(self.folder / paths.LOCK, told, LET_GO):
             append_line(self.folder / paths.JOBS, job)

@@ -44,7 +44,7 @@ class ChannelNorm(nn.Module):
     tables that a hospital sends, all rows except the hospital's row are zero, so that the server can add the tables.
     """
 
-    mean: Tensor  # [C]; means of the hospital's images
+    mean: Tensor  # for each channel, the mean over the hospital's images, [C]
     deviation: Tensor
     measured: Tensor
     present: Tensor
@@ -250,9 +250,9 @@ def of_one_hospital(tensors: Tensors) -> None:
     present = tensors["present"]
     known = present > ROUNDED
     if abs(float(present.sum()) - 1) > ROUNDED or float(present.min()) < -ROUNDED:
-        raise Refused("channels/present does not name one hospital")
+        raise Refused("channels/present does not name exactly one hospital")
     if any(bool((tensors[name][~known].abs() > ROUNDED).any()) for name in ("means", "deviations")):
-        raise Refused("channels holds rows of other hospitals")
+        raise Refused("the tables of channels hold rows of other hospitals")
     if bool((tensors["deviations"][known] < FLATTEST * present[known, None] - ROUNDED).any()):
         raise Refused(f"channels/deviations is below {FLATTEST}")
 

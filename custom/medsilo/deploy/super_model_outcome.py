@@ -180,7 +180,7 @@ class SuperModelOutcome(Outcome):
             raise Refused(f"the site chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
         if part == "validation" and not suppressed and counted != cases:
-            raise Refused(f"the site chose models for {counted} cases and has {cases}")
+            raise Refused(f"the site chose models for {counted} cases and has only {cases} cases")
         sums = len(THRESHOLDS) if part == "validation" and self.rule == "threshold" else 0
         if len(told.sums) != sums:
             raise Refused(f"the answer does not give {sums} sums of scores")

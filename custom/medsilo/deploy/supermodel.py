@@ -89,12 +89,12 @@ class SuperModel(nn.Module):
     the selector f_s.
 
     Rules:
-    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if the site's
-      probability is strictly above `threshold`; otherwise, the global model answers.
+    - "threshold" (FedSM): the selector has one output per site. The personal model of the most likely site predicts if
+      the selector's probability of the site is strictly above `threshold`; otherwise, the global model predicts.
     - "argmax" (FedSM-extra): output 0 of the selector is for the global model, and each further output is for a site.
-      The model of the most likely output of the selector answers.
-    - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models answer, and the
-      selector's probabilities are the weights of the mixture.
+      The selector's most likely output decides which model predicts.
+    - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models predict, and the
+      selector's probabilities are the weights with which the predictions are mixed.
 
     Args:
         global_model: the model for images that resemble no hospital's
@@ -141,7 +141,7 @@ class SuperModel(nn.Module):
         self.global_model, self.selector = global_model, selector
         # A ModuleList is used, because a ModuleDict forbids dots in names, and names of sites may contain dots.
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)
-        # For each output of the selector, the name of the model that answers.
+        # For each output of the selector, the name of the model that belongs to the output.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
@@ -164,7 +164,7 @@ class SuperModel(nn.Module):
         return scores.softmax(1)
 
     def choose(self, x: Tensor) -> tuple[list[str], Tensor]:
-        """Return, for each image, the site whose model answers, and the selector's greatest probability, [B]."""
+        """Return, for each image, the site whose model predicts, and the selector's greatest probability, [B]."""
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:

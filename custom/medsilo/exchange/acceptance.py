@@ -57,7 +57,7 @@ class Acceptance:
         check_values(facts, self.most_values)
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
-            raise Refused(f"answers {' '.join(other)} of another study, not {task} {number} of this one")
+            raise Refused(f"the answer belongs to {' '.join(other)} of another study, not {task} {number} of this one")
         check_packages(facts.get("packages"), self.plan.code)
         answer = ANSWERS[task].received(facts)
         counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)
@@ -166,7 +166,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
-            raise Refused(f"the site's counts have the surplus {plain(name, 40)}")
+            raise Refused(f"the site's counts have the surplus entry {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"the site's counts of {name} are not {layout[name]} numbers")
         if name not in OF_CLASSES:
@@ -190,6 +190,6 @@ def check_sum(name: str, values: Sequence[float], most: int, between: tuple[floa
     """
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
-        raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most}")
+        raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most} cases")
     if not number * low - 1e-3 <= summed <= number * high + 1e-3:
         raise Refused(f"the site's sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")

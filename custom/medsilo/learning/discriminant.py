@@ -107,7 +107,7 @@ def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
     """Raise Refused if tensors are neither one hospital's sums of features nor a mean of such sums over hospitals."""
     present, means = tensors["present"], tensors["means"]
     if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
-        raise Refused("sums/present does not name one hospital")
+        raise Refused("sums/present does not name exactly one hospital")
     if bool((means[present <= ROUNDED].abs() > ROUNDED).any()):
         raise Refused("sums/means holds features of other hospitals")
     if float(tensors["products"].diagonal().min()) < -ROUNDED:

@@ -64,7 +64,7 @@ class PerturbedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
-        else:  # a method that Optimizer.__init__ calls before self.base exists
+        else:  # Optimizer.__init__ calls this method before self.base exists
             unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor
 
 @contextmanager
 def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """At the end, restores parameters from a copy of the old values, because subtracting the perturbation δ would leave
+    """When the context ends, restores the parameters from copies, because subtracting the perturbation δ would leave
     rounding errors.
     """
     own = [parameter.data for parameter in parameters]

@@ -20,7 +20,7 @@ MEMORY = 512 << 20  # limit on the bytes of all rows in memory; rows beyond the 
 @dataclass(frozen=True)
 class SiteRow:
     tensors: Tensors
-    files: list[Slice]  # the ranges of bytes in files that contain the tensors
+    files: list[Slice]  # for each file that stores the site's tensors, the range of bytes with the tensors
     size: int  # bytes of the tensors in memory
 
 
@@ -59,8 +59,8 @@ class Contributions:
         return SiteRow(written, stretches_of(written.values()), 0)
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
-        """Yield the tensors of each site, and release the memory of one site's mapped file before reading the next
-        site.
+        """Yield the tensors of each site; the memory of a site's mapped file is released before the next site's tensors
+        are read.
         """
         for site in sites:
             yield self._rows[site].tensors

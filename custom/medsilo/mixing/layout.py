@@ -32,7 +32,7 @@ class Piece:
 
 
 class Block:
-    """Consecutive values of a section, which come from many small tensors or from a part of a long tensor."""
+    """A block: consecutive values of a section, either from many small tensors or from a part of a long tensor."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces

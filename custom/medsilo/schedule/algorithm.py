@@ -86,10 +86,10 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _step_is_free(self) -> Self:
         if self.perturbation and self.own_step:
-            raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set it to null")
+            raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set the key to null")
         return self
 
-    # The definition of a method
+    # Methods that define a federated method
     def phases(self, rounds: int) -> Sequence[Phase]:
         """Return the phases of a study in order, by default a single phase of training rounds."""
         return [Phase("train", rounds, self.groups(), self.train_round)]

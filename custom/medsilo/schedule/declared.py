@@ -85,7 +85,10 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     @model_validator(mode="after")
     def _leaves_some_for_tensors(self) -> Self:
         if self.besides >= self.epsilon:
-            raise ValueError(f"scores and statistics cost ε = {self.besides:g} of {self.epsilon:g}; lower their shares")
+            raise ValueError(
+                f"scores and statistics cost ε = {self.besides:g} of {self.epsilon:g}, so nothing is left for tensors; "
+                "lower the ε of scores, counts or statistics"
+            )
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

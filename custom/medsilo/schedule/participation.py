@@ -111,7 +111,7 @@ class Participation(Feature):
             raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(
-                f"minimum {self.minimum} is more than the {counted(len(self.sites), 'named site')}; lower it"
+                f"minimum {self.minimum} is more than the {counted(len(self.sites), 'named site')}; lower the minimum"
             )
         if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
             raise ValueError(

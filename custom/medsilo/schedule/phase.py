@@ -95,7 +95,7 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 class Average:
     """An average over a site's training images; the site sends the average only if it covers enough images."""
 
-    of: str  # description of the average over images in the disclosure report
+    of: str  # words that describe the average over images to readers of the disclosure report
     # A function that returns the number of images that the average covers.
     covers: Callable[[int, Training], int]
 
@@ -128,8 +128,8 @@ class Group:
     # single site's tensors. The function's second argument is the site's index among the training sites, or None at an
     # evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
-    # the reason why no robust aggregation can replace the mean of the tensor group, and a method that allows robust
-    # aggregation
+    # why no robust aggregation can replace the mean of the tensor group, and the name of a method that does allow
+    # robust aggregation
     undefended: str = ""
     # A function that returns the smallest and the largest valid value of each of the group's tensors, by the tensor's
     # name. The function's first argument contains networks on PyTorch's meta device.
@@ -144,8 +144,8 @@ class Group:
     # A function that returns additional lines about the tensor group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # only set if the tensors are an average over a site's training images
-    # True if secure aggregation clips the tensor group's values to the values' valid ranges, and False for the plan's
-    # smaller bound.
+    # True if secure aggregation clips the tensor group's values to their valid ranges; False if it clips the values to
+    # the plan's smaller bound.
     unclipped: bool = False
 
     def given_only(self) -> Self:
@@ -242,7 +242,7 @@ class Schedule:
         self.rounds = sum(phase.rounds for phase in phases)
 
     def stretches(self) -> Iterator[Segment]:
-        """Yield a segment for each phase that has at least one round."""
+        """Yield each phase that has at least one round, with the numbers of the phase's first and last round."""
         first = 1
         for place, phase in enumerate(self.phases):
             if phase.rounds:

@@ -48,7 +48,7 @@ def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
         return None
     if beside and not is_safe_name(own["file"]):
-        raise PlanError("network.from: a job names a file beside its plan, or its sha256 and bytes, and no path")
+        raise PlanError("network.from: a job names a file beside its plan, or the file's sha256 and bytes, and no path")
     return {**own, **_begun_with(folder, own["file"])}
 
 

@@ -19,7 +19,8 @@ PLAIN = (WeightedMean, UniformMean)
 def mix_by_structure(
     mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
-    """If a site did not annotate all structures, replace aggregators of the network's last layer.
+    """If a site did not annotate all structures, replace the aggregators of the network's last layer, so that each
+    output is averaged separately.
 
     The function replaces an aggregator only if its tensor group contains the whole last layer, and if the aggregator is
     a plain mean.

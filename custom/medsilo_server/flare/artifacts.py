@@ -125,8 +125,8 @@ def mean_score(scores: Scores) -> Score:
 
 
 def _numbers(metric: str, score: Score) -> dict[str, float]:
-    """Return the values of a score by name. A score that is a range has two values, and an undisclosed score has no
-    value.
+    """Return a score as numbers, each under the metric's name. A score that is a range has two values, and an
+    undisclosed score has no value.
     """
     if score.kind == "range":
         return {f"{metric}_low": score.low or 0.0, f"{metric}_high": score.high or 0.0}

@@ -63,7 +63,7 @@ def _wire_of(plan: Plan) -> tuple[Callable[[StudyMessage], Shareable], str, bool
 
 
 class MedsiloController(Controller):
-    gate: AnswerGate  # reads and checks answers; the gate is created when the controller starts
+    gate: AnswerGate  # reads and checks answers; this object is created when the controller starts
 
     def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
         """Prepare a controller.
@@ -216,7 +216,7 @@ class MedsiloController(Controller):
 
     @staticmethod
     def _among(plan: Plan, begun: Record | None, sites: Sequence[str]) -> Plan:
-        """Return the plan. If the plan names no hospitals, add the names of the hospitals.
+        """Return the plan. If the plan names no hospitals, add the hospitals' names to the plan.
 
         Args:
             begun: The record of a resumed study, whose hospitals are added. Without a record, the connected hospitals

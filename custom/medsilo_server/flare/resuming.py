@@ -55,7 +55,7 @@ WHY = 400
 # Seconds before the first attempt to resume a study, and maximum seconds before a later attempt. Each pause is twice as
 # long as the previous pause.
 PAUSE, LONGEST = 10.0, 600.0
-GATHER = 180.0  # seconds for which a study waits for absent hospitals after the pause
+GATHER = 180.0  # seconds for which a resumed study waits for hospitals that are absent
 ROOM, LEAST_ROOM = 2, 1 << 20  # the disk needs free space for twice the bytes of the checkpoints, plus 1 MiB
 
 
