@@ -132,7 +132,7 @@ class SecureAggregationSettings(Feature):
 
     @property
     def promises(self) -> list[str]:
-        """Return the threats against which secure aggregation protects or does not protect."""
+        """Return the threats that secure aggregation prevents, and the threats that it does not prevent."""
         return [*self.implementation.promises] if self.implementation else [CLEAR]
 
     @property
@@ -206,7 +206,7 @@ class Plan(Section):
 
     @cached_property
     def course(self) -> Schedule:
-        """Return the study's phases, and the delivery at the study's end."""
+        """Return the study's phases, and the phase in which the server delivers the study's outcome."""
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -270,7 +270,7 @@ class Plan(Section):
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """Return, for each masked tensor group of a phase, the kind of aggregation."""
+        """For each tensor group of a phase that secure aggregation masks, return the kind of aggregation."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -329,8 +329,8 @@ class Plan(Section):
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
-        """Return the version and hash of every package whose code runs this plan, as sites report them to the
-        server.
+        """Return the version and hash of every package whose code runs this plan, in the form in which sites report
+        versions and hashes.
         """
         others = {name: package.model_dump() for name, package in self.packages.items()}
         return {**{name: facts_of(name) for name in sorted(self.own_packages)}, **others}
@@ -477,7 +477,7 @@ def _check_texts(value: Any, where: str) -> None:
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """Return the names of method, task, networks, layers and secure aggregation in a plan, by key."""
+    """Return, by the plan's keys, the names of the plan's method, task, networks, layers and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
     secure = values.get("secure_aggregation")

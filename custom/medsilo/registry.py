@@ -36,7 +36,7 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # allows every installed package; this is for a machine on which one person runs everything
+ANY = ("*",)  # every installed package is allowed, as on a machine on which one person runs everything
 SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 
@@ -89,8 +89,8 @@ class PluginTable(Mapping[str, Any]):
         return f"choose one of {', '.join(map(repr, self))}{from_lab('names for researchers')}"
 
     def package_of(self, name: str) -> str | None:
-        """Return the installed package that defines a name, or None for medsilo's packages. Two packages that define
-        the same name are an error.
+        """Return the installed package that defines a name, or None for medsilo's packages. If two packages define the
+        same name, the method raises PlanError.
         """
         packages = self._packages(name)
         if len(packages) > 1:
@@ -246,7 +246,9 @@ class Registry(PluginTable):
 
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all groups at once, because reading one group reads every distribution."""
+    """Return the entry points of all groups at once: to read a single group, Python would also have to read every
+    distribution.
+    """
     return entry_points()
 
 

@@ -125,7 +125,7 @@ class ScriptTrainer(Trainer):
         return loss
 
     def _let_score(self) -> None:
-        """Wait for the script's loop to score the received model, before the method trains without the script."""
+        """Before the method trains without the script, wait until the script's loop has scored the received model."""
         state, self.handed_over = self.state, True
         arrived = [own.detach().clone() for own in state.module.parameters()]
         state.alone = True

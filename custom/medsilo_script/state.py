@@ -186,7 +186,7 @@ class ScriptState(SiteState):
                 optimizer.register_step_pre_hook(self._prepare)
 
     def stepping(self, name: str) -> Optimizer:
-        """Return the optimizer of a network; its learning rate is that of the script's optimizer."""
+        """Return a network's optimizer, with the learning rate of the script's optimizer."""
         optimizer = self.optimizers[name]
         for group, own in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
             group["lr"] = own["lr"]

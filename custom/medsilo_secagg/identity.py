@@ -34,7 +34,7 @@ class Unsigned:
     signatures, nobody notices if the server replaces keys.
     """
 
-    # the reason to trust the keys of a study; the text is written into summary.json
+    # the reason why the keys of a study can be trusted, as a text for summary.json
     basis: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 

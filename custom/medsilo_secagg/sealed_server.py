@@ -236,8 +236,8 @@ class SealedServer(RoundAggregation):
 
 
 class SealedStore(Store):
-    """Stores the latest mean of each group whose mean is sent to the sites, which then move their own tensors towards
-    the mean.
+    """Stores the latest mean of each group whose mean is sent to the sites; the sites then move their own tensors
+    towards the mean.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class SealedSite(UpdateCodec):
         return answer.facts()
 
     def _agreeing(self, agreement: KeyAgreement, study: str) -> _Seat:
-        """Return this site's keys for a key agreement, which are new keys if the agreement is new."""
+        """Return this site's keys for a key agreement; create new keys for a new agreement."""
         seat = self._seat()
         if seat and seat.agreement == agreement:
             return seat

@@ -34,7 +34,7 @@ from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.runs.schema import Summary
 
-if TYPE_CHECKING:  # these modules import PyTorch, without which the server's parent process starts in half the time
+if TYPE_CHECKING:  # these modules import PyTorch; without PyTorch, the server's parent process starts in half the time
     from torch import Tensor
 
     from medsilo.plan import Plan

@@ -188,8 +188,8 @@ class ServerState:
         self.settled[site] = sorted(self.once)
 
     def mark_lost(self, site: str) -> None:
-        """Record that a site may lack the groups that each site receives only once, so that the site gets these groups
-        again.
+        """Record that a site may lack the groups that each site receives only once, so that the server sends these
+        groups to the site again.
         """
         self.settled.pop(site, None)
 

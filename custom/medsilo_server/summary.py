@@ -174,7 +174,7 @@ def tested_as(
     step: float = 0.0,
     counted: int | None = None,
 ) -> dict[str, Any]:
-    """Return a site's test result in the form of the summary.
+    """Convert a site's test result to the form that summary.json uses.
 
     The key `suppressed` names the metrics that the site does not disclose because it has too few cases.
 

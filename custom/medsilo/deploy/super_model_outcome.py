@@ -31,8 +31,8 @@ DETAILS = "super_model"  # the key under which a study's summary describes the s
 
 
 class Choices(MessageFacts):
-    """Counts of how often each model was chosen for a site's cases, and, for each threshold, the sum of the cases'
-    scores.
+    """A site's results of choosing: how often each model was chosen for a case, and the sum of the cases' scores for
+    each threshold.
     """
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
@@ -40,8 +40,8 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """The facts that the server sends to a site about the super model. If sites deliver personal models, the facts name
-    the owners of the delivered models. Before the test, the facts also contain the super model's threshold and, for
+    """The server's message to a site about the super model. If sites deliver personal models, the message names the
+    owners of the delivered models. Before the test, the message also contains the super model's threshold and, for
     each site, the labels that the site did not annotate.
     """
 

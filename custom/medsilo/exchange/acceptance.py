@@ -137,7 +137,9 @@ class Acceptance:
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """If a site's software can change the last digits of results, add a warning to the site's answer."""
+        """If a site's machine differs from the server's in a way that can change the last digits of results, add a
+        warning to the site's answer.
+        """
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
         told = {
@@ -162,7 +164,7 @@ class Acceptance:
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
-    """Raise Refused unless the counts are possible for the task and the site's number of test cases or patients."""
+    """Raise Refused if the counts are impossible for the task, or for the site's number of test cases or patients."""
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:

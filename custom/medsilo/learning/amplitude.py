@@ -73,8 +73,8 @@ class AmplitudeNorm(nn.Module):
         self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """The number of batches and the frozen state stay on the CPU, because a program that reads a GPU's memory must
-        wait for the GPU.
+        """The number of batches and the frozen state stay in the CPU's memory, because reading them from a GPU's memory
+        would make the program wait for the GPU.
         """
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
@@ -133,7 +133,7 @@ class AmplitudeNorm(nn.Module):
 
     @property
     def used(self) -> Tensor:
-        """Each channel's average amplitude A at the frequencies that normalisation uses."""
+        """For each channel, the average amplitude A at the frequencies that normalisation uses."""
         return self._used_of(self.amplitude)
 
     def _used_of(self, amplitudes: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Compute:
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Within this context, seed all generators of random numbers, and choose deterministic operations.
+        """Within the context, seed all generators of random numbers, and use deterministic operations.
 
         If a GPU operation has no deterministic version, PyTorch logs a warning and continues.
         """

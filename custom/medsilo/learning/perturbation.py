@@ -1,4 +1,6 @@
-"""HarmoFL's weight perturbation: gradients at nearby weights that have a higher loss lead training to flat minima."""
+"""HarmoFL's weight perturbation: training uses gradients at nearby weights with a higher loss, which leads to flat
+minima.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -34,7 +34,7 @@ COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are s
 class PoissonSample:
     """Draws the privacy units of each training step, each unit independently and with the same probability.
 
-    A drawn batch may be empty or larger than expected, and the cases of a privacy unit are consecutive in a batch. The
+    A drawn batch may be empty, or larger than expected. The cases of a privacy unit are consecutive in a batch. The
     attribute `owners` contains the privacy unit of each case in the last batch.
     """
 
@@ -82,8 +82,8 @@ def _no_cases(dataset: Dataset) -> Case:
 
 @dataclass
 class PrivateSteps:
-    """The Poisson sample, the clipping bound and the noise of one round's training steps; all networks use this one
-    sample.
+    """The Poisson sample, the clipping bound and the noise for all training steps of one round; all networks train on
+    the same Poisson sample.
 
     Args:
         noise: The standard deviation of the noise on a summed gradient, divided by the clipping bound.

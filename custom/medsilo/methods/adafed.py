@@ -48,7 +48,7 @@ def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
         means = torch.stack([mean.detach().cpu().double() for mean, _ in layer])
         variances = torch.stack([variance.detach().cpu().double() for _, variance in layer])
         points = torch.cat([means, variances.sqrt()], dim=1)
-        # a distance from matrix products would be imprecise if it is small, and small distances have the largest
+        # a small distance computed from matrix products would be imprecise, and small distances have the largest
         # weights
         distances += torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return distances

@@ -64,7 +64,7 @@ class MeanOfOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
 
     def arrived(self, modules: Modules, came: bool) -> None:
-        """A method of this class that is called when the mean w̄ arrives at a site; subclasses may override it."""
+        """Called when the mean w̄ arrives at a site; subclasses may override this method."""
 
     @abstractmethod
     def learn(self, bench: TrainContext) -> float:

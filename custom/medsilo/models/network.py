@@ -78,7 +78,7 @@ class Network(Feature):
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        """Return the module in the form of an entry of a MONAI bundle, or None if MONAI does not have this network."""
+        """Describe the module as an entry of a MONAI bundle; return None if MONAI does not have this network."""
         return None
 
     @staticmethod
@@ -165,7 +165,8 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
 
 @torch.no_grad()
 def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
-    """Apply a network to zeros of a task's shape; a large network runs on torch's meta device.
+    """Apply a network to zeros in the shape of a task's cases, to test the network; a large network runs on torch's
+    meta device.
 
     Small networks run on the CPU, because torch's meta device must first load its compiler, which takes more time than
     the run. The network runs in one thread, because a process that computes in several threads and then forks makes the

@@ -72,9 +72,10 @@ def metrics_of_round(metric: str, line: Round) -> dict[str, Any]:
 
 
 def tracked_numbers(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the numbers that a tracker shows of a line of round_metrics.jsonl: for each site, tag → number.
+    """Return the numbers of a line of round_metrics.jsonl that a tracker shows: for each site, tag → number.
 
-    Receivers of NVFlare keep a run for each site and no other run, so each site's run has the means over sites, too.
+    A receiver of NVFlare keeps one run for each site and no run for the whole study, so each site's run also contains
+    the means over sites.
     """
     means = {f"mean/{one['name']}": one["value"] for one in line["aggregated_metrics"]}
     return {

@@ -52,8 +52,8 @@ TOLD = 64_000
 
 
 def _wire_of(plan: Plan) -> tuple[Callable[[StudyMessage], Shareable], str, bool]:
-    """Return the function that converts messages for NVFlare, the name of NVFlare's task for a round, and True if
-    training scripts receive the messages.
+    """Return three values: the function that converts messages for NVFlare, the name of NVFlare's task for a round, and
+    whether training scripts receive the messages.
     """
     if not plan.task.scripted:
         return to_shareable, TASK, False
@@ -82,7 +82,7 @@ class MedsiloController(Controller):
         self.requests: RetryingRequests | None = None
         self.events = StudyEvents(None)
         self.ended = threading.Event()
-        self.shown = False  # whether the job's trackers have the rounds so far
+        self.shown = False  # whether the rounds so far were shown in the job's trackers
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
@@ -100,7 +100,7 @@ class MedsiloController(Controller):
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the study's progress, including the rounds that the lead has not received yet.
 
-        NVFlare allows a request for the progress only to the job's submitter and to admins.
+        In NVFlare, only the job's submitter and admins may request the progress.
         """
         asked = asked if isinstance(asked, dict) else {}
         running, after = self.running, asked.get(AFTER)
