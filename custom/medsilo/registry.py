@@ -165,7 +165,8 @@ class Registry(PluginTable):
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
         super().__init__(group, base, builtin)
-        self._given: dict[str, tuple[type, str]] = {}  # the class and the hash of its source, by name
+        # for each name, the class, and the hash of the class's source code
+        self._given: dict[str, tuple[type, str]] = {}
 
     def give(self, found: Any, source: str) -> None:
         """Register a class for this process under the class's name; a class that is registered later replaces a class

@@ -97,8 +97,8 @@ class NnUNetParts:
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
-            # nnU-Net resamples predictions in half precision; medsilo rounds to half precision, too, so that ties
-            # between equal scores break in the same way
+            # nnU-Net resamples predictions in half precision; medsilo also rounds them to half precision, so that ties
+            # between equal scores break as in nnU-Net
             output.half(),
             *self._managers,
             self.trainer.label_manager,

@@ -113,7 +113,8 @@ def join(
 ) -> None:
     """Join the job's study with a model, its optimizer and its training data.
 
-    Move the model to its device before this call. Only some methods and scripts need the arguments after `loader`.
+    Before calling `join`, move the model to its device. Only some methods and scripts need the arguments after
+    `loader`.
 
     Args:
         model: the network that the script trains

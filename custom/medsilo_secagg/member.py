@@ -5,7 +5,7 @@ At the start of a study, callers use `Member.begin`, `introduction` and `meet`. 
 
 The caller must write the bytes of `saved()` to the site's disk before the result of a call leaves the site. If the
 bytes were not on disk, a site could use a key again after a crash, which would disclose masked numbers. Every received
-message is checked, and an invalid message is rejected with one line that names its sender.
+message is checked, and an invalid message is rejected with one line that names the message's sender.
 """
 
 from collections.abc import Mapping, Sequence

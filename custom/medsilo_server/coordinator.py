@@ -99,7 +99,7 @@ class Coordinator:
         """The number of training cases that each site has stated, for a study with training scripts.
 
         A site's stated number of training cases is the site's weight in means. For tasks without a script, the mapping
-        is empty, because such a task counts its cases itself.
+        is empty, because a task without a script counts its cases itself.
         """
         stated = self.asker.acceptance.stated if self.plan.task.scripted else {}
         return {site: stated[site].cases.train for site in self.sites if site in stated}

@@ -241,7 +241,7 @@ def rounded(value: float) -> float:
 def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
     """Return a matrix of weights: how much each site's model counts in the mixture that each site receives.
 
-    Return None if no aggregator has such a matrix, or if the matrix has not changed since it was last recorded.
+    Return None if no aggregator has a matrix of weights, or if the matrix has not changed since it was last recorded.
     """
     found = (mixer.matrix for mixer in mixers if mixer)
     weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)

@@ -96,7 +96,7 @@ class Retry:
 
         With `when_missing: wait`, lost sites and sites with a temporary problem get the request again. A temporary
         problem is, for example, a training process that died. With `when_missing: stop`, sites with a temporary problem
-        get the request again once.
+        get the request once more.
 
         Args:
             attempt: The number of times that the request was sent.

@@ -23,7 +23,7 @@ from medsilo_server.record import Record
 
 class Store:
     """The state that secure aggregation adds to the server's state. The base class has no state, because a study
-    without secure aggregation needs no such state.
+    without secure aggregation needs no state of secure aggregation.
     """
 
     def find(self, group: str) -> Tensors | None:
@@ -150,7 +150,8 @@ class ServerState:
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
         """Return the tensors of a group that a site receives.
 
-        For a personal group, an evaluation site receives the group's `fallback_group` instead, if there is one.
+        For a personal group, an evaluation site receives the group that `fallback_group` names instead, if a name is
+        given.
         """
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)

@@ -1,8 +1,8 @@
 """Compute the last layer of a network that predicts a case's hospital: Fisher's linear discriminant in closed form.
 
-If one hospital trained this network by gradient steps, the network would learn to predict always this hospital. Instead
-of training, each hospital sends sums of features over its cases once, and the server computes the discriminant from the
-sums.
+If one hospital trained this network by gradient steps, the network would learn to predict always this hospital. No
+gradient steps train the network: each hospital sends sums of features over its cases once, and the server computes the
+discriminant from the sums.
 """
 
 from collections.abc import Iterator, Mapping

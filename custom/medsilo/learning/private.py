@@ -210,8 +210,8 @@ class ClippedSum:
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        # The last privacy unit and the sum of its gradients, because the next batch may contain more cases of this
-        # unit.
+        # The last privacy unit and the sum of its gradients are kept, because the next batch may contain more cases of
+        # this unit.
         self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:

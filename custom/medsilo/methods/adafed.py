@@ -166,7 +166,7 @@ class StatisticsMixture(Algorithm):
         """Compute the mixing weights W from the sites' statistics.
 
         Before the first measurement of statistics, all mixing weights W in a row are equal. A site without statistics
-        keeps its model, and its model has no weight in the mixtures of other sites.
+        keeps its own model, and the mixtures of other sites do not include this model.
         """
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:

@@ -6,7 +6,7 @@ from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Central(Algorithm):
-    """Centralised training of one model on the pooled training data, which is tested at every site."""
+    """Centralised training: one model is trained on the pooled training data, and every site tests the model."""
 
     title = "Central"
     paper = "upper bound"

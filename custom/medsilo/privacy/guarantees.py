@@ -10,7 +10,8 @@ Reason = Annotated[str, Field(min_length=1, max_length=200)]
 Unit: TypeAlias = Literal["record", "patient"]
 Epsilon = Annotated[float, Field(gt=0, le=1000)]
 Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
-# If ε is above this number, the noise of a study protects little, so a hospital's minimum counts also apply.
+# If ε is above this number, the noise of a study protects little, so a hospital's minimum counts apply in addition to
+# the noise.
 PROTECTIVE_EPSILON = 10.0
 
 

@@ -2,7 +2,7 @@
 tensors.
 
 A package registers its secure aggregation as an entry point of the group `medsilo.aggregations`. A plan chooses a
-secure aggregation by its name.
+protocol of secure aggregation by the protocol's name.
 """
 
 from abc import abstractmethod

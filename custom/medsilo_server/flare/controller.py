@@ -46,8 +46,8 @@ from nvflare_reliability.timeouts import LONGEST
 # pause, NVFlare would wait 15 minutes for a site whose process starts after the end of the job.
 JOINING = 120.0
 LOOK = 2.0
-# Maximum bytes of the rounds in one progress reply, which is about eighty rounds of three sites. A single round is sent
-# even if it has more bytes.
+# Maximum bytes of the rounds in one progress reply, which is about eighty rounds of three sites. A single round that
+# exceeds the maximum is sent nevertheless.
 TOLD = 64_000
 
 
@@ -224,7 +224,7 @@ class MedsiloController(Controller):
         """
         if begun:
             sites = load_plan(begun.folder / paths.PLAN).participation.sites
-        # if too few sites are connected, the plan names no hospitals, and the study does not begin
+        # if too few sites are connected, the plan stays without hospitals, and the study does not begin
         return plan.among(sites) if len(sites) >= plan.participation.required else plan
 
     def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Liveness:

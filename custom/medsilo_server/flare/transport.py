@@ -1,7 +1,7 @@
 """Send requests to sites over NVFlare. Each site has a separate NVFlare task.
 
-NVFlare's broadcast is unsuitable. NVFlare copies the data of a broadcast when the first site fetches it, so all other
-sites would get the first site's model.
+NVFlare's broadcast is unsuitable. NVFlare copies the data of a broadcast when the first site fetches the data, so all
+other sites would get the first site's model.
 """
 
 import threading
@@ -53,7 +53,7 @@ class _Question:
         task = self.tasks[site] = Task(
             name=TASK,
             data=Shareable(),
-            timeout=0,  # NVFlare does not limit the time for an answer, because `is_over` limits it
+            timeout=0,  # NVFlare sets no time limit for the answer, because `is_over` limits the time
             before_task_sent_cb=self._before_sending,
             after_task_sent_cb=self._after_sending,
             result_received_cb=self._received,
@@ -199,7 +199,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if a site with this reason can't return to the job: the server expelled it, or its policies reject
-    the job.
+    """Return True if the reason means that a site can't return to the job: the server expelled the site, or the site's
+    policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))
