@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # an optional package defines SecureAggregation
     from medsilo.schedule.sealing import SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
-LONGEST_LINE = 300  # limit on the bytes of a line in the lead's description
+LONGEST_LINE = 300  # maximum bytes of one line in the lead's description of a study
 MEASURED_LINE = 4000  # default value; with this value, medsilo measures the speed of the slowest connection
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 

@@ -73,8 +73,8 @@ class Data:
             raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
-        """Return the number of training, validation or test cases, or 0 if the number is unknown. The script states the
-        number of cases, or the loader's cases are counted.
+        """Return the number of training, validation or test cases, or 0 if the number is unknown. If the script does
+        not state the number of cases, medsilo counts the cases in the loader.
         """
         if isinstance(self.samples, Mapping) and part in self.samples:
             return self.samples[part]

@@ -49,7 +49,7 @@ class TensorShape(Section):
     name: Name
     shape: Annotated[tuple[Size, ...], Field(max_length=MOST_AXES)]
     dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
-    learns: bool | None = None  # True if the tensor is a parameter that is trained, None if the tensor is a buffer
+    learns: bool | None = None  # True for a trained parameter, False for a frozen parameter, None for a buffer
     # full name of the parameter that shares its memory with this tensor, if there is such a parameter
     same_as: Name = ""
 

@@ -116,7 +116,7 @@ class ScriptState(SiteState):
 
     @property
     def training(self) -> Training:
-        """Return the training settings of the plan, with the present settings of the script's optimizer."""
+        """Return the plan's training settings, with the settings that the script's optimizer has at this moment."""
         return ScriptTraining.of(self.plan.training, self.own_optimizer, self.module, lambda: self.steps)
 
     def begin(self) -> None:
@@ -226,4 +226,4 @@ class ScriptState(SiteState):
 def _plain(number: Any) -> Any:
     if isinstance(number, tuple | list):
         return [_plain(own) for own in number]
-    return None if number is None else float(number)  # optimizers without a fixed learning rate have None
+    return None if number is None else float(number)  # None for an optimizer without a fixed learning rate

@@ -108,7 +108,7 @@ class Blocks:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
 
     def of(self, phase: Phase, layout: Modules) -> dict[str, SealedGroup]:
-        """Return the groups that sites mask in a phase, by name; the tensors in `layout` may have no values."""
+        """Return, by name, the groups that sites mask in a phase; the tensors in `layout` need no values."""
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name])

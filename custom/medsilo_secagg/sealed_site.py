@@ -54,7 +54,7 @@ class SealedSite(UpdateCodec):
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._sitting: _Seat | None = None
-        # received groups of tensors, because the site may send only the difference from a received group
+        # received groups of tensors are stored, because the site may send only the difference from a received group
         self._arrived: Groups = {}
         self._layout = plan.layout()
         self._ranges = {

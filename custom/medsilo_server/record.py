@@ -243,7 +243,7 @@ class Record:
 
         The second name is a hard link if the file system supports hard links, and otherwise a copy.
         """
-        if self._best(round_number).exists():  # a resumed study may repeat a round that was already kept
+        if self._best(round_number).exists():  # a resumed study may repeat a round whose checkpoint was already kept
             return
         temporary = self.checkpoints / ".best.part"
         temporary.unlink(missing_ok=True)

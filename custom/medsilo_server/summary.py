@@ -100,7 +100,7 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
 
     Sites that do not disclose their score are left out. If sites annotated different structures, each structure's score
     is averaged over the sites that annotated the structure, and then the mean over structures is taken. The sites' own
-    means over structures would not be comparable.
+    means over structures would not be comparable, because these means may cover different structures.
     """
     goal = task.goal
     judged = judged_by(goal, {site: own.absent for site, own in sites.items()})

@@ -40,8 +40,8 @@ LARGEST = 1 << 30  # maximum size of the prior in bytes, because every hospital 
 
 
 class Convex(nn.Module):
-    """The function f_ψ for one tensor: softplus layers that take θ and μ. All weights except those of the first layer
-    are nonnegative, so that f_ψ is convex.
+    """The function f_ψ for one tensor: a network of softplus layers whose inputs are θ and μ. All weights except those
+    of the first layer are nonnegative, so that f_ψ is convex.
     """
 
     def __init__(self, size: int, hidden: Sequence[int]) -> None:
@@ -252,8 +252,8 @@ def towards(theta: Mapping[str, nn.Parameter], mu: Tensors, prior: Prior) -> Cal
 
 
 def learn(prior: Prior, sites: Iterable[tuple[float, Mapping[str, Tensor]]], mu: Tensors, step: float) -> None:
-    """Update ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ) and keep f_ψ convex. If the sum is not positive, ψ stays the same,
-    because R would otherwise decrease without limit.
+    """Update ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ) and keep f_ψ convex. If the sum Σ a_k R is not positive, ψ stays the
+    same, because R would otherwise decrease without limit.
 
     Args:
         prior: The prior R with its parameters ψ.

@@ -60,7 +60,7 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
-        # numbers of the table rows that contain statistics; this tensor stays on the CPU
+        # indices of the table rows that contain statistics; this tensor stays on the CPU
         self._known = torch.zeros(0, dtype=torch.int64)
         # a seed; together with the content of an image, the seed determines the hospital that is chosen for the image
         self._number: int | None = None
@@ -86,7 +86,7 @@ class ChannelNorm(nn.Module):
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
     def _draw_hospitals(self, images: Tensor, hospitals: int) -> Tensor:
-        """Choose a random hospital for each image, and return the number of the hospital's row in the tables."""
+        """Choose a random hospital for each image, and return the index of the hospital's row in the tables."""
         if self._number is None:
             return torch.randint(hospitals, (len(images),), generator=self._draws)
         return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
@@ -151,8 +151,8 @@ class FedRDN(Averaging):
     every image.
 
     The phase "measure" is one round without training. Each site sends the mean and the standard deviation of each
-    channel, averaged over the site's training images. The sites receive the statistics of all sites once. In
-    evaluation, a site uses its own statistics.
+    channel, averaged over the site's training images. Once in a study, each site receives the statistics of all sites.
+    In evaluation, a site uses its own statistics.
     """
 
     title = "FedRDN"

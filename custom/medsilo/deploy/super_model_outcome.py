@@ -1,5 +1,5 @@
-"""The super model as a study's outcome: the server and the sites deliver personal models, choose the threshold gamma,
-and save the super model.
+"""Make a super model from a study's models: deliver personal models to the sites, choose the threshold gamma, and save
+the super model.
 """
 
 import math
@@ -85,7 +85,8 @@ class SuperModelOutcome(Outcome):
     common: str | None = GLOBAL
     for_others: bool = True
     advice: str = ""  # advice that a warning gives if the global model answers for all cases
-    # A function that completes the selector at the end of the study, from the mean of the tensor group "sums".
+    # A function that completes the selector at the end of the study; its second argument is the mean of the tensor
+    # group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
     # If the selector names the right hospital for less than this fraction of the cases, the global model answers for
     # all cases.

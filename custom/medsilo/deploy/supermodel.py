@@ -68,7 +68,8 @@ class Origin:
 
     plan: Plan
     selector: Network  # the selector's network, described in the same way as a network in a plan
-    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the missing labels of each site
+    # for each site, the labels that the site did not annotate
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Manifest(Section):
@@ -81,7 +82,7 @@ class Manifest(Section):
     absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     plan_hash: str
     packages: dict[str, dict[str, str]]
-    files: dict[str, str]  # the SHA-256 of each file, by name
+    files: dict[str, str]  # for each file name, the SHA-256 of the file
 
 
 class SuperModel(nn.Module):
@@ -246,7 +247,7 @@ class SuperModel(nn.Module):
 
     @staticmethod
     def load(folder: Path, plan: Plan | None = None) -> "SuperModel":
-        """Load a super model from a folder. Raises MedsiloError if a file was changed.
+        """Load a super model from a folder. Raises MedsiloError if a file of the super model was changed.
 
         Args:
             folder: the super model's folder

@@ -108,7 +108,7 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
-        """Set the average amplitude A to a mean over images. Negative values, which privacy noise may cause, become
+        """Set the average amplitude A to a mean over images. Negative amplitudes, which privacy noise may cause, become
         0.
         """
         self.amplitude.zero_()

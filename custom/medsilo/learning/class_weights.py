@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from medsilo.learning.compute import LossFunction, labels_in
 from medsilo.learning.partial_labels import marginal
 
-NEVER = -1e4  # After this constant was added to a logit, the softmax probability is exactly 0, even in half precision.
+NEVER = -1e4  # a logit to which this constant was added gets a softmax probability of exactly 0, even in half precision
 
 
 def balanced(counts: Sequence[int]) -> Tensor:

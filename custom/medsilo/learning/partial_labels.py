@@ -1,7 +1,7 @@
 """Train on masks in which a hospital did not annotate all structures.
 
 The lowest byte of a label is the class, and each higher bit marks a structure that was not annotated in the case. A
-pixel labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the
+pixel labelled as background may belong to a structure without annotations. The loss at a background pixel uses the
 total probability of background and of all structures without annotations (a marginal likelihood). A pixel of an
 annotated structure belongs only to this structure, so the loss at the pixel reduces the probabilities of all other
 structures.

@@ -229,7 +229,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """After all batches, clip and add the gradient of the last privacy unit."""
+        """After the last batch, clip the gradient of the last privacy unit, and add the clipped gradient to the sum."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None

@@ -102,7 +102,8 @@ class Moments(nn.Module):
         """
         for index, parameter in enumerate(_weights(optimizer)):
             optimizer.state[parameter] = {
-                "step": self.steps.cpu().clone(),  # Adam needs a counter for each weight, on the CPU
+                # Adam needs a step counter for each weight, and the counter must be in the CPU's memory
+                "step": self.steps.cpu().clone(),
                 "exp_avg": self.get_buffer(f"first_{index}"),
                 "exp_avg_sq": self.get_buffer(f"second_{index}"),
             }
@@ -137,8 +138,8 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """Return the output of a network that uses the given weights for this call.
 
-    In nnU-Net, one weight of a layer may have two names. PyTorch does not restore a weight that was replaced under two
-    names, so the function replaces each weight under one name only.
+    In nnU-Net's networks, a layer's weight may have two names. PyTorch does not restore a weight that was replaced
+    under two names, so the function replaces each weight under one name only.
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
     places = {

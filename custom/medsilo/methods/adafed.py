@@ -210,9 +210,9 @@ class AdaFed(StatisticsMixture):
     """AdaFed in which each site measures feature statistics with a pre-trained network f, and these statistics
     determine the mixing weights W.
 
-    In phase "measure", which is one round without training, the server sends the network f to the sites. Each site then
-    returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives the mixture of
-    models ψ_i ← Σ_j w_ij ψ_j.
+    In phase "measure", which is one round without training, the server sends the network f to the sites. In phase
+    "measure", each site returns the statistics of the inputs of f's batch norm layers. In phase "train", site i
+    receives the mixture of models ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"

@@ -53,7 +53,7 @@ class APFL(SharedAndOwn):
 
     @torch.no_grad()
     def personalise(self, bench: TrainContext) -> None:
-        """Mix the weights of v and w, and use the running statistics of v, because v's statistics come from batches
+        """Mix the weights of v and w, with the running statistics of v, because v measures its statistics on batches
         with mixed weights.
         """
         model, w, v, alpha = _parts(bench.modules)

@@ -1,7 +1,8 @@
 """Store the tensors that sites send in a round; the server later aggregates the stored tensors block by block.
 
 A row contains the tensors of one site and never changes. If NVFlare received a row as an unnamed temporary file, the
-row is read from this file. If all rows together exceed the memory limit, rows in memory are written to an unnamed file.
+server reads the row from the temporary file. If all rows together exceed the memory limit, rows in memory are written
+to an unnamed file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

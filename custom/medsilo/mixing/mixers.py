@@ -8,8 +8,8 @@ An aggregator exists as long as the study, and the server makes the following ca
     mixer.finish()                        # `current` then returns the tensors for the site's next round
 
 Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
-Sums to which answers are added one by one have at least single precision. Integers and booleans are never averaged: a
-mean copies them from the first site in sorted order, and a personal model keeps its own integers and booleans.
+A sum that grows answer by answer has at least single precision. Integers and booleans are never averaged: a mean copies
+them from the first site in sorted order, and a personal model keeps its own integers and booleans.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
 tensors. An aggregator does not change a tensor after receiving or returning it. An aggregator is not safe for calls
@@ -389,7 +389,8 @@ class JointAggregator(Identity):
     """The aggregation θ_i ← f_i(θ_1, …, θ_K), computed for each element, for the K sites that answered. If only one
     site answered, this site's model stays unchanged.
 
-    Answers are copied, and, when the round closes, combined in place, so that memory contains each model once.
+    Answers are copied, and the copies are combined in place when the round closes, so that memory contains each model
+    once.
     """
 
     @abstractmethod

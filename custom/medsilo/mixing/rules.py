@@ -27,7 +27,7 @@ class Updates:
 
     rows: Contributions
     part: Layout
-    origin: Tensors | None  # tensors sent to the sites
+    origin: Tensors | None  # the tensors that the server sent to the sites before they trained
     sites: list[str]
     weights: Tensor  # [sites], in double precision, with sum 1
 

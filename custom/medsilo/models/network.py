@@ -121,7 +121,7 @@ class Network(Feature):
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Convert the built module to the network that remains after training, with the same outputs."""
+        """Convert the built module to the network that remains after training; both compute the same outputs."""
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:

@@ -188,7 +188,9 @@ class Algorithm(Section):
         return Schedule(phases, self.outcome.delivery(phases[-1]))
 
     def modules(self, build: ModelFactory) -> Modules:
-        """Return a site's networks, and the input layer that normalises amplitudes if the plan adds amplitudes."""
+        """Return a site's networks; if the plan adds amplitudes, also return the input layer that normalises
+        amplitudes.
+        """
         modules = self.networks(build)
         if self.amplitude is None:
             return modules
@@ -229,7 +231,7 @@ class Algorithm(Section):
         return modules[INPUT] if self.amplitude else None
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
-        """Return the module that is evaluated and saved: a network behind the plan's input layer."""
+        """Return the module that is evaluated and saved: the plan's input layer, followed by a network."""
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))

@@ -1,8 +1,8 @@
 """Write a job's metrics and model in NVFlare's format, so that `nvflare job download --format json` lists them.
 
-NVFlare's recipes use this format (`metrics_summary.json`, `round_metrics.jsonl`). In NVFlare's format, the first round
-has the number 0. A score in a round belongs to the model that a site receives in this round. The round number of a
-score is therefore the number of rounds for which the scored model was trained.
+NVFlare's format consists of the files `metrics_summary.json` and `round_metrics.jsonl`, which NVFlare's recipes also
+use. In NVFlare's format, the first round has the number 0. A score in a round belongs to the model that a site receives
+in this round. The round number of a score is therefore the number of rounds for which the scored model was trained.
 """
 
 import json

@@ -242,7 +242,8 @@ class MedsiloController(Controller):
         self._show([line], fl_ctx)
 
     def _show(self, rounds: Sequence[Round], fl_ctx: FLContext, after: dict[str, Any] | None = None) -> None:
-        """Show rounds in the job's trackers. A job that continues a study shows all earlier rounds first.
+        """Show the results of rounds in the job's trackers. A job that continues a study shows all earlier rounds
+        first.
 
         In a study with a training script, trackers show the numbers that the script logs, and no others.
 

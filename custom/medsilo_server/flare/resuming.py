@@ -45,7 +45,7 @@ OF_ONE_JOB = (
 )
 # key in a job's metadata under which automatic resumptions are listed, each with its time and the last completed round
 TIMES = "resumed"
-# A resumption counts for a day (in seconds), but only until this number of further rounds is complete.
+# A resumption stops counting after a day (in seconds), or as soon as this number of further rounds is complete.
 DAY, PROGRESS = 86_400.0, 10
 MOST_TIMES = 100  # maximum number of resumptions in the list, as in participation.resume
 LOOK = 2.0
