@@ -177,7 +177,7 @@ class Registry(PluginTable):
         """
         name = found.model_fields["name"].default
         if name in self and name not in self._given:
-            raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another")
+            raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another name")
         self._check(found, name, found.__module__)
         self._given[name] = found, source
 

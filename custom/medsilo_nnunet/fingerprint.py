@@ -331,7 +331,7 @@ def _middles(values: Sequence[T], least: int) -> list[T]:
 
 def _properties(channel: FloatHistogram) -> dict[str, float]:
     if not channel.total:
-        raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
+        raise Refused("no hospital sent intensities of a channel; each hospital needs more cases with a structure")
     return {
         "mean": channel.mean,
         "std": channel.deviation,

@@ -55,14 +55,14 @@ class NnUNetFolder(OwnFolder):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.configuration not in self.plans.configurations:
-            raise ValueError(f"plans: they have no configuration {self.configuration}; make them again")
+            raise ValueError(f"plans: the plans have no configuration {self.configuration}; make the plans again")
         if self._numbers.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
             raise ValueError(
                 f"plans: for such small images, the network has fewer than {FEWEST_STAGES} stages, "
                 "so nnU-Net's loss would divide by zero"
             )
         if len(self._numbers.normalization_schemes) != len(self.question.channels):
-            raise ValueError("plans: their channels differ from the question's; make them again")
+            raise ValueError("plans: the channels differ from the question's channels; make the plans again")
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -132,7 +132,7 @@ class NnUNetFolder(OwnFolder):
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
-                f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
+                f"nnU-Net reads these files with {data.reader}, but the plans name {self.plans.image_reader_writer}; "
                 "convert the files"
             )
         return data.listing

@@ -164,7 +164,7 @@ class NnUNetPlans(Section):
                 )
             others = own.values() if isinstance(own, dict) else ()
             if lacking := [other for other in others if other not in self.configurations]:
-                raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them again")
+                raise ValueError(f"configurations: {name} needs {lacking[0]}, which is missing; make the plans again")
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:

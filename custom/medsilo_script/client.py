@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             "medsilo.client has no patch: let a trainer fit each of networks(), as in examples/lightning"
         )
-    raise AttributeError(f"medsilo.client has no {name}; of nvflare.client it has {', '.join(sorted(SAME))}")
+    raise AttributeError(f"medsilo.client has no {name}; names of nvflare.client here: {', '.join(sorted(SAME))}")
 
 
 _rank = "0"  # rank of this process in distributed training of one model
@@ -273,7 +273,7 @@ def receive(timeout: float | None = None, ctx: Any = None) -> flare.FLModel | No
         return None
     model: flare.FLModel | None = _joined("receive").waiting
     if model is None:
-        raise MedsiloError("receive: no round has arrived; call it in a loop of while is_running()")
+        raise MedsiloError("receive: no round has arrived; call receive() in a loop of while is_running()")
     return model
 
 
@@ -379,4 +379,4 @@ def _app_folder() -> Path:
     for place in map(Path, sys.path):
         if place.name == "custom" and (place.parent / "config" / paths.PLAN).is_file():
             return place.resolve().parent
-    raise MedsiloError("join: this job has no plan; make it with a recipe of medsilo.recipes")
+    raise MedsiloError("join: this job has no plan; make the job with a recipe of medsilo.recipes")

@@ -70,7 +70,7 @@ class Data:
     def __post_init__(self) -> None:
         stated = self.samples if isinstance(self.samples, Mapping) else {}
         if odd := {*stated} - {*PARTS} or {part for part, number in stated.items() if number < 0}:
-            raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
+            raise MedsiloError(f"join: samples[{odd.pop()!r}] is wrong; give numbers of cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
         """Return the number of training, validation or test cases, or 0 if the number is unknown. If the script does

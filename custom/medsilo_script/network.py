@@ -216,7 +216,7 @@ class ScriptNetwork(Network):
             remedy = "give both the same model, wrapped or compiled in both or in none"
             if type(model).__name__ in WRAPPERS:
                 remedy = f"join with the network inside of {type(model).__name__}, and train by either"
-            raise MedsiloError(f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; {remedy}")
+            raise MedsiloError(f"join: the script's and the recipe's model differ in {', '.join(odd[:3])}; {remedy}")
         try:
             COPIES[self.sha256] = deepcopy(model)
         except RuntimeError as error:

@@ -232,7 +232,7 @@ def scored(task: Task, metrics: Metrics | float) -> float:
     if isinstance(metrics, Mapping):
         if task.metric not in metrics:
             known = ", ".join(map(str, metrics)) or "none"
-            raise MedsiloError(f"metrics: no {task.metric!r} among {known}; name it in the recipe's key_metric")
+            raise MedsiloError(f"metrics: no {task.metric!r} among {known}; set the recipe's key_metric to one of them")
         metrics = metrics[task.metric]
     try:
         value = float(metrics)

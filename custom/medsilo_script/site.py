@@ -52,7 +52,7 @@ def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer)
     if lacks := next((name for name, own in learning.items() if not own), ""):
         told = f"join: the optimizer lacks {lacks}; give one of all weights that learn, or freeze the others"
         if has_own_steps(method):
-            raise MedsiloError(f"{told} by requires_grad_(False): {method.title} needs it")
+            raise MedsiloError(f"{told} by requires_grad_(False), as {method.title} requires")
         LOG.warning("%s: a restart loses the state of any other optimizer", told)
 
 

@@ -78,7 +78,7 @@ class ScriptTask(Task):
         return self.input_shape
 
     def default_network(self) -> Network | str:
-        raise DataError("task script: the plan must describe the script's network; make it with a recipe")
+        raise DataError("task script: the plan must describe the script's network; make the plan with a recipe")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         raise DataError("task script: the training script reads the data; run the job with a recipe of medsilo.recipes")

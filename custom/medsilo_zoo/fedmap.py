@@ -190,7 +190,7 @@ class FedMAP(WeighingMethod):
             loss = bench.train()
         told = bench.cases.told_loss(own)
         if told is None:
-            raise Refused("fedmap weights hospitals by training losses, which this one does not disclose; choose ditto")
+            raise Refused("fedmap weights hospitals by training losses, and this one is not disclosed; choose ditto")
         with torch.no_grad():
             value = -told - float(prior(theta, mu)) / max(1, bench.cases.count())
         bench.modules["contribution"].get_buffer("logarithm").fill_(max(-WIDEST, min(WIDEST, value)))

@@ -163,12 +163,12 @@ class FedRDN(Averaging):
     @model_validator(mode="after")
     def _has_an_input_layer(self) -> Self:
         if self.amplitude:
-            raise PlanError("algorithm.amplitude: fedrdn normalises images itself; set it to null")
+            raise PlanError("algorithm.amplitude: fedrdn normalises images itself; set the key to null")
         return self
 
     def networks(self, build: ModelFactory) -> Modules:
         if build.shape is not None and len(build.shape) < 2:
-            raise PlanError("algorithm.name: fedrdn normalises images, and a table's columns are none; choose fedavg")
+            raise PlanError("algorithm.name: fedrdn normalises images, and a table has no images; choose fedavg")
         return {"model": build(), INPUT: ChannelNorm(len(build.sites), build.channels)}
 
     def input_layer(self, modules: Modules) -> nn.Module:

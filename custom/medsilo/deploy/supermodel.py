@@ -330,7 +330,7 @@ def _personal_file(site: str) -> str:
 
 def _check(path: Path, name: str, expected: str | None) -> None:
     if expected is None or not path.is_file():
-        raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
+        raise MedsiloError(f"{name} is missing from the super model; fetch the super model again", private=str(path))
     if weight_cache.hash_of_file(path) != expected:
         message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
         raise MedsiloError(message, private=str(path))

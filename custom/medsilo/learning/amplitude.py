@@ -55,9 +55,9 @@ class AmplitudeNorm(nn.Module):
     ) -> None:
         super().__init__()
         if len(shape) < 2 or min(shape) < 1:
-            raise ValueError(f"shape is {tuple(shape)}: give (C, H, W) or (C, D, H, W)")
+            raise ValueError(f"shape is {tuple(shape)}: give a shape (C, H, W) or (C, D, H, W)")
         if not 0 <= decay <= 1:
-            raise ValueError(f"decay is {decay}: v must be in [0, 1]")
+            raise ValueError(f"decay is {decay}: the decay must be in [0, 1]")
         if band is not None and not 0 <= band <= 0.5:
             raise ValueError(f"band is {band}: give None or a share of the image's size from 0 to 0.5")
         if start not in ("batch", "zero"):

@@ -123,7 +123,7 @@ class ModelsAndSelector(Algorithm):
     @model_validator(mode="after")
     def _has_no_input_layer(self) -> Self:
         if self.amplitude:
-            raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set it to null")
+            raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set the key to null")
         return self
 
     def check_task(self, task: Task) -> None:
@@ -400,7 +400,7 @@ class FedSM(ModelsAndSelector):
         if self.personal_method:
             raise PlanError(
                 f"algorithm.personal_method: {self.personal_method.name} sends personal models in the last round, "
-                f"without noise; set it to null"
+                f"without noise; set the key to null"
             )
         return Private(
             ("model", "global", "selector"),

@@ -182,7 +182,7 @@ class Algorithm(Section):
         if self.amplitude:
             if training.local_steps:
                 raise PlanError(
-                    "training.local_steps: an amplitude averages whole passes over the data; set it to null"
+                    "training.local_steps: an amplitude averages whole passes over the data; set the key to null"
                 )
             phases = self.amplitude.over(phases)
         return Schedule(phases, self.outcome.delivery(phases[-1]))

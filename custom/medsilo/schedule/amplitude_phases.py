@@ -97,4 +97,4 @@ def fix(modules: Modules, came: bool) -> None:
         norm.forget_unused()
         norm.freeze(norm.amplitude)
     elif not norm.frozen:
-        raise Refused("this site has lost the amplitude that all sites share; it is sent with the next request")
+        raise Refused("this site has lost the amplitude that all sites share; the server sends it once more")

@@ -98,7 +98,7 @@ class Participation(Feature):
                     f"site name {site!r} has odd characters; use letters, digits, '.', '_' and '-' (at most 63)"
                 )
         if len(set(sites)) < len(sites):
-            raise ValueError(f"a site is named twice in {list(sites)}; name each once")
+            raise ValueError(f"a site is named twice in {list(sites)}; name each site once")
         return tuple(sorted(sites))
 
     @model_validator(mode="after")
@@ -106,12 +106,12 @@ class Participation(Feature):
         if not self.sites and self.minimum is None:
             raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
         if self.evaluation_sites and not self.sites:
-            raise ValueError("evaluation_sites need named sites beside them; name those in participation.sites")
+            raise ValueError("evaluation_sites need named sites, too; name the training sites in participation.sites")
         if both := sorted({*self.sites} & {*self.evaluation_sites}):
-            raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one")
+            raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one of the two keys")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(
-                f"minimum {self.minimum} is more than the {counted(len(self.sites), 'named site')}; lower the minimum"
+                f"minimum {self.minimum} is more than the {counted(len(self.sites), 'named site')}; lower it"
             )
         if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
             raise ValueError(
