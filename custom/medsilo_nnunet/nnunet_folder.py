@@ -20,7 +20,7 @@ from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, pl
 from medsilo_nnunet.question import SegmentationQuestion
 
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")
-# axis order, and whether each axis is flipped, of an image whose orientation is not changed
+# for an image whose orientation is not changed: the axis order, and whether each axis is flipped
 AS_STORED = ((0, 1, 2), (False, False, False))
 FLAT = 4
 # keys of a plan that change only training and not the test cases

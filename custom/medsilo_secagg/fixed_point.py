@@ -48,7 +48,7 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The factor between a number and its integer, for a site with weight 1: the largest power of two for which no
+        """A site with the largest weight multiplies its numbers by this factor: the largest power of two for which no
         sum overflows.
         """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one

@@ -154,7 +154,7 @@ class Member:
         """Return this site's new key for a round, and the encrypted shares of this site's two secrets for each other
         site.
 
-        In a new round, a new key and new shares replace the earlier key and shares. If the server repeats the request
+        A new key with new shares replaces the earlier key and the earlier shares. If the server repeats the request
         before this site has masked its numbers, the site returns the same key and shares as before.
         """
         turn = self._kept.turn

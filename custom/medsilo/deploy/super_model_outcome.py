@@ -84,11 +84,11 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
-    advice: str = ""  # advice that a warning gives if the global model answers for all cases
+    advice: str = ""  # advice that a warning gives if the global model predicts for all cases
     # A function that completes the selector at the end of the study; its second argument is the mean of the tensor
     # group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    # If the selector names the right hospital for less than this fraction of the cases, the global model answers for
+    # If the selector names the right hospital for less than this fraction of the cases, the global model predicts for
     # all cases.
     least: float = 0.0
 

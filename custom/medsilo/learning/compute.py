@@ -129,8 +129,8 @@ def labels_in(target: Tensor) -> Tensor:
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Store with a GPU's tensor of labels which structures each case lacks annotations of. A loss function then need
-    not wait for the GPU to learn this.
+    """Mark, on a GPU's tensor of labels, the structures that were not annotated in each case. The marks come from a
+    copy in the CPU's memory, so that no loss function waits for the GPU.
 
     Args:
         read_from: A copy of the labels in the CPU's memory.
