@@ -189,8 +189,8 @@ class Plan(Section):
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
         max_length=8,
-        description="layers from other packages that wrap each site and the server, listed from the outermost to the "
-        "innermost layer; each entry has the layer's `name` and the layer's own keys",
+        description="layers of other packages that wrap each site and the server, outermost layer first; each entry "
+        "has the layer's `name` and the layer's own keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="the seed of all random numbers")
     protocol: Literal["paper", "released-code", "default"] = Field(

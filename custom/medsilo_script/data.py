@@ -55,8 +55,8 @@ def refuse_beside_opacus(method: str) -> None:
 class Data:
     loader: Iterable[Any]
     validation: Iterable[Any] | None = None  # yields validation batches with labels, which FedSM needs
-    # the number of training cases, or a mapping from the part of the data to the number of cases in this part; by
-    # default, medsilo counts the cases in the loaders
+    # the number of training cases, or a mapping from each part of the data to its number of cases; by default, medsilo
+    # counts the cases
     samples: Samples = None
     batch: Batch = usual_batch
     loss: LossFunction | None = None

@@ -41,8 +41,8 @@ class KeyAgreement(SecAggMessage):
 
 
 class MaskedMessage(SecAggMessage):
-    """The round of a received mean, and the number of sites in this mean: with both, a site can move its own tensors
-    towards the mean.
+    """The round of a received mean, and the number of sites in this mean; a site needs both to move its tensors towards
+    the mean.
     """
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]

@@ -197,8 +197,8 @@ def tested_as(
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield the smallest and the largest possible exact value of each rounded mean.
 
-    The rounding step is larger for a mean over some of the cases than for a mean over all cases, because each patient
-    then has a larger weight.
+    A mean over some of the cases is rounded more coarsely than a mean over all cases, because each patient then has a
+    larger weight.
     """
     for name, length in task.goal.layout.items():
         if length != 2 or name not in counts or not counts[name][1]:

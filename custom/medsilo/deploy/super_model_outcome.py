@@ -290,9 +290,7 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """Return how often the selector chooses a validation case's own hospital, as a fraction of cases. The fraction is
-    averaged over the sites that disclose counts.
-    """
+    """Return the fraction of validation cases for which the selector chooses the case's own hospital."""
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
 

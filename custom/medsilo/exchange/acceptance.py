@@ -137,7 +137,7 @@ class Acceptance:
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """If a site's machine differs from the server's in a way that can change the last digits of results, add a
+        """If a site's machine differs from the server's, and the last digits of results may therefore differ, add a
         warning to the site's answer.
         """
         own = machine_facts()

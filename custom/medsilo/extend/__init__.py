@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# For each exported name, the module that defines the name. An exported name is imported only when it is first used:
-# otherwise, --help, which loads the plug-ins of commands, would also load torch and be slow.
+# For each exported name, the module that defines the name. An exported name is imported on first use: otherwise,
+# --help, which loads the plug-ins of commands, would also load torch and be slow.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",

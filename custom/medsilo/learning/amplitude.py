@@ -73,8 +73,8 @@ class AmplitudeNorm(nn.Module):
         self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """The number of batches and the frozen state stay in the CPU's memory, because reading them from a GPU's memory
-        would make the program wait for the GPU.
+        """The number of batches and the frozen state stay in the CPU's memory, because reading a GPU's memory means
+        waiting for the GPU.
         """
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":

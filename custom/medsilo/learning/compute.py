@@ -107,7 +107,8 @@ class Compute:
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-# name of a label tensor's attribute on a GPU: for each case, a number that marks structures without annotations
+
+# attribute of a label tensor on a GPU: for each case, a number that marks the structures without annotations
 KNOWN = "known_marks"
 BYTE = 8
 

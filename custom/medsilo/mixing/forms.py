@@ -26,8 +26,8 @@ class MeanForm:
 
 @dataclass(frozen=True)
 class PullForm:
-    """An aggregation in which each site moves its tensors towards the mean of all other sites, for which the site needs
-    only the sum of the other sites' tensors.
+    """An aggregation in which each site moves its tensors towards the mean of all others, and needs only the sum of the
+    others' tensors.
 
     Args:
         pull: the weight of the site's own tensors

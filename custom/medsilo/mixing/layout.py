@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-# One number for all averaged tensors, or a mapping from the name of each averaged tensor to a number or to a tensor of
-# the averaged tensor's shape.
+# One number for all averaged tensors, or a mapping from each averaged tensor's name to a number or to a tensor of equal
+# shape.
 Numbers = float | Mapping[str, float | Tensor]
 
 # Number of values in a block: few enough for a processor's cache in double precision, and so many that calls of torch

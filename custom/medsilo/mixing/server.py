@@ -225,8 +225,8 @@ class Scaffold(UniformMean):
         return MeanForm(weighted=False)
 
     def _merge(self) -> None:
-        """If some sites did not answer, which is known only when the round closes, take a smaller step from the last
-        control variate towards the mean.
+        """If some sites did not answer, take a smaller step towards the mean; the number of answers is known only when
+        the round closes.
         """
         assert self._layout is not None
         # True if the server adds up models, and False if it adds up differences from the last model

@@ -20,8 +20,8 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# The test runs a network on the CPU only if the number of parameters, multiplied by the number of values of a case, is
-# at most this number. A test of a network below this limit takes a fraction of a second and at most 64 MiB of memory.
+# The test uses the CPU only if the number of parameters, multiplied by the number of values of a case, is at most this
+# number. A test of a network below this limit takes a fraction of a second and at most 64 MiB of memory.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -96,8 +96,8 @@ class Network(Feature):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """Return the files that are needed to build the network with its pre-trained values, as a mapping from each
-        file's SHA-256 to the file's size in bytes.
+        """Return the files that are needed to build the network with its pre-trained values: a mapping from each file's
+        SHA-256 to its size in bytes.
         """
         return {}
 

@@ -74,8 +74,8 @@ def metrics_of_round(metric: str, line: Round) -> dict[str, Any]:
 def tracked_numbers(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the numbers of a line of round_metrics.jsonl that a tracker shows: for each site, tag → number.
 
-    A receiver of NVFlare keeps one run for each site and no run for the whole study, so each site's run also contains
-    the means over sites.
+    A receiver of NVFlare keeps a run for each site, but none for the study, so each site's run also contains the means
+    over sites.
     """
     means = {f"mean/{one['name']}": one["value"] for one in line["aggregated_metrics"]}
     return {

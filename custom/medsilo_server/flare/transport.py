@@ -199,7 +199,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if the reason means that a site can't return to the job: the server expelled the site, or the site's
+    """Return True if a site with this reason can't return to the job: the server expelled the site, or the site's
     policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))
