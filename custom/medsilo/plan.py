@@ -447,7 +447,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     if values.get("network") is None:  # a change may set the network to null; then the plan uses the task's network
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
-    check_packages(names, given, allowed)  # packages are checked before their code is imported
+    check_packages(names, given, allowed)  # packages are checked before any code of them is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")

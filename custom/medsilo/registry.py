@@ -117,7 +117,7 @@ class PluginTable(Mapping[str, Any]):
         own = {OWN: self.builtin[name]} if name in self.builtin else {}
         entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
         places = [*{**entries, **own}.values()]
-        return places[0] if len(places) == 1 else ""  # it is an error if two packages define the same name
+        return places[0] if len(places) == 1 else ""
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that define a name; medsilo comes first."""
@@ -141,7 +141,9 @@ class PluginTable(Mapping[str, Any]):
             raise PlanError(told, private=str(error)) from error
         self._check(found, name, package)
         file = Path(sys.modules[entry.module].__file__ or "").resolve()
-        if package == OWN:  # medsilo's distributions may be installed in different folders
+        # medsilo's own modules are checked separately, because medsilo's distributions may be installed in different
+        # folders
+        if package == OWN:
             own = place_in_package(str(file)) or (entry.dist is not None and file in files_in(entry.dist))
         else:
             own = file in map(Path.resolve, files_of(package).values())
@@ -260,7 +262,8 @@ def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, Ent
     The entry points are cached; if Python's module search path changes, they are read again.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
-    name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
+    # the name is cached, because each reading of a name parses the distribution's METADATA file
+    name_of = cache(attrgetter("name"))
     for entry in _installed(path).select(group=group):
         if entry.dist:
             package = canonical(name_of(entry.dist))

@@ -396,7 +396,9 @@ def measured(
         least: The minimum number of patients that each number must cover.
         memory: The memory of the hospital's GPU in GB.
     """
-    if least > 1:  # the minimum number of patients is converted to a minimum number of cases
+    # a minimum number of patients becomes a minimum number of cases: the number of patients times the largest number of
+    # cases of a patient
+    if least > 1:
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)

@@ -303,7 +303,7 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        # on a machine with a GPU, each call of torch.manual_seed would format a traceback
+        # torch.manual_seed is not used: on a machine with a GPU, each call of it would format a traceback
         torch.default_generator.manual_seed(seed)
         try:
             yield

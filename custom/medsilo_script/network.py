@@ -114,7 +114,7 @@ def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
                 continue
             above, _, own = shape.name.rpartition(".")
             root.get_submodule(above).register_module(own, layer)
-        # PyTorch raises different errors for invalid layers
+        # several kinds of errors are caught, because PyTorch raises different errors for different invalid layers
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             raise PlanError(
                 f"network.layers: {shape.name!r} is not a valid layer; let a recipe write the plan"

@@ -190,7 +190,7 @@ class ScriptChoice(OwnChoice):
         super().__init__(place, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
-        self.received: Tensors | None = None  # a received model whose score the script has not sent yet
+        self.received: Tensors | None = None  # the received model, until the script sends the score of this model
 
     @property
     def chooses(self) -> bool:
@@ -217,7 +217,7 @@ def script_participant(
 ) -> Participant:
     """Create the participant for a site where a script reads the data, trains and scores."""
     counts = map(script.cases, PARTS)
-    # these placeholders are never read, because only the number of cases is used
+    # the tensors are empty and never read, because only the number of cases is used
     data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))
     disclosure = ScriptDisclosure(place, data, Protection(place))
     evaluation = ScriptEvaluation(script, turns, place, data, state)

@@ -75,7 +75,7 @@ class Secrets(_Hidden):
             raise MedsiloError(
                 "secure aggregation: this site's secrets are damaged or were changed; "
                 "the study must start again with fresh keys"
-            ) from None  # this error replaces the validation error, which could disclose the secrets
+            ) from None  # without the original validation error, which could disclose the secrets
 
 
 class Member:

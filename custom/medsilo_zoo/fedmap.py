@@ -91,8 +91,8 @@ class Prior(nn.Module):
 
 
 class ServersOwn(Aggregator):
-    """The tensors of the prior, which only the server changes. All sites receive these tensors, and no site sends
-    tensors of the prior.
+    """The tensors of the prior, which only the server changes. All sites receive the prior's tensors, and no site sends
+    them.
     """
 
     def __init__(self) -> None:

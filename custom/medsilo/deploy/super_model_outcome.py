@@ -53,7 +53,7 @@ class SuperModelNews(BaseModel):
 
 
 class Counting(nn.Module):
-    """A super model that counts how often the super model's selector chooses each site's model."""
+    """A super model that counts how often its selector chooses each site's model."""
 
     def __init__(self, model: SuperModel) -> None:
         super().__init__()

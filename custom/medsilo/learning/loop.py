@@ -168,7 +168,7 @@ def as_scored(output: Tensor, of_patients: bool) -> Tensor:
     """
     if of_patients:
         return output.nan_to_num().clamp(-FURTHEST, FURTHEST)
-    if bool(output.isnan().any()):  # argmax would turn NaN into a class
+    if bool(output.isnan().any()):  # NaN is refused, because argmax would turn NaN into a class
         raise Refused(
             "the model's output is NaN, so it is not scored; lower training.learning_rate, or the server's step if "
             "the plan has one"

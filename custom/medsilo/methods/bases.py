@@ -133,8 +133,8 @@ def zeros_like(model: nn.Module) -> nn.ParameterList:
 class WeighingMethod(Algorithm):
     """The base of methods in which the server computes the sites' weights a_k for the mean θ ← Σ_k a_k θ_k.
 
-    The server computes the sites' weights a_k after all sites have answered, and uses these weights for running
-    statistics, too.
+    The server computes the sites' weights a_k after all sites have answered, and also averages running statistics with
+    these weights.
     """
 
     protocols = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}

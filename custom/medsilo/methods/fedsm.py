@@ -158,7 +158,7 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        # the models and the selector are trained on the same cases
+        # the selector gets the precision of the models, because the selector and the models read the same cases
         modules["selector"] = selector.to(precision_of(own))
         return modules | self.beside_selector(modules["selector"])
 

@@ -169,8 +169,8 @@ def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
     meta device.
 
     Small networks run on the CPU, because torch's meta device must first load its compiler, which takes more time than
-    the run. The network runs in one thread, because a process that computes in several threads and then forks makes the
-    forked process wait forever.
+    the run. The network runs in one thread, because a process that has computed in several threads and then forks makes
+    the forked process wait forever.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"

@@ -66,6 +66,6 @@ class Charge(Section):
         """Return the charge of a result that is computed from all records and released with normal noise.
 
         Args:
-            noise: σ / Δ₂, for one unit
+            noise: the noise multiplier σ / Δ₂ for one privacy unit
         """
         return cls(what=what, of=Gaussian(noise=noise, count=count))

@@ -59,8 +59,8 @@ class Algorithm(Section):
     paced: ClassVar[bool] = False
     # whether the method has its own training step; such a method can't use perturbed steps
     own_step: ClassVar[bool] = False
-    # Whether the method's training loop does more than compute a loss and make a step per batch, so that no user's
-    # script can replace it.
+    # True if no user's script can replace the method's training loop, because the loop does more than compute a loss
+    # and take a step per batch.
     own_loop: ClassVar[bool] = False
 
     name: str

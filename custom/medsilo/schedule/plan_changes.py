@@ -55,12 +55,14 @@ def _apply(values: dict[str, Any], change: str) -> None:
     if last == "name" and len(path) == 1 and path[0] in TABLES:
         value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:
-        # The values in the section belong to the method, task or network that the plan named before the change.
+        # the section is emptied, because its values belong to the method, task or network that the plan named before
+        # the change
         place.clear()
         if path == ["task"]:
-            values.pop("network", None)  # the network belongs to the task that the plan named before the change
+            # the network is removed, because it belongs to the task that the plan named before the change
+            values.pop("network", None)
     if key == OPTIMIZER and isinstance(value, str) and value in USUAL and place.get(last, "sgd") != value:
-        # the values of these keys belong to the optimizer that the plan named before the change
+        # these values are removed, because they belong to the optimizer that the plan named before the change
         for number in OWN_NUMBERS:
             place.pop(number, None)
         place.update(USUAL[value])
