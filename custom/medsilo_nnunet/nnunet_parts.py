@@ -1,7 +1,7 @@
 """Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's code. For reproducibility, each of these functions seeds the random
-generators of Python, NumPy and PyTorch, and restores the generators' states afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
+Python, NumPy and PyTorch, and restore the generators' states afterwards.
 """
 
 import io
@@ -190,7 +190,8 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        # nnU-Net turns cuDNN's benchmarking on, which would make results depend on measured speed
+        # restores the setting, because nnU-Net turns cuDNN's benchmarking on, and results would then depend on measured
+        # speed
         torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)

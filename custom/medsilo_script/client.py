@@ -149,7 +149,8 @@ def join(
     model_folders.look_in(folder / "config")
     data = Data(loader, validation, samples, batch, loss, evaluate, test)
     site = flare.get_site_name()
-    # for a script in the airlock, the hospital's process outside the airlock decides which numbers leave the hospital
+    # a script in the airlock has no hospital here: the hospital's process outside the airlock decides which numbers
+    # leave the hospital
     if room_client.is_inside():
         data.repeats_from = room_client.told()["repeats"]
         output, hospital = OUTPUT, None
@@ -158,7 +159,7 @@ def join(
         output = folder.parents[1] / "medsilo"
         hospital = script_process.hospital_of(folder, site, plan)
     _site = ScriptSite(plan, site, output, model, optimizer, data, scheduler, hospital=hospital)
-    if not room_client.is_inside():  # a process in the airlock receives no messages from NVFlare
+    if not room_client.is_inside():  # inside the airlock, a process receives no messages from NVFlare
         GARBAGE.begin()
 
 

@@ -70,7 +70,7 @@ class ScriptEvaluation(Evaluation):
         return part
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        # `_refuse_lacking` has checked that the script passes validation data
+        # the script passes validation data, as `_refuse_lacking` has checked
         assert self.script.validation is not None
         return self.script.batches(self.script.validation, self.state.compute.device)
 

@@ -89,7 +89,8 @@ class CountedSite:
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         reply = self.inner.answer(parcel, stop)
-        self.protection.note_script(reply)  # the reduced budget must be on the disk before the answer leaves the site
+        # the reduced budget is written to the disk before the answer leaves the site
+        self.protection.note_script(reply)
         return reply
 
 

@@ -124,7 +124,9 @@ class Coordinator:
             if not resume:
                 self.state.open(1)
                 self.state.save()
-                self.state.written()  # if the disk is full or read-only, the study fails here, before any site trains
+                # waits for the checkpoint, so that a study with a full or read-only disk fails here, before any site
+                # trains
+                self.state.written()
             self._end("join", 0)  # if too few sites joined, the study ends here with ParticipationError
             if told := overweight(self.stated):
                 self.state.details["warnings"] = [*self.state.details.get("warnings", []), told]

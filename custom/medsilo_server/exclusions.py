@@ -23,7 +23,7 @@ MOST = 2  # maximum number of undone rounds because of one site; afterwards, the
 
 class Exclusions:
     def __init__(self, when_missing: str) -> None:
-        # no site may be excluded if the plan stops the study when a site is missing
+        # True if the plan stops the study when a site is missing, so that no site may be excluded
         self.stops = when_missing == "stop"
         self._left_out: dict[int, dict[str, Missing]] = {}
         self._times: Counter[str] = Counter()

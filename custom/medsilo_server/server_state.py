@@ -175,7 +175,7 @@ class ServerState:
         finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
         check_numbers(groups, phase.sent, self.ranges, finite)
         self.directions.check(directions)
-        for group in phase.sent:  # groups are added in the order in which the method declares the groups
+        for group in phase.sent:  # the order of groups is the order in which the method declares the groups
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
         self.directions.note(site, directions)

@@ -290,7 +290,8 @@ def assemble(
         return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     precision = next(tensor.dtype for tensor in selector.values() if tensor.is_floating_point())
-    with torch.random.fork_rng(devices=[]):  # the loaded tensors replace the initial random weights
+    # the initial random weights are replaced by the loaded tensors, so the caller's random generator stays unchanged
+    with torch.random.fork_rng(devices=[]):
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},

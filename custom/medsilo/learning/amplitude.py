@@ -87,7 +87,8 @@ class AmplitudeNorm(nn.Module):
         learns = self.training and not self.frozen
         if not learns and not self.frozen and not self.batches:
             return images
-        # Half precision could overflow in the sum over an image's pixels and in the image's spectrum.
+        # the layer computes at least in single precision: half precision could overflow in the sum over an image's
+        # pixels and in the spectrum
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
         parts = wide.split(self._together(wide))
         spectra: Iterator[Tensor] = (torch.fft.rfftn(part, dim=self.axes) for part in parts)

@@ -78,7 +78,8 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # filling new memory takes time and only helps debugging
+            # new memory is not filled, because filling takes time and only helps debugging
+            memory.fill_uninitialized_memory = False
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)
@@ -89,7 +90,8 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # another study may use the GPU before the present study trains again
+                # the memory is released, because another study may use the GPU before the present study trains again
+                torch.cuda.empty_cache()
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
         """Start an asynchronous copy of a batch to the device.

@@ -239,7 +239,8 @@ class ClippedSum:
             return
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # for a norm of 0, the clipping factor is 1
+        # if a norm is 0, the division gives infinity, and the clipping factor is 1
+        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
             # norms are computed in float64, because the rounding errors of float32 exceed the margin WITHIN

@@ -433,7 +433,8 @@ class SoftPull(JointAggregator):
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
         def pull(theta: Tensor) -> Tensor:
-            mean = theta[0] + (theta - theta[0]).mean(0)  # the result is exact if all sites have equal values
+            # written as a difference, so that the mean is exact if all sites have equal values
+            mean = theta[0] + (theta - theta[0]).mean(0)
             return theta.lerp(mean, step)
 
         return pull

@@ -135,7 +135,7 @@ class Network(Feature):
             return
         alone = plan.training.batch_size == 1
         try:
-            if alone:  # batch norm may fail to train on a batch of one case
+            if alone:  # a batch of one case is tried, because batch norm may be unable to train on it
                 tried(networks["model"].train(), shape, 1)
             output = tried(networks["model"].eval(), shape)
         except (RuntimeError, ValueError, IndexError, TypeError):

@@ -59,8 +59,8 @@ class Algorithm(Section):
     paced: ClassVar[bool] = False
     # whether the method has its own training step; such a method can't use perturbed steps
     own_step: ClassVar[bool] = False
-    # True if no user's script can replace the method's training loop, because the loop does more than compute a loss
-    # and take a step per batch.
+    # True if no user's script can replace the method's training loop, because the loop takes more than a loss and a
+    # step per batch.
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -201,7 +201,8 @@ class Algorithm(Section):
                 "algorithm.amplitude: a table's columns have no spectrum; set algorithm.amplitude=null (HarmoFL's step "
                 "is algorithm.perturbation, which any method takes)"
             )
-        # Half precision could overflow in the sum over an image's pixels.
+        # the layer has at least single precision, because half precision could overflow in the sum over an image's
+        # pixels
         precision = torch.promote_types(precision_of(modules["model"]), torch.float32)
         return modules | {INPUT: self.amplitude.layer(build.shape).to(precision)}
 

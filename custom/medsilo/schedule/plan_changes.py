@@ -66,7 +66,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         for number in OWN_NUMBERS:
             place.pop(number, None)
         place.update(USUAL[value])
-    # Only plans that name no hospitals need a minimum number of sites.
+    # the minimum number of sites is removed, because only plans that name no hospitals need a minimum
     if key == NAMES and value and not place.get(last):
         place.pop("minimum", None)
     if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:

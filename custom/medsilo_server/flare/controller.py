@@ -196,7 +196,7 @@ class MedsiloController(Controller):
                 self._show([], fl_ctx, metrics_after(summary))
                 return str(output / f"{summary.study}")
         finally:
-            # if another job still leads the study, this job has not changed the summary and publishes no results
+            # if another job still leads the study, the summary is unchanged, and this job publishes no results
             if record.summary() != before:
                 self._publish(record, fl_ctx)
 

@@ -201,7 +201,8 @@ class Resuming:
             fate: The kind of the last event about the job, or None.
             earlier: True if the job ended before this server started. In this case, the pause began when the job ended.
         """
-        # a study whose run folder is damaged is not scheduled, because a person must repair the folder
+        # an error means that the run folder is damaged; the study is then not scheduled, because a person must repair
+        # the folder
         with suppress(MedsiloError, OSError, ValueError, LookupError, TypeError):
             ended = self._study_of(job)
             if ended and not self._is_last(ended):
@@ -264,7 +265,8 @@ class Resuming:
         while not self.engine.server.shutdown:
             for job_id, due in list(self.due.items()):
                 with suppress(Exception):
-                    # a user may have cancelled the study while the thread waited
+                    # the study may not be due any more, because a user may have cancelled the study while the thread
+                    # waited
                     if self._is_time(due) and self.due.pop(job_id, None) is not None:
                         self._go_on(due.ended)
             time.sleep(LOOK)
@@ -276,6 +278,6 @@ class Resuming:
         return now > due.at and gathered and due.ended.has_room() and valid
 
     def _go_on(self, ended: Ended) -> None:
-        if self._is_last(ended):  # a user may have run `medsilo resume` while the thread waited
+        if self._is_last(ended):  # a user may have resumed the study with `medsilo resume` while the thread waited
             with self.engine.new_context() as fl_ctx:
                 self._jobs().clone(ended.job.job_id, ended.copy(), fl_ctx)

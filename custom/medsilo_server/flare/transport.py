@@ -76,7 +76,7 @@ class _Question:
         client_task.result = None
         if site in self.answered:  # the answer gate has already rejected this site's answer as unreadable
             return
-        try:  # if this callback raised an error, NVFlare would end the task without a reason
+        try:  # errors are caught, because NVFlare would end the task without a reason
             self.receive(site, to_parcel(result, self.transport.of_script))
         except MedsiloError as error:
             self.refused[site] = Missing.refused(error)
