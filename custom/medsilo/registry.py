@@ -63,7 +63,9 @@ class PluginTable(Mapping[str, Any]):
 
     @property
     def ours(self) -> list[str]:
-        """Return the names from medsilo's engine, and from packages that are distributed with the engine."""
+        """Return the names that are defined by medsilo's engine, or by packages that are distributed with the
+        engine.
+        """
         return [name for name in self if self._packages(name) == [OWN]]
 
     def __contains__(self, name: object) -> bool:
@@ -249,8 +251,8 @@ class Registry(PluginTable):
 
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all groups at once: to read a single group, Python would also have to read every
-    distribution.
+    """Return the entry points of all groups at once, because even reading a single group reads the metadata of all
+    installed packages.
     """
     return entry_points()
 

@@ -51,7 +51,7 @@ def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]
     try:
         settings = json.loads((folder / SETTINGS).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"the data folder has no {SETTINGS} of nnU-Net's that can be read", str(error)) from error
+        raise DataError(f"the data folder has no readable {SETTINGS} in nnU-Net's format", str(error)) from error
     question.check(settings)
     return cast(Mapping[str, Any], settings)
 

@@ -121,8 +121,8 @@ class NnUNetFolder(OwnFolder):
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
     def tests_as(self, other: Task) -> bool:
-        """Return True if both tasks have the same test cases. Different plans do not matter, because test results are
-        computed on the images' original voxel grids.
+        """Return True if both tasks have the same test cases. Tasks with different plans may have the same test cases,
+        because test results are computed on the images' original voxel grids.
         """
         one, same = (task.model_dump(exclude={*HOW_LEARNED}) for task in (self, other))
         return one == same

@@ -26,8 +26,8 @@ Case = tuple[Tensor, Tensor]
 # A case, and the voxels of its structures as rows [n, 4]: number of the structure, z, y, x.
 Placed = tuple[Any, Any, Tensor]  # the image and the labels are read from files only when they are needed
 NONE = torch.empty(0, 4, dtype=torch.int32)
-# Variants of nnU-Net's trainer that change only loss, augmentation or mirroring. Epochs, optimizer and learning rate
-# are keys of medsilo's plan instead.
+# Variants of nnU-Net's trainer that change only loss, augmentation or mirroring. The trainer's epochs, optimizer and
+# learning rate are not used, because these are keys of medsilo's plan.
 TrainerName = Literal[
     "nnUNetTrainer",
     "nnUNetTrainerDA5",
@@ -224,8 +224,8 @@ class _OneCase:
         self.case, self.sought = case, sought
 
     def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, None, dict[str, Any]]:
-        """Return image, labels, None, and the voxels of the structures. None stands for the result of an earlier stage,
-        which does not exist.
+        """Return four values: the image, the labels, None, and the voxels of the structures. None stands for the result
+        of an earlier stage, which does not exist.
         """
         whole, labels, places = self.case[0], self.case[1], self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}

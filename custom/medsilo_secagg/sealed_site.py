@@ -92,7 +92,9 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused if the numbers to send are out of range. The numbers are checked before any state is saved."""
+        """Raise Refused if a number that the site would send is out of range. The numbers are checked before any state
+        is saved.
+        """
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
         seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
@@ -101,7 +103,7 @@ class SealedSite(UpdateCodec):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Mask the groups of tensors to send, except for groups without secure aggregation."""
+        """Mask the groups of tensors that the site sends, except for groups without secure aggregation."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)

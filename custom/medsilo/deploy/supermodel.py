@@ -93,7 +93,7 @@ class SuperModel(nn.Module):
     - "threshold" (FedSM): the selector has one output per site. The personal model of the most likely site predicts if
       the selector's probability of the site is strictly above `threshold`; otherwise, the global model predicts.
     - "argmax" (FedSM-extra): output 0 of the selector is for the global model, and each further output is for a site.
-      The selector's most likely output decides which model predicts.
+      The model that belongs to the selector's most likely output predicts.
     - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models predict, and the
       selector's probabilities are the weights with which the predictions are mixed.
 

@@ -12,6 +12,6 @@ class Central(Algorithm):
     paper = "upper bound"
     protocols = {"paper": BY_ITSELF}
     pooled = True
-    personal: ClassVar[bool] = True  # personal, because the pooled data count as the only site
+    personal: ClassVar[bool] = True  # personal, because the pooled data count as the data of a single site
 
     name: Literal["central"] = "central"

@@ -1,6 +1,6 @@
 """Aggregators, which run at the server and combine the sites' tensors of one group: θ_i ← Σ_j M_ij θ_j.
 
-An aggregator exists as long as the study, and the server makes the following calls in each round:
+An aggregator exists as long as the study. In each round, the server makes the following calls:
 
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # the tensors from which the site trains

@@ -86,7 +86,7 @@ class Network(Feature):
         """Return a list that contains the norm layer, or an empty list if the network uses no norm."""
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
-        if norm == "batch-statistics":  # HarmoFL's released code uses this norm
+        if norm == "batch-statistics":  # HarmoFL's released code uses the norm "batch-statistics"
             return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 

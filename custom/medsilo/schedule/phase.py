@@ -201,7 +201,7 @@ class Phase:
     trains: bool = True
     # Number of noisy means over cases that a site sends in each round under differential privacy.
     releases: int = 0
-    disclosure_notes: tuple[str, ...] = ()  # the phase's lines in the hospitals' disclosure report
+    disclosure_notes: tuple[str, ...] = ()  # lines about the phase in the hospitals' disclosure report
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
         """Return True if a site trains in a round and sends its tensors."""

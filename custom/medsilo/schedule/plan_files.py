@@ -59,7 +59,7 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
     path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise PlanError(f"network.from: {path.name} is no such file but a device or a pipe; give a file")
+        raise PlanError(f"network.from: {path.name} is a device or a pipe, not a regular file; give a regular file")
     model_folders.look_in(path.parent)
     try:
         return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}

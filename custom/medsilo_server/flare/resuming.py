@@ -71,8 +71,8 @@ class Ended:
 
     @property
     def earlier(self) -> list[tuple[float, int]]:
-        """The automatic resumptions that still count, each with its time and the number of the last round before the
-        resumption.
+        """The automatic resumptions that count towards the limit, each with its time and the number of the last round
+        before the resumption.
         """
         told = self.job.meta.get(TIMES)  # the list may be invalid, because a lead writes the metadata of the first job
         found, now = list[tuple[float, int]](), time.time()

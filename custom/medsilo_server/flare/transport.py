@@ -33,7 +33,7 @@ Away = Callable[[], Mapping[str, str]]  # returns the sites for which a round do
 
 @dataclass(eq=False)
 class _Question:
-    """A request to several sites, each of which gets its own NVFlare task. Threads of NVFlare call some of the
+    """A request to several sites; NVFlare has a separate task for each site. Threads of NVFlare call some of the
     methods.
     """
 
