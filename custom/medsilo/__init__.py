@@ -1,8 +1,8 @@
 """medsilo lets hospitals train a medical-imaging model together without sharing data.
 
-The exported names are for Python programs and notebooks, and the page docs/research/python.md shows each name. To keep
-`import medsilo` fast, Python loads an exported name only when a program first uses this name. The package medsilo-lab
-adds its exported names by entry points.
+The page docs/research/python.md shows how Python programs and notebooks use each exported name. To keep `import
+medsilo` fast, Python loads an exported name only when a program first uses this name. The package medsilo-lab adds
+names to this module by entry points.
 """
 
 from importlib import import_module

@@ -1,6 +1,4 @@
-"""Export the names that a training script imports from medsilo instead of from `nvflare.client`, and that the package
-medsilo_script defines.
-"""
+"""Export the names of medsilo_script.client, which a training script uses in place of `nvflare.client`."""
 
 from typing import Any
 

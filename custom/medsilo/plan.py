@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # an optional package defines SecureAggregation
     from medsilo.schedule.sealing import SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
-LONGEST_LINE = 300  # limit on the bytes of a line in the lead's description
+LONGEST_LINE = 300  # maximum bytes of one line in the lead's description of a study
 MEASURED_LINE = 4000  # default value; with this value, medsilo measures the speed of the slowest connection
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
@@ -61,7 +61,7 @@ class ModelSelection(Feature):
 
 def _one_line(text: str) -> str:
     if text != plain(text, LONGEST_LINE):
-        raise ValueError(f"not one line of at most {LONGEST_LINE} bytes; shorten it, or leave line breaks out")
+        raise ValueError(f"the text is not one line of at most {LONGEST_LINE} bytes; shorten it, without line breaks")
     return text
 
 
@@ -83,8 +83,8 @@ class TransportSettings(Feature):
 
     @property
     def rate(self) -> float | None:
-        """Return the speed of the slowest connection in bytes per second that the plan states, or None if medsilo
-        measures speeds.
+        """Return the plan's speed of the slowest connection in bytes per second, or None if medsilo measures
+        the speed.
         """
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
@@ -132,7 +132,7 @@ class SecureAggregationSettings(Feature):
 
     @property
     def promises(self) -> list[str]:
-        """Return the threats against which secure aggregation protects or does not protect."""
+        """Return the threats that secure aggregation prevents, and the threats that it does not prevent."""
         return [*self.implementation.promises] if self.implementation else [CLEAR]
 
     @property
@@ -189,8 +189,8 @@ class Plan(Section):
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
         max_length=8,
-        description="layers of other packages around sites and server, from outside to inside, "
-        "each with its `name` and its own keys",
+        description="layers of other packages that wrap each site and the server, outermost layer first; each entry "
+        "has the layer's `name` and the layer's own keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="the seed of all random numbers")
     protocol: Literal["paper", "released-code", "default"] = Field(
@@ -206,7 +206,7 @@ class Plan(Section):
 
     @cached_property
     def course(self) -> Schedule:
-        """Return the study's phases, and the delivery at the study's end."""
+        """Return the study's phases, and the phase in which the server delivers the study's outcome."""
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -270,7 +270,7 @@ class Plan(Section):
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """Return, for each masked tensor group of a phase, the kind of aggregation."""
+        """For each tensor group of a phase that secure aggregation masks, return the kind of aggregation."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -329,8 +329,8 @@ class Plan(Section):
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
-        """Return the version and hash of every package whose code runs this plan, as sites report them to the
-        server.
+        """Return the version and hash of every package whose code runs this plan, in the form in which sites report
+        versions and hashes.
         """
         others = {name: package.model_dump() for name, package in self.packages.items()}
         return {**{name: facts_of(name) for name in sorted(self.own_packages)}, **others}
@@ -377,7 +377,7 @@ def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _as_yaml(plan: str) -> str:
-    """Convert JSON to YAML; the result is cached, because each of up to a thousand sites in a process writes the same
+    """Convert JSON to YAML. The result is cached, because a process may have a thousand sites that all write the same
     long plan.
     """
     return dump_yaml(json.loads(plan))
@@ -447,7 +447,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     if values.get("network") is None:  # a change may set the network to null; then the plan uses the task's network
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
-    check_packages(names, given, allowed)  # packages are checked before their code is imported
+    check_packages(names, given, allowed)  # packages are checked before any code of them is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -462,7 +462,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    # this is checked a second time, because the task may have added a network to the plan
+    # packages are checked a second time, because the task may have added a network of another package to the plan
     used = check_packages(_names_in(plan.resolved()), given, allowed)
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
@@ -477,7 +477,7 @@ def _check_texts(value: Any, where: str) -> None:
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """Return the names of method, task, networks, layers and secure aggregation in a plan, by key."""
+    """Return, by the plan's keys, the names of the plan's method, task, networks, layers and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
     secure = values.get("secure_aggregation")
@@ -504,5 +504,5 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # if settings of the task are invalid, the check of the whole plan reports this later
+        return  # invalid settings of the task are reported later, by the check of the whole plan
     values["network"] = {**own.model_dump(mode="json"), **network}

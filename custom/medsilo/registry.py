@@ -36,7 +36,7 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # allows every installed package; this is for a machine on which one person runs everything
+ANY = ("*",)  # every installed package is allowed, as on a machine on which one person runs everything
 SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 
@@ -63,7 +63,9 @@ class PluginTable(Mapping[str, Any]):
 
     @property
     def ours(self) -> list[str]:
-        """Return the names from medsilo's engine, and from packages that are distributed with the engine."""
+        """Return the names that are defined by medsilo's engine, or by packages that are distributed with the
+        engine.
+        """
         return [name for name in self if self._packages(name) == [OWN]]
 
     def __contains__(self, name: object) -> bool:
@@ -89,24 +91,25 @@ class PluginTable(Mapping[str, Any]):
         return f"choose one of {', '.join(map(repr, self))}{from_lab('names for researchers')}"
 
     def package_of(self, name: str) -> str | None:
-        """Return the installed package that defines a name, or None for medsilo's packages. Two packages that define
-        the same name are an error.
+        """Return the installed package that defines a name, or None for medsilo's packages. If two packages define the
+        same name, the method raises PlanError.
         """
         packages = self._packages(name)
         if len(packages) > 1:
             raise PlanError(
-                f"{name!r} is in two packages, {' and '.join(packages)}; rename it in {packages[-1]}, or uninstall that"
+                f"{name!r} is in two packages, {' and '.join(packages)}; rename it in {packages[-1]}, or uninstall "
+                "one of the two packages"
             )
         return packages[0] if packages and packages != [OWN] else None
 
     def code_of(self, name: str) -> str:
-        """Return the import name of the package that contains a name's code: a package of medsilo or of another
-        distribution.
+        """Return the import name of the package with the code of the named class; the package may belong to medsilo or
+        to a plug-in.
         """
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """Return "module:Class" of one of medsilo's names."""
+        """Return the place of a class as "module:Class", for a name that medsilo itself defines."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
@@ -116,7 +119,7 @@ class PluginTable(Mapping[str, Any]):
         own = {OWN: self.builtin[name]} if name in self.builtin else {}
         entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
         places = [*{**entries, **own}.values()]
-        return places[0] if len(places) == 1 else ""  # it is an error if two packages define the same name
+        return places[0] if len(places) == 1 else ""
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that define a name; medsilo comes first."""
@@ -140,7 +143,9 @@ class PluginTable(Mapping[str, Any]):
             raise PlanError(told, private=str(error)) from error
         self._check(found, name, package)
         file = Path(sys.modules[entry.module].__file__ or "").resolve()
-        if package == OWN:  # medsilo's distributions may be installed in different folders
+        # medsilo's own modules are checked separately, because medsilo's distributions may be installed in different
+        # folders
+        if package == OWN:
             own = place_in_package(str(file)) or (entry.dist is not None and file in files_in(entry.dist))
         else:
             own = file in map(Path.resolve, files_of(package).values())
@@ -158,12 +163,14 @@ class PluginTable(Mapping[str, Any]):
 class Registry(PluginTable):
     """A table of the classes of a plan's sections, by name.
 
-    A program or notebook may register additional classes, which only its process knows.
+    A program or notebook may register additional classes, which are known only in the process of this program or
+    notebook.
     """
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
         super().__init__(group, base, builtin)
-        self._given: dict[str, tuple[type, str]] = {}  # the class and the hash of its source, by name
+        # for each name, the class, and the hash of the class's source code
+        self._given: dict[str, tuple[type, str]] = {}
 
     def give(self, found: Any, source: str) -> None:
         """Register a class for this process under the class's name; a class that is registered later replaces a class
@@ -174,7 +181,7 @@ class Registry(PluginTable):
         """
         name = found.model_fields["name"].default
         if name in self and name not in self._given:
-            raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another")
+            raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another name")
         self._check(found, name, found.__module__)
         self._given[name] = found, source
 
@@ -244,7 +251,9 @@ class Registry(PluginTable):
 
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all groups at once, because reading one group reads every distribution."""
+    """Return the entry points of all groups at once, because even reading a single group reads the metadata of all
+    installed packages.
+    """
     return entry_points()
 
 
@@ -255,7 +264,8 @@ def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, Ent
     The entry points are cached; if Python's module search path changes, they are read again.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
-    name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
+    # the name is cached, because each reading of a name parses the distribution's METADATA file
+    name_of = cache(attrgetter("name"))
     for entry in _installed(path).select(group=group):
         if entry.dist:
             package = canonical(name_of(entry.dist))
@@ -339,7 +349,7 @@ TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network"
 
 
 def table_of(key: str) -> Registry:
-    """Return the table of classes for the name in a section of the plan."""
+    """Return the table of classes from which a section of the plan chooses a class by name."""
     section = key.partition(".")[0]
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 

@@ -49,7 +49,7 @@ def rounded(numbers: ArrayLike) -> Values:
 
 def check_order(what: str, values: Sequence[Any]) -> None:
     if any(low >= high for low, high in pairwise(values)):
-        raise ValueError(f"its {what} are not in ascending order, each once")
+        raise ValueError(f"its {what} are not in ascending order without repetitions")
 
 
 class FloatHistogram(Section):
@@ -284,8 +284,8 @@ class Fingerprint(Section):
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Move the medians by `ranks` ranks along each axis: to higher values if `ranks` is positive, else to lower
-        values. The new fingerprint has at least one case.
+        """Return a fingerprint whose median along each axis is `ranks` ranks higher, or lower if `ranks` is negative.
+        The new fingerprint has at least one case.
         """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
@@ -331,7 +331,7 @@ def _middles(values: Sequence[T], least: int) -> list[T]:
 
 def _properties(channel: FloatHistogram) -> dict[str, float]:
     if not channel.total:
-        raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
+        raise Refused("no hospital sent intensities of a channel; each hospital needs more cases with a structure")
     return {
         "mean": channel.mean,
         "std": channel.deviation,
@@ -396,7 +396,9 @@ def measured(
         least: The minimum number of patients that each number must cover.
         memory: The memory of the hospital's GPU in GB.
     """
-    if least > 1:  # the minimum number of patients is converted to a minimum number of cases
+    # a minimum number of patients becomes a minimum number of cases: the number of patients times the largest number of
+    # cases of a patient
+    if least > 1:
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)

@@ -51,7 +51,7 @@ def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]
     try:
         settings = json.loads((folder / SETTINGS).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"the data folder has no {SETTINGS} of nnU-Net's that can be read", str(error)) from error
+        raise DataError(f"the data folder has no readable {SETTINGS} in nnU-Net's format", str(error)) from error
     question.check(settings)
     return cast(Mapping[str, Any], settings)
 
@@ -76,7 +76,7 @@ def _reader(settings: Mapping[str, Any], listing: CaseIndex) -> Reader:
             f"nnU-Net needs files of a single type, and the folder has {', '.join(sorted(endings))}; convert them"
         )
     if not files:
-        raise DataError("no image has a mask of its name; put masks into labels/, or labelsTr/ in nnU-Net's layout")
+        raise DataError("no mask has the name of an image; put masks into labels/, or labelsTr/ in nnU-Net's layout")
     stated = {"file_ending": endings.pop(), **settings}
     try:
         reader = determine_reader_writer_from_dataset_json(stated, str(files[0]), verbose=False)
@@ -84,5 +84,5 @@ def _reader(settings: Mapping[str, Any], listing: CaseIndex) -> Reader:
         raise MedsiloError("nnU-Net has no reader for these images; check file_ending", str(error)) from error
     name = str(reader.__name__)
     if name not in get_args(Reader):
-        raise DataError(f"nnU-Net reads these files with {name}; plans know {', '.join(get_args(Reader))}")
+        raise DataError(f"nnU-Net reads these files with {name}; medsilo supports {', '.join(get_args(Reader))}")
     return cast(Reader, name)

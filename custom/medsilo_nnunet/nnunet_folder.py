@@ -20,7 +20,8 @@ from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, pl
 from medsilo_nnunet.question import SegmentationQuestion
 
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")
-AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an image that keeps its orientation
+# for an image whose orientation is not changed: the axis order, and whether each axis is flipped
+AS_STORED = ((0, 1, 2), (False, False, False))
 FLAT = 4
 # keys of a plan that change only training and not the test cases
 HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")
@@ -54,14 +55,14 @@ class NnUNetFolder(OwnFolder):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.configuration not in self.plans.configurations:
-            raise ValueError(f"plans: they have no configuration {self.configuration}; make them again")
+            raise ValueError(f"plans: the plans have no configuration {self.configuration}; make the plans again")
         if self._numbers.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
             raise ValueError(
                 f"plans: for such small images, the network has fewer than {FEWEST_STAGES} stages, "
                 "so nnU-Net's loss would divide by zero"
             )
         if len(self._numbers.normalization_schemes) != len(self.question.channels):
-            raise ValueError("plans: their channels differ from the question's; make them again")
+            raise ValueError("plans: the channels differ from the question's channels; make the plans again")
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -120,8 +121,8 @@ class NnUNetFolder(OwnFolder):
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
     def tests_as(self, other: Task) -> bool:
-        """Return True if both tasks have the same test cases. Different plans do not matter, because test results are
-        computed on the images' original voxel grids.
+        """Return True if both tasks have the same test cases. Tasks with different plans may have the same test cases,
+        because test results are computed on the images' original voxel grids.
         """
         one, same = (task.model_dump(exclude={*HOW_LEARNED}) for task in (self, other))
         return one == same
@@ -131,7 +132,7 @@ class NnUNetFolder(OwnFolder):
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
-                f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
+                f"nnU-Net reads these files with {data.reader}, but the plans name {self.plans.image_reader_writer}; "
                 "convert the files"
             )
         return data.listing
@@ -152,8 +153,8 @@ class NnUNetFolder(OwnFolder):
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
-        # If an unannotated region contains an annotated region, the settings allow labels inside the annotated region,
-        # but not in the remaining unannotated region.
+        # If a region without annotations contains an annotated region, labels may occur inside the annotated region,
+        # but not in the rest of the outer region.
         gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add(
@@ -164,7 +165,7 @@ class NnUNetFolder(OwnFolder):
 
 
 class NnUNetObjective(Segmentation):
-    """nnU-Net's loss and metrics that are computed on the images' original voxel grids."""
+    """nnU-Net's loss, and metrics on the images' original voxel grids."""
 
     unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
 
@@ -249,7 +250,7 @@ class _Patches(Dataset):
 
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
-        # index of the first patch in a batch that must contain a structure
+        # in each batch, the patches from this index on must contain a structure
         self.certain = round(batch * (1 - FOREGROUND))
         order = torch.Generator().manual_seed(Task.seed_for(seed, "cases"))
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]

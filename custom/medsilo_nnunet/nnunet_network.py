@@ -79,7 +79,7 @@ class Architecture(Section):
         if [name for name, blocks in given.items() if blocks] != [wanted] or len(
             given[wanted]
         ) != self.arch_kwargs.n_stages:
-            raise ValueError(f"it needs {wanted} for each stage, and no numbers of the other network")
+            raise ValueError(f"it needs {wanted} for each stage, and no numbers for the other kind of network")
         return self
 
 
@@ -164,7 +164,7 @@ class NnUNetPlans(Section):
                 )
             others = own.values() if isinstance(own, dict) else ()
             if lacking := [other for other in others if other not in self.configurations]:
-                raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them again")
+                raise ValueError(f"configurations: {name} needs {lacking[0]}, which is missing; make the plans again")
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:

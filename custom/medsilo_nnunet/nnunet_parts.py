@@ -1,7 +1,7 @@
 """Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's code. For reproducibility, each of these functions seeds the random
-generators of Python, NumPy and PyTorch, and restores the generators' states afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
+Python, NumPy and PyTorch, and restore the generators' states afterwards.
 """
 
 import io
@@ -26,8 +26,8 @@ Case = tuple[Tensor, Tensor]
 # A case, and the voxels of its structures as rows [n, 4]: number of the structure, z, y, x.
 Placed = tuple[Any, Any, Tensor]  # the image and the labels are read from files only when they are needed
 NONE = torch.empty(0, 4, dtype=torch.int32)
-# Variants of nnU-Net's trainer that change only loss, augmentation or mirroring. Epochs, optimizer and learning rate
-# are keys of medsilo's plan instead.
+# Variants of nnU-Net's trainer that change only loss, augmentation or mirroring. The trainer's epochs, optimizer and
+# learning rate are not used, because these are keys of medsilo's plan.
 TrainerName = Literal[
     "nnUNetTrainer",
     "nnUNetTrainerDA5",
@@ -97,8 +97,8 @@ class NnUNetParts:
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
-            # nnU-Net resamples predictions in half precision; medsilo rounds to half precision, too, so that ties
-            # between equal scores break in the same way
+            # nnU-Net resamples predictions in half precision; medsilo also rounds them to half precision, so that ties
+            # between equal scores break as in nnU-Net
             output.half(),
             *self._managers,
             self.trainer.label_manager,
@@ -143,8 +143,8 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        # nnU-Net shuffles this list of channels in place; without a new order of the list, each patch would depend on
-        # previous patches
+        # nnU-Net shuffles this list of channels in place; the list is restored, so that no patch depends on earlier
+        # patches
         for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
@@ -190,7 +190,8 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        # nnU-Net turns cuDNN's benchmarking on, which would make results depend on measured speed
+        # restores the setting, because nnU-Net turns cuDNN's benchmarking on, and results would then depend on measured
+        # speed
         torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
@@ -223,8 +224,8 @@ class _OneCase:
         self.case, self.sought = case, sought
 
     def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, None, dict[str, Any]]:
-        """Return image, labels, None, and the voxels of the structures. None stands for the result of an earlier stage,
-        which does not exist.
+        """Return four values: the image, the labels, None, and the voxels of the structures. None stands for the result
+        of an earlier stage, which does not exist.
         """
         whole, labels, places = self.case[0], self.case[1], self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
@@ -283,7 +284,7 @@ def _threads() -> Any:
 
 @contextmanager
 def _threads_known() -> Iterator[None]:
-    """Let nnU-Net's data loader limit the number of threads without searching for all loaded libraries in each batch.
+    """Let nnU-Net's data loader limit the number of threads without a search for all loaded libraries in each batch.
 
     In each batch, searching for loaded libraries took half as long as augmenting a patch.
     """
@@ -303,7 +304,7 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        # on a machine with a GPU, each call of torch.manual_seed would format a traceback
+        # torch.manual_seed is not used: on a machine with a GPU, each call of it would format a traceback
         torch.default_generator.manual_seed(seed)
         try:
             yield

@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             "medsilo.client has no patch: let a trainer fit each of networks(), as in examples/lightning"
         )
-    raise AttributeError(f"medsilo.client has no {name}; of nvflare.client it has {', '.join(sorted(SAME))}")
+    raise AttributeError(f"medsilo.client has no {name}; names of nvflare.client here: {', '.join(sorted(SAME))}")
 
 
 _rank = "0"  # rank of this process in distributed training of one model
@@ -113,7 +113,8 @@ def join(
 ) -> None:
     """Join the job's study with a model, its optimizer and its training data.
 
-    Move the model to its device before this call. Only some methods and scripts need the arguments after `loader`.
+    Before calling `join`, move the model to its device. Only some methods and scripts need the arguments after
+    `loader`.
 
     Args:
         model: the network that the script trains
@@ -148,7 +149,8 @@ def join(
     model_folders.look_in(folder / "config")
     data = Data(loader, validation, samples, batch, loss, evaluate, test)
     site = flare.get_site_name()
-    # for a script in the airlock, the hospital's process outside the airlock decides which numbers leave the hospital
+    # a script in the airlock has no hospital here: the hospital's process outside the airlock decides which numbers
+    # leave the hospital
     if room_client.is_inside():
         data.repeats_from = room_client.told()["repeats"]
         output, hospital = OUTPUT, None
@@ -157,7 +159,7 @@ def join(
         output = folder.parents[1] / "medsilo"
         hospital = script_process.hospital_of(folder, site, plan)
     _site = ScriptSite(plan, site, output, model, optimizer, data, scheduler, hospital=hospital)
-    if not room_client.is_inside():  # a process in the airlock receives no messages from NVFlare
+    if not room_client.is_inside():  # inside the airlock, a process receives no messages from NVFlare
         GARBAGE.begin()
 
 
@@ -206,7 +208,7 @@ def is_running(ctx: Any = None) -> bool:
         script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
-        except Lacks:  # after this answer, the server sends the initial weights
+        except Lacks:  # the server answers the key LACKS by sending the initial weights
             flare.send(flare.FLModel(params={}, meta={LACKS: True}))
             continue
         if answer is None:
@@ -233,7 +235,8 @@ def is_train(ctx: Any = None) -> bool:
 
 
 def is_evaluate(ctx: Any = None) -> bool:
-    """Return False: `join` takes a function for evaluation, and medsilo saves each site's best model itself.
+    """Always return False, because medsilo never asks a script only to evaluate: `join` takes a function for
+    evaluation.
 
     Args:
         ctx: NVFlare's context, which is ignored
@@ -271,7 +274,7 @@ def receive(timeout: float | None = None, ctx: Any = None) -> flare.FLModel | No
         return None
     model: flare.FLModel | None = _joined("receive").waiting
     if model is None:
-        raise MedsiloError("receive: no round has arrived; call it in a loop of while is_running()")
+        raise MedsiloError("receive: no round has arrived; call receive() in a loop of while is_running()")
     return model
 
 
@@ -292,8 +295,8 @@ def send(model: flare.FLModel | Metrics | float | None = None, clear_cache: bool
     """Send the trained tensors of a round; the method defines which tensors are sent. As in NVFlare, processes of other
     ranks than 0 send no tensors.
 
-    The metrics are those of the received model before training, as in NVFlare. The recipe's `key_metric` must be among
-    the metrics, which may also be in `meta`, as in MONAI's MonaiAlgo.
+    The metrics are those of the received model before training, as in NVFlare. The metrics must include the recipe's
+    `key_metric`; the script may give metrics in `meta` instead, as MONAI's MonaiAlgo does.
 
     Args:
         model: an FLModel whose `params` are the joined model's weights or their differences; or only the metrics
@@ -330,7 +333,8 @@ def _difference(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
     for name, value in params.items():
         given, mine = torch.as_tensor(value), own.get(name)
-        if mine is not None and given.is_set_to(mine):  # most scripts pass the tensors of the joined model itself
+        # most scripts pass the joined model's own tensors, which need no comparison
+        if mine is not None and given.is_set_to(mine):
             continue
         if mine is None or given.shape != mine.shape or not given.allclose(mine.to(given), 0, 0, equal_nan=True):
             raise MedsiloError(
@@ -376,4 +380,4 @@ def _app_folder() -> Path:
     for place in map(Path, sys.path):
         if place.name == "custom" and (place.parent / "config" / paths.PLAN).is_file():
             return place.resolve().parent
-    raise MedsiloError("join: this job has no plan; make it with a recipe of medsilo.recipes")
+    raise MedsiloError("join: this job has no plan; make the job with a recipe of medsilo.recipes")

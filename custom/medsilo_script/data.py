@@ -46,7 +46,7 @@ def refuse_beside_opacus(method: str) -> None:
     """
     if "opacus" in sys.modules:
         raise MedsiloError(
-            f"join: this script imports Opacus, and {method} computes more of the training data, without noise; "
+            f"join: this script imports Opacus, and {method} also computes results without noise from training data; "
             "take another method, such as FedAvg, or leave Opacus out"
         )
 
@@ -55,7 +55,8 @@ def refuse_beside_opacus(method: str) -> None:
 class Data:
     loader: Iterable[Any]
     validation: Iterable[Any] | None = None  # yields validation batches with labels, which FedSM needs
-    # number of training cases, or number of cases of each part; by default, medsilo counts the cases in the loaders
+    # the number of training cases, or a mapping from each part of the data to its number of cases; by default, medsilo
+    # counts the cases
     samples: Samples = None
     batch: Batch = usual_batch
     loss: LossFunction | None = None
@@ -69,11 +70,11 @@ class Data:
     def __post_init__(self) -> None:
         stated = self.samples if isinstance(self.samples, Mapping) else {}
         if odd := {*stated} - {*PARTS} or {part for part, number in stated.items() if number < 0}:
-            raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
+            raise MedsiloError(f"join: samples[{odd.pop()!r}] is wrong; give numbers of cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
-        """Return the number of cases in a part of the data, or 0 if the number is unknown. The script states the number
-        of cases, or the loader's cases are counted.
+        """Return the number of training, validation or test cases, or 0 if the number is unknown. If the script does
+        not state the number of cases, medsilo counts the cases in the loader.
         """
         if isinstance(self.samples, Mapping) and part in self.samples:
             return self.samples[part]

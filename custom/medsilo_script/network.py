@@ -49,7 +49,7 @@ class TensorShape(Section):
     name: Name
     shape: Annotated[tuple[Size, ...], Field(max_length=MOST_AXES)]
     dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
-    learns: bool | None = None  # True if the tensor is a parameter that is trained, None if the tensor is a buffer
+    learns: bool | None = None  # True for a trained parameter, False for a frozen parameter, None for a buffer
     # full name of the parameter that shares its memory with this tensor, if there is such a parameter
     same_as: Name = ""
 
@@ -114,7 +114,7 @@ def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
                 continue
             above, _, own = shape.name.rpartition(".")
             root.get_submodule(above).register_module(own, layer)
-        # PyTorch raises different errors for invalid layers
+        # several kinds of errors are caught, because PyTorch raises different errors for different invalid layers
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
             raise PlanError(
                 f"network.layers: {shape.name!r} is not a valid layer; let a recipe write the plan"
@@ -216,7 +216,7 @@ class ScriptNetwork(Network):
             remedy = "give both the same model, wrapped or compiled in both or in none"
             if type(model).__name__ in WRAPPERS:
                 remedy = f"join with the network inside of {type(model).__name__}, and train by either"
-            raise MedsiloError(f"join: the script's model is not the recipe's: {', '.join(odd[:3])} differ; {remedy}")
+            raise MedsiloError(f"join: the script's and the recipe's model differ in {', '.join(odd[:3])}; {remedy}")
         try:
             COPIES[self.sha256] = deepcopy(model)
         except RuntimeError as error:

@@ -60,7 +60,8 @@ class ScriptEvaluation(Evaluation):
         net = own if own in model.children() else model
         if function := script.test if tests else script.evaluate:
             return math.nan, scored(self.task, self.turns.hand_over(partial(_evaluated, function, net))), {}
-        if tests and net is not own:  # the selector of a super model counts its decisions in this pass
+        # this loop computes no scores: the selector of a super model counts its decisions while the network runs
+        if tests and net is not own:
             for inputs, _ in self.in_order(part, net):
                 net(inputs)
         return math.nan, math.nan, {}
@@ -69,7 +70,7 @@ class ScriptEvaluation(Evaluation):
         return part
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        # `_refuse_lacking` has checked that the script passes validation data
+        # the script passes validation data, as `_refuse_lacking` has checked
         assert self.script.validation is not None
         return self.script.batches(self.script.validation, self.state.compute.device)
 
@@ -124,7 +125,7 @@ class ScriptTrainer(Trainer):
         return loss
 
     def _let_score(self) -> None:
-        """Wait for the script's loop to score the received model, before the method trains without the script."""
+        """Before the method trains without the script, wait until the script's loop has scored the received model."""
         state, self.handed_over = self.state, True
         arrived = [own.detach().clone() for own in state.module.parameters()]
         state.alone = True
@@ -189,7 +190,7 @@ class ScriptChoice(OwnChoice):
         super().__init__(place, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
-        self.received: Tensors | None = None  # a received model whose score the script has not sent yet
+        self.received: Tensors | None = None  # the received model, until the script sends the score of this model
 
     @property
     def chooses(self) -> bool:
@@ -216,7 +217,7 @@ def script_participant(
 ) -> Participant:
     """Create the participant for a site where a script reads the data, trains and scores."""
     counts = map(script.cases, PARTS)
-    # these placeholders are never read, because only the number of cases is used
+    # the tensors are empty and never read, because only the number of cases is used
     data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))
     disclosure = ScriptDisclosure(place, data, Protection(place))
     evaluation = ScriptEvaluation(script, turns, place, data, state)
@@ -231,7 +232,7 @@ def scored(task: Task, metrics: Metrics | float) -> float:
     if isinstance(metrics, Mapping):
         if task.metric not in metrics:
             known = ", ".join(map(str, metrics)) or "none"
-            raise MedsiloError(f"metrics: no {task.metric!r} among {known}; name it in the recipe's key_metric")
+            raise MedsiloError(f"metrics: no {task.metric!r} among {known}; set the recipe's key_metric to one of them")
         metrics = metrics[task.metric]
     try:
         value = float(metrics)

@@ -78,7 +78,8 @@ class PerturbedLoss:
                 return found
 
             perturbed_gradients(optimizer, closure, self.alpha, module=network)
-            # earlier gradients are added, because the script may accumulate the gradients of several batches
+            # gradients from before this step are added, because the script may accumulate the gradients of several
+            # batches
             for own, grad in earlier:
                 own.grad = own.grad if grad is None else grad if own.grad is None else grad + own.grad
             self.fits = self.fits is not False

@@ -52,7 +52,7 @@ def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer)
     if lacks := next((name for name, own in learning.items() if not own), ""):
         told = f"join: the optimizer lacks {lacks}; give one of all weights that learn, or freeze the others"
         if has_own_steps(method):
-            raise MedsiloError(f"{told} by requires_grad_(False): {method.title} needs it")
+            raise MedsiloError(f"{told} by requires_grad_(False), as {method.title} requires")
         LOG.warning("%s: a restart loses the state of any other optimizer", told)
 
 
@@ -66,7 +66,7 @@ def _refuse_lacking(plan: Plan, data: Data) -> None:
         return
     if data.validation is None:
         raise MedsiloError(f"join: {method.title} needs validation=, a loader of validation batches with their labels")
-    # a selector learns from the loss of the script, unless the method computes scores for the selector
+    # a method trains its selector with the script's loss, unless the method computes scores for the selector
     if not outcome.scores_besides and data.loss is None:
         raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
 
@@ -89,7 +89,8 @@ class CountedSite:
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         reply = self.inner.answer(parcel, stop)
-        self.protection.note_script(reply)  # the reduced budget must be on the disk before the answer leaves the site
+        # the reduced budget is written to the disk before the answer leaves the site
+        self.protection.note_script(reply)
         return reply
 
 

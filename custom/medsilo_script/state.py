@@ -28,7 +28,9 @@ VARYING = ("lr", "momentum", "betas")  # optimizer settings that scripts and sch
 
 
 class ScriptCompute(Compute):
-    """The device of the script's model, whose precision and number of threads the script itself determines."""
+    """Computes on the device of the script's model; the script itself determines the precision and the number of
+    threads.
+    """
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
@@ -114,7 +116,7 @@ class ScriptState(SiteState):
 
     @property
     def training(self) -> Training:
-        """Return the training settings of the plan, with the present settings of the script's optimizer."""
+        """Return the plan's training settings, with the settings that the script's optimizer has at this moment."""
         return ScriptTraining.of(self.plan.training, self.own_optimizer, self.module, lambda: self.steps)
 
     def begin(self) -> None:
@@ -184,7 +186,7 @@ class ScriptState(SiteState):
                 optimizer.register_step_pre_hook(self._prepare)
 
     def stepping(self, name: str) -> Optimizer:
-        """Return the optimizer of a network; its learning rate is that of the script's optimizer."""
+        """Return a network's optimizer, with the learning rate of the script's optimizer."""
         optimizer = self.optimizers[name]
         for group, own in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
             group["lr"] = own["lr"]
@@ -224,4 +226,4 @@ class ScriptState(SiteState):
 def _plain(number: Any) -> Any:
     if isinstance(number, tuple | list):
         return [_plain(own) for own in number]
-    return None if number is None else float(number)  # optimizers without a fixed learning rate have None
+    return None if number is None else float(number)  # None for an optimizer without a fixed learning rate

@@ -32,8 +32,8 @@ class ScriptObjective(Objective):
         raise MedsiloError("medsilo cannot compute the loss of a training script")
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the accuracy of each case over all positions. A super model uses the accuracies of cases to choose its
-        threshold.
+        """Return the accuracy of each case: the fraction of the case's positions, such as pixels, with the right class.
+        A super model uses the accuracies of cases to choose its threshold.
         """
         found = output.argmax(1)
         return (found == target.reshape(found.shape)).float().reshape(len(found), -1).mean(1)
@@ -78,7 +78,7 @@ class ScriptTask(Task):
         return self.input_shape
 
     def default_network(self) -> Network | str:
-        raise DataError("task script: the plan must describe the script's network; make it with a recipe")
+        raise DataError("task script: the plan must describe the script's network; make the plan with a recipe")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         raise DataError("task script: the training script reads the data; run the job with a recipe of medsilo.recipes")

@@ -48,8 +48,8 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The factor by which numbers with the largest weight are multiplied: the largest power of two for which the
-        sum does not overflow.
+        """A site with the largest weight multiplies its numbers by this factor: the largest power of two for which no
+        sum overflows.
         """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
@@ -138,7 +138,8 @@ class Flat:
         return words
 
     def decode(self, words: Words, fixed: FixedPoint, weight: int, divisor: int) -> Tensors:
-        """Decode a sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
+        """Decode a sum, and divide the decoded numbers by the divisor; raise Refused if the words cannot be a sum of
+        encoded numbers.
 
         Args:
             weight: The sum of the weights of all sites in the sum.

@@ -34,7 +34,7 @@ class Unsigned:
     signatures, nobody notices if the server replaces keys.
     """
 
-    # the reason to trust the keys of a study; the text is written into summary.json
+    # the reason why the keys of a study can be trusted, as a text for summary.json
     basis: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
@@ -147,7 +147,7 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
         for kind in (NameOID.COMMON_NAME, NameOID.UNSTRUCTURED_NAME)
     )
     if names != [site]:
-        raise Refused(f"{site}: its certificate is that of {', '.join(map(str, names)) or 'nobody'}")
+        raise Refused(f"{site}: its certificate belongs to {', '.join(map(str, names)) or 'nobody'}")
     if roles not in ([], [HOSPITAL]):
         raise Refused(f"{site}: its certificate is not a hospital's, but {', '.join(map(str, roles))}")
 
@@ -175,8 +175,8 @@ def _others(startup: Path) -> set[str]:
 
 
 def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless the certificate's key certified the public key for this use; raise ValueError if
-    the certificate's key is unsuitable.
+    """Raise InvalidSignature unless the certificate's key certified the public key for the given use; raise ValueError
+    if the certificate's key is unsuitable.
     """
     if not isinstance(public, ed25519.Ed25519PublicKey):
         raise ValueError("the signing key has a wrong type")

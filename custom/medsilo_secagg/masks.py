@@ -6,8 +6,8 @@ b_j comes from a seed that j creates for the round. All streams depend on the ro
 threshold, round number, and the participants with their keys.
 
 A site that drops out exposes its masks of one round only: the other sites then reveal only the site's X25519 key of
-this round. The site's keys of other rounds are independent. If the site's upload arrives late, b_j still masks the
-upload, because no site reveals a share of the seed of b_j any more.
+this round. The keys that a site uses in other rounds are independent of a revealed key. If the site's upload arrives
+late, the mask b_j still protects the upload, because no site reveals a share of the seed of b_j.
 """
 
 from secrets import token_bytes
@@ -23,7 +23,9 @@ from medsilo_secagg.terms import Terms
 
 
 def context_of(terms: Terms, number: int, offers: tuple[Offered, ...]) -> bytes:
-    """Return the digest of a round's context: the terms, the round number, and the participants with their keys."""
+    """Return the digest of a round's context: the study's terms, the round number, and the participants with their
+    keys.
+    """
     return digest("round", terms.digest, number, *(part for own in offers for part in (own.site, own.mask)))
 
 

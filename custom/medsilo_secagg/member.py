@@ -5,7 +5,7 @@ At the start of a study, callers use `Member.begin`, `introduction` and `meet`. 
 
 The caller must write the bytes of `saved()` to the site's disk before the result of a call leaves the site. If the
 bytes were not on disk, a site could use a key again after a crash, which would disclose masked numbers. Every received
-message is checked, and an invalid message is rejected with one line that names its sender.
+message is checked, and an invalid message is rejected with one line that names the message's sender.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class Secrets(_Hidden):
             raise MedsiloError(
                 "secure aggregation: this site's secrets are damaged or were changed; "
                 "the study must start again with fresh keys"
-            ) from None  # the original validation error could disclose the secrets
+            ) from None  # without the original validation error, which could disclose the secrets
 
 
 class Member:
@@ -154,8 +154,8 @@ class Member:
         """Return this site's new key for a round, and the encrypted shares of this site's two secrets for each other
         site.
 
-        A new offer replaces the earlier offer. If the server repeats the request before this site has masked its
-        numbers, the offer stays the same.
+        A new key with new shares replaces the earlier key and the earlier shares. If the server repeats the request
+        before this site has masked its numbers, the site returns the same key and shares as before.
         """
         turn = self._kept.turn
         if turn and turn.offer.round == number and not turn.offers:
@@ -238,7 +238,7 @@ class Member:
         both.
 
         A site helps to unmask only one sum in each round, because two sums that differ in one site would disclose that
-        site's model. A repeated request gets the same answer.
+        site's model. If the server repeats a request, the site repeats its answer.
         """
         turn, number, sites = self._kept.turn, request.round, request.sites
         if turn is None or not turn.offers or turn.offer.round != number:

@@ -43,7 +43,7 @@ class KeyCollection:
         if missing:
             raise ParticipationError(
                 f"secure aggregation: the keys of {', '.join(missing)} are missing; "
-                "begin again with the sites that are there"
+                "begin again with the sites that sent keys"
             )
         return letters.Roster(introductions=tuple(self._introductions[site] for site in self.terms.sites))
 
@@ -104,7 +104,7 @@ class MaskedSums:
         if self._survivors or site in self._came:
             raise Refused(f"{site}: it sent its masked numbers of round {self.number} twice, or too late")
         if set(sealed) != set(self._sums):
-            raise Refused(f"{site}: its masked numbers lack a block of round {self.number}, or have one too many")
+            raise Refused(f"{site}: its masked numbers lack a block of round {self.number}, or have one block too many")
         came = {block.name: as_words(site, sealed[block.name], block.flat.words) for block in self.blocks}
         for name, words in came.items():
             np.add(self._sums[name], words, out=self._sums[name])

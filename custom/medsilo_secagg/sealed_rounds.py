@@ -1,5 +1,5 @@
 """Derive the blocks of numbers that a study masks in a round. The server and all sites derive the same blocks from the
-plan and the agreement.
+plan and the sites' agreement on keys.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ class KeyAgreement(SecAggMessage):
 
 
 class MaskedMessage(SecAggMessage):
-    """The round of a received mean and its number of sites, which a site needs to move its own tensors towards the
-    mean.
+    """The round of a received mean, and the number of sites in this mean; a site needs both to move its tensors towards
+    the mean.
     """
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]
@@ -108,7 +108,7 @@ class Blocks:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
 
     def of(self, phase: Phase, layout: Modules) -> dict[str, SealedGroup]:
-        """Return the groups that sites mask in a phase, by name; the tensors in `layout` may have no values."""
+        """Return, by name, the groups that sites mask in a phase; the tensors in `layout` need no values."""
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name])
@@ -133,7 +133,7 @@ class Blocks:
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
     """Return the terms of a study with the given sites; raise Refused if the plan does not name all given sites or
-    requires more sites. The threshold depends on the number of hospitals in the plan.
+    requires more sites. The threshold for unmasking a sum follows from the number of hospitals in the plan.
     """
     named, required = plan.participation.sites, plan.participation.required
     if not set(sites) <= set(named):

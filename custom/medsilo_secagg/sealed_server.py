@@ -197,7 +197,7 @@ class SealedServer(RoundAggregation):
         for name, own in self.groups.items():
             if isinstance(own.form, MeanForm):
                 self._hand_over(own, own.block.read(sums[name], sum(self._weights(own, sites).values())), sites)
-            else:  # all sites receive this mean, including sites that missed the round
+            else:  # the stored mean goes to all sites, including sites that missed the round
                 mean = own.block.read(sums[name], len(sites), len(sites))
                 self.store.keep(name, mean, MaskedMessage(round=number, sites=len(sites)))
 
@@ -236,8 +236,8 @@ class SealedServer(RoundAggregation):
 
 
 class SealedStore(Store):
-    """Stores the latest mean of each group whose mean is sent to the sites, which then move their own tensors towards
-    the mean.
+    """Stores the latest mean of each group whose mean is sent to the sites; the sites then move their own tensors
+    towards the mean.
     """
 
     def __init__(self) -> None:

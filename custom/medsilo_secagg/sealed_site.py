@@ -54,7 +54,7 @@ class SealedSite(UpdateCodec):
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._sitting: _Seat | None = None
-        # received groups of tensors, because the site may send only the difference from a received group
+        # received groups of tensors are stored, because the site may send only the difference from a received group
         self._arrived: Groups = {}
         self._layout = plan.layout()
         self._ranges = {
@@ -82,7 +82,7 @@ class SealedSite(UpdateCodec):
         return answer.facts()
 
     def _agreeing(self, agreement: KeyAgreement, study: str) -> _Seat:
-        """Return this site's keys for a key agreement, which are new keys if the agreement is new."""
+        """Return this site's keys for a key agreement; create new keys for a new agreement."""
         seat = self._seat()
         if seat and seat.agreement == agreement:
             return seat
@@ -92,7 +92,9 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused if the numbers to send are out of range. The numbers are checked before any state is saved."""
+        """Raise Refused if a number that the site would send is out of range. The numbers are checked before any state
+        is saved.
+        """
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
         seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
@@ -101,7 +103,7 @@ class SealedSite(UpdateCodec):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Mask the groups of tensors to send, except for groups without secure aggregation."""
+        """Mask the groups of tensors that the site sends, except for groups without secure aggregation."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[Any]  # 64-bit integers in little-endian order
-Stream = tuple[bytes, int]  # a key, and 1 to add the stream of the key or -1 to subtract the stream
+Stream = tuple[bytes, int]  # a key and a sign: 1 to add the key's stream, -1 to subtract the key's stream
 
 LABEL = "medsilo sealing 1"
 KEY = 32

@@ -81,7 +81,8 @@ class Coordinator:
         layers = asking(channel, plan, self.sites, record.tell_now, self.state.mark_lost, heads)
         self.asker = RequestScheduler(acceptance, *layers)
         self.aggregation = aggregation_of(self.asker, self.state, kit)
-        self.blame: Exclusions | None = None  # created after the first round that could not be completed
+        # excludes sites that made other sites diverge; created after the first round that could not be completed
+        self.blame: Exclusions | None = None
         if cautions := plan.warnings(self.sites):
             self.state.details["warnings"] = cautions
 
@@ -97,8 +98,8 @@ class Coordinator:
     def stated(self) -> dict[str, int]:
         """The number of training cases that each site has stated, for a study with training scripts.
 
-        The number is the site's weight in means. For tasks without a script, the mapping is empty, because such a task
-        counts its cases itself.
+        A site's stated number of training cases is the site's weight in means. For tasks without a script, the mapping
+        is empty, because a task without a script counts its cases itself.
         """
         stated = self.asker.acceptance.stated if self.plan.task.scripted else {}
         return {site: stated[site].cases.train for site in self.sites if site in stated}
@@ -123,7 +124,9 @@ class Coordinator:
             if not resume:
                 self.state.open(1)
                 self.state.save()
-                self.state.written()  # if the disk is full or read-only, the study fails here, before any site trains
+                # waits for the checkpoint, so that a study with a full or read-only disk fails here, before any site
+                # trains
+                self.state.written()
             self._end("join", 0)  # if too few sites joined, the study ends here with ParticipationError
             if told := overweight(self.stated):
                 self.state.details["warnings"] = [*self.state.details.get("warnings", []), told]

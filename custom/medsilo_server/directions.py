@@ -116,8 +116,8 @@ def _cosine(value: float) -> float:
 
 
 DIGITS = 4
-# An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes an
-# update of such a norm.
+# An update is rejected if its norm exceeds the last round's median norm by this factor. In honest training, an update
+# never exceeds the median norm by this factor.
 FAR = 1e6
 # An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. The limit LONG applies
 # only to an update whose values have a root mean square above LARGE.
@@ -239,9 +239,9 @@ def rounded(value: float) -> float:
 
 
 def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
-    """Return the matrix of the weights that each site's model has in each site's mix.
+    """Return a matrix of weights: how much each site's model counts in the mixture that each site receives.
 
-    Return None if no aggregator has such a matrix, or if the matrix has not changed since it was last recorded.
+    Return None if no aggregator has a matrix of weights, or if the matrix has not changed since it was last recorded.
     """
     found = (mixer.matrix for mixer in mixers if mixer)
     weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)

@@ -1,4 +1,5 @@
-"""Undo a round after which all honest sites diverge, and repeat the round without the site whose update caused this.
+"""Undo a round after which all honest sites diverge, and repeat the round without the site whose update caused the
+divergence.
 
 An update within the limits of directions.py may still be so long that no site can train from the new mean. The repeated
 round excludes the site whose update made other sites diverge. If two rounds are undone because of the same site, all
@@ -22,7 +23,7 @@ MOST = 2  # maximum number of undone rounds because of one site; afterwards, the
 
 class Exclusions:
     def __init__(self, when_missing: str) -> None:
-        # no site may be excluded if the plan stops the study when a site is missing
+        # True if the plan stops the study when a site is missing, so that no site may be excluded
         self.stops = when_missing == "stop"
         self._left_out: dict[int, dict[str, Missing]] = {}
         self._times: Counter[str] = Counter()

@@ -34,7 +34,7 @@ from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.runs.schema import Summary
 
-if TYPE_CHECKING:  # these modules import PyTorch, without which the server's parent process starts in half the time
+if TYPE_CHECKING:  # these modules import PyTorch; without PyTorch, the server's parent process starts in half the time
     from torch import Tensor
 
     from medsilo.plan import Plan
@@ -53,7 +53,7 @@ def new_study(plan: "Plan") -> str:
 
 @contextmanager
 def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
-    """Hold a file lock in the context. The lock is released earlier if this process ends.
+    """Hold a file lock in the context. If this process ends, the operating system releases the lock.
 
     Args:
         path: The lock file.
@@ -129,7 +129,9 @@ class Record:
     # ------------------------------------------------------------------ NVFlare's jobs
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
-        """Lock the study for one job in the context. If the job's process dies, the system releases the lock."""
+        """Within the context, hold the lock that lets only one job lead the study. If the job's process dies, the
+        system releases the lock.
+        """
         told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
         with alone(self.folder / paths.LOCK, told, LET_GO):
             append_line(self.folder / paths.JOBS, job)
@@ -241,7 +243,7 @@ class Record:
 
         The second name is a hard link if the file system supports hard links, and otherwise a copy.
         """
-        if self._best(round_number).exists():  # a resumed study may repeat a round that was already kept
+        if self._best(round_number).exists():  # a resumed study may repeat a round whose checkpoint was already kept
             return
         temporary = self.checkpoints / ".best.part"
         temporary.unlink(missing_ok=True)
@@ -287,7 +289,7 @@ class Record:
 
 
 def new_rounds(rounds: Sequence[Round], after: int, size: int) -> list[Round]:
-    """Return the rounds after the round `after`.
+    """Return the rounds that are later than the round `after`.
 
     Args:
         size: The maximum bytes of all returned rounds. If the first round alone has more bytes, only this round is

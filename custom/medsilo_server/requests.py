@@ -96,7 +96,7 @@ class Retry:
 
         With `when_missing: wait`, lost sites and sites with a temporary problem get the request again. A temporary
         problem is, for example, a training process that died. With `when_missing: stop`, sites with a temporary problem
-        get the request again once.
+        get the request once more.
 
         Args:
             attempt: The number of times that the request was sent.
@@ -207,8 +207,7 @@ class RequestScheduler:
     def __init__(self, acceptance: Acceptance, channel: Retry, turns: ByteCounter) -> None:
         self.plan, self.study, self.acceptance = acceptance.plan, acceptance.study, acceptance
         self.channel, self.turns = channel, turns
-        # the answer of each site to "join"; this attribute is the dictionary in `acceptance` and no copy, because the
-        # dictionary changes later
+        # each site's answer to "join"; the dictionary is not a copy, because `acceptance` adds answers to it later
         self.joined = acceptance.joined
 
     def ask(

@@ -1,6 +1,6 @@
 """Wrap the server's channel in layers. site_stack.py wraps a site in layers.
 
-A request passes through these layers in this order:
+A request passes through the layers in the following order:
 
     retry           repeats the request, as the plan's participation section says
     ledger          watches the hospitals' privacy ledgers, if the plan uses differential privacy

@@ -23,7 +23,7 @@ from medsilo_server.record import Record
 
 class Store:
     """The state that secure aggregation adds to the server's state. The base class has no state, because a study
-    without secure aggregation needs no such state.
+    without secure aggregation needs no state of secure aggregation.
     """
 
     def find(self, group: str) -> Tensors | None:
@@ -150,7 +150,8 @@ class ServerState:
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
         """Return the tensors of a group that a site receives.
 
-        For a personal group, an evaluation site receives the group's `fallback_group` instead, if there is one.
+        For a personal group, an evaluation site receives the group that `fallback_group` names instead, if a name is
+        given.
         """
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)
@@ -174,7 +175,7 @@ class ServerState:
         finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
         check_numbers(groups, phase.sent, self.ranges, finite)
         self.directions.check(directions)
-        for group in phase.sent:  # groups are added in the order in which the method declares the groups
+        for group in phase.sent:  # the order of groups is the order in which the method declares the groups
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
         self.directions.note(site, directions)
@@ -188,8 +189,8 @@ class ServerState:
         self.settled[site] = sorted(self.once)
 
     def mark_lost(self, site: str) -> None:
-        """Record that a site may lack the groups that each site receives only once, so that the site gets these groups
-        again.
+        """Record that a site may lack the groups that each site receives only once, so that the server sends these
+        groups to the site again.
         """
         self.settled.pop(site, None)
 
@@ -249,7 +250,7 @@ class ServerState:
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
     def summary_details(self) -> dict[str, Any]:
-        """Return the details in the summary, to which a group of tensors may add details about sites."""
+        """Return the details for the study's summary, including each tensor group's details about sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:

@@ -100,7 +100,7 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
 
     Sites that do not disclose their score are left out. If sites annotated different structures, each structure's score
     is averaged over the sites that annotated the structure, and then the mean over structures is taken. The sites' own
-    means over structures would not be comparable.
+    means over structures would not be comparable, because these means may cover different structures.
     """
     goal = task.goal
     judged = judged_by(goal, {site: own.absent for site, own in sites.items()})
@@ -174,7 +174,7 @@ def tested_as(
     step: float = 0.0,
     counted: int | None = None,
 ) -> dict[str, Any]:
-    """Return a site's test result in the form of the summary.
+    """Convert a site's test result to the form that summary.json uses.
 
     The key `suppressed` names the metrics that the site does not disclose because it has too few cases.
 
@@ -197,7 +197,8 @@ def tested_as(
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield the smallest and the largest possible exact value of each rounded mean.
 
-    A mean over some of the cases has a larger rounding step, because each patient has a larger weight in this mean.
+    A mean over some of the cases is rounded more coarsely than a mean over all cases, because each patient then has a
+    larger weight.
     """
     for name, length in task.goal.layout.items():
         if length != 2 or name not in counts or not counts[name][1]:

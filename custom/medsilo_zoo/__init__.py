@@ -1,1 +1,3 @@
-"""Methods that the papers of HarmoFL, AdaFed and FedSM do not compare; they use only the interface for plug-ins."""
+"""Federated methods that the papers of HarmoFL, AdaFed and FedSM do not compare; the methods use only medsilo's
+interface for plug-ins.
+"""

@@ -17,8 +17,8 @@ class ConDistFL(FedAvg):
     """FedAvg with distillation: from the received model, a site learns the structures U that the site did not annotate.
 
     At a position without annotation, the probability of structure u is p(u | not annotated) = p_u / (p_0 + Σ_U p_u).
-    The loss is 1 − Dice between the probabilities p of the site's model and those of the received model; the
-    temperature τ sharpens both. The loss leaves out positions that the hospital annotated, and positions where the
+    The loss is 1 − Dice between the probabilities of the site's model and of the received model, where the temperature
+    τ sharpens all probabilities. The loss leaves out positions that the hospital annotated, and positions where the
     received model finds a structure that the hospital annotates. If a network has outputs at several resolutions, only
     the output at the highest resolution, which comes first, is distilled. With complete annotations, and in
     classification, the method equals FedAvg.

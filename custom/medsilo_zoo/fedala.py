@@ -28,8 +28,8 @@ SAMPLE = -1
 
 
 class Aggregation(nn.Module):
-    """The state of a site. Besides the element-wise weights W, two flags store whether W was learned before, and
-    whether the received mean must still be combined with the model.
+    """The state that a site keeps for FedALA. Besides the element-wise weights W, two flags store whether W was learned
+    before, and whether the received mean must still be combined with the model.
     """
 
     learnt: Tensor
@@ -84,7 +84,7 @@ class FedALA(MeanOfOwn):
             return
         aggregation.waits.fill_(False)
         if all(map(torch.equal, own.parameters(), mean.parameters())):
-            return  # in the first round, the site's model equals the received mean
+            return  # in the first round, the site's model equals the received mean, so W has no effect
         mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
         lesson, losses = mixture.lesson(bench, self.step), list[float]()
         for _ in range(1 if aggregation.learnt else self.passes):
@@ -96,7 +96,7 @@ class FedALA(MeanOfOwn):
         own.load_state_dict(mixture(), strict=False)
 
     def learn(self, bench: TrainContext) -> float:
-        # in rounds without validation, the received mean has not been combined with the site's model yet
+        # without validation in this round, the received mean has not been combined with the site's model yet
         self.personalise(bench)
         return bench.train()
 

@@ -71,7 +71,7 @@ class FedCE(WeighingMethod):
             score = bench.cases.told_score(without(bench.modules["model"], bench.modules["sent"], share))
             if score is None:
                 raise Refused(
-                    "fedce weights hospitals by validation scores, which this one does not disclose; choose fedavg"
+                    "fedce weights hospitals by validation scores, and this one is not disclosed; choose fedavg"
                 )
             numbers["scores"].add_(score)
             numbers["rounds"].add_(1)

@@ -83,7 +83,7 @@ class FedDGGA(WeighingMethod):
         a = {site: mean.memory.get(site, before)["a"] for site in sites}
         number = mean.memory.get(sites[0], before)["rounds"]
         gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
-        # in the first round, all gaps are 0
+        # in the first round, all gaps are 0, so the weights stay the same
         a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
         mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}

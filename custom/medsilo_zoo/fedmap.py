@@ -40,8 +40,8 @@ LARGEST = 1 << 30  # maximum size of the prior in bytes, because every hospital 
 
 
 class Convex(nn.Module):
-    """The function f_ψ for one tensor: softplus layers that take θ and μ. All weights except those of the first layer
-    are nonnegative, so that f_ψ is convex.
+    """The function f_ψ for one tensor: a network of softplus layers whose inputs are θ and μ. All weights except those
+    of the first layer are nonnegative, so that f_ψ is convex.
     """
 
     def __init__(self, size: int, hidden: Sequence[int]) -> None:
@@ -91,8 +91,8 @@ class Prior(nn.Module):
 
 
 class ServersOwn(Aggregator):
-    """The tensors of the prior, which only the server changes. All sites receive these tensors, and no site sends
-    tensors of the prior.
+    """The tensors of the prior, which only the server changes. All sites receive the prior's tensors, and no site sends
+    them.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class FedMAP(WeighingMethod):
 
     def networks(self, build: ModelFactory) -> Modules:
         """Build the networks of a site: "model" is θ_k, and "prior" is the received R. The network "global" holds μ
-        when the site receives it, and θ_k when the site sends it.
+        after the site has received it, and θ_k before the site sends its tensors.
         """
         model = build()
         sizes = {name: own.numel() for name, own in learning(model).items()}
@@ -190,7 +190,7 @@ class FedMAP(WeighingMethod):
             loss = bench.train()
         told = bench.cases.told_loss(own)
         if told is None:
-            raise Refused("fedmap weights hospitals by training losses, which this one does not disclose; choose ditto")
+            raise Refused("fedmap weights hospitals by training losses, and this one is not disclosed; choose ditto")
         with torch.no_grad():
             value = -told - float(prior(theta, mu)) / max(1, bench.cases.count())
         bench.modules["contribution"].get_buffer("logarithm").fill_(max(-WIDEST, min(WIDEST, value)))
@@ -252,8 +252,8 @@ def towards(theta: Mapping[str, nn.Parameter], mu: Tensors, prior: Prior) -> Cal
 
 
 def learn(prior: Prior, sites: Iterable[tuple[float, Mapping[str, Tensor]]], mu: Tensors, step: float) -> None:
-    """Update ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ) and keep f_ψ convex. If the sum is not positive, ψ stays the same,
-    because R would otherwise decrease without limit.
+    """Update ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ) and keep f_ψ convex. If the sum Σ a_k R is not positive, ψ stays the
+    same, because R would otherwise decrease without limit.
 
     Args:
         prior: The prior R with its parameters ψ.

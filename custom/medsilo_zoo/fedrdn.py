@@ -44,7 +44,7 @@ class ChannelNorm(nn.Module):
     tables that a hospital sends, all rows except the hospital's row are zero, so that the server can add the tables.
     """
 
-    mean: Tensor  # [C]; means of the hospital's images
+    mean: Tensor  # for each channel, the mean over the hospital's images, [C]
     deviation: Tensor
     measured: Tensor
     present: Tensor
@@ -60,7 +60,7 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
-        # numbers of the table rows that contain statistics; this tensor stays on the CPU
+        # indices of the table rows that contain statistics; this tensor stays on the CPU
         self._known = torch.zeros(0, dtype=torch.int64)
         # a seed; together with the content of an image, the seed determines the hospital that is chosen for the image
         self._number: int | None = None
@@ -86,7 +86,7 @@ class ChannelNorm(nn.Module):
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
     def _draw_hospitals(self, images: Tensor, hospitals: int) -> Tensor:
-        """Choose a random hospital for each image, and return the number of the hospital's row in the tables."""
+        """Choose a random hospital for each image, and return the index of the hospital's row in the tables."""
         if self._number is None:
             return torch.randint(hospitals, (len(images),), generator=self._draws)
         return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
@@ -151,8 +151,8 @@ class FedRDN(Averaging):
     every image.
 
     The phase "measure" is one round without training. Each site sends the mean and the standard deviation of each
-    channel, averaged over the site's training images. The sites receive the statistics of all sites once. In
-    evaluation, a site uses its own statistics.
+    channel, averaged over the site's training images. Once in a study, each site receives the statistics of all sites.
+    In evaluation, a site uses its own statistics.
     """
 
     title = "FedRDN"
@@ -163,12 +163,12 @@ class FedRDN(Averaging):
     @model_validator(mode="after")
     def _has_an_input_layer(self) -> Self:
         if self.amplitude:
-            raise PlanError("algorithm.amplitude: fedrdn normalises images itself; set it to null")
+            raise PlanError("algorithm.amplitude: fedrdn normalises images itself; set the key to null")
         return self
 
     def networks(self, build: ModelFactory) -> Modules:
         if build.shape is not None and len(build.shape) < 2:
-            raise PlanError("algorithm.name: fedrdn normalises images, and a table's columns are none; choose fedavg")
+            raise PlanError("algorithm.name: fedrdn normalises images, and a table has no images; choose fedavg")
         return {"model": build(), INPUT: ChannelNorm(len(build.sites), build.channels)}
 
     def input_layer(self, modules: Modules) -> nn.Module:
@@ -250,9 +250,9 @@ def of_one_hospital(tensors: Tensors) -> None:
     present = tensors["present"]
     known = present > ROUNDED
     if abs(float(present.sum()) - 1) > ROUNDED or float(present.min()) < -ROUNDED:
-        raise Refused("channels/present does not name one hospital")
+        raise Refused("channels/present does not name exactly one hospital")
     if any(bool((tensors[name][~known].abs() > ROUNDED).any()) for name in ("means", "deviations")):
-        raise Refused("channels holds rows of other hospitals")
+        raise Refused("the tables of channels hold rows of other hospitals")
     if bool((tensors["deviations"][known] < FLATTEST * present[known, None] - ROUNDED).any()):
         raise Refused(f"channels/deviations is below {FLATTEST}")
 

@@ -29,8 +29,8 @@ class FedRep(FedPer):
         body = {name for name, _ in model.named_parameters()} - head
         with learning_only(model, head), keeping_statistics(model):
             for number in range(self.head_epochs):
-                # Negative epoch numbers give the head other orders of cases than the body, whose epochs are numbered
-                # from 0.
+                # The head's epochs have negative numbers, so that the head gets the cases in other orders than the
+                # body, whose epochs are numbered from 0.
                 bench.cases.epoch([bench.lesson()], -1 - number)
         with learning_only(model, body):
             return bench.train()

@@ -83,7 +83,7 @@ class FedRoD(SharedAndOwn):
     def check_training(self, training: Training) -> None:
         if training.class_weights != "none":
             raise PlanError(
-                f"training.class_weights: {self.name} balances classes itself, by balanced softmax; set none"
+                f"training.class_weights: {self.name} balances classes by balanced softmax; set class_weights to none"
             )
 
     def check_task(self, task: Task) -> None:

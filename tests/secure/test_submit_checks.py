@@ -45,7 +45,7 @@ def test_another_version_or_none_is_refused_before_anything_starts(
         other, without = pool.map(why_not, (OTHER, WITHOUT))
     ours = facts_of(ENGINE)
     assert f"{OTHER} refused: runs medsilo 0.0.9 (" in other
-    assert f"the server {ours['version']} ({ours['hash'][:12]})" in other
+    assert f"the server runs {ours['version']} ({ours['hash'][:12]})" in other
     assert not (consortium.kit(OTHER) / "medsilo" / f"job-{OTHER}").exists()
     assert WITHOUT in without and "(ModuleNotFoundError)" in without
     assert other.startswith("not started: ") and without.startswith("not started: ") and "\n" not in other + without

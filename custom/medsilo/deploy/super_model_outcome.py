@@ -1,5 +1,5 @@
-"""The super model as a study's outcome: the server and the sites deliver personal models, choose the threshold gamma,
-and save the super model.
+"""Make a super model from a study's models: deliver personal models to the sites, choose the threshold gamma, and save
+the super model.
 """
 
 import math
@@ -26,13 +26,13 @@ from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
-ALWAYS_COMMON = 1.0  # with this value of gamma, no confidence is high enough for a personal model
+ALWAYS_COMMON = 1.0  # with this value of gamma, the selector is never confident enough to choose a personal model
 DETAILS = "super_model"  # the key under which a study's summary describes the super model
 
 
 class Choices(MessageFacts):
-    """Counts of how often each model was chosen for a site's cases, and, for each threshold, the sum of the cases'
-    scores.
+    """A site's results of choosing: how often each model was chosen for a case, and the sum of the cases' scores for
+    each threshold.
     """
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
@@ -40,9 +40,9 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """The facts that the server sends to a site about the super model. If sites deliver personal models, the facts name
-    the owners of the delivered models. Before the test, the facts contain the super model's threshold and the labels
-    that sites lack.
+    """The server's message to a site about the super model. If sites deliver personal models, the message names the
+    owners of the delivered models. Before the test, the message also contains the super model's threshold and, for
+    each site, the labels that the site did not annotate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -53,7 +53,7 @@ class SuperModelNews(BaseModel):
 
 
 class Counting(nn.Module):
-    """A super model that counts how often the super model's selector chooses each site's model."""
+    """A super model that counts how often its selector chooses each site's model."""
 
     def __init__(self, model: SuperModel) -> None:
         super().__init__()
@@ -84,10 +84,11 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
-    advice: str = ""  # advice for the warning that the global model answers for all cases
-    # A function that completes the selector at the end of the study, from the mean of the tensor group "sums".
+    advice: str = ""  # advice that a warning gives if the global model predicts for all cases
+    # A function that completes the selector at the end of the study; its second argument is the mean of the tensor
+    # group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    # If the selector names the right hospital for a smaller fraction of cases than this, the global model answers for
+    # If the selector names the right hospital for less than this fraction of the cases, the global model predicts for
     # all cases.
     least: float = 0.0
 
@@ -180,7 +181,7 @@ class SuperModelOutcome(Outcome):
             raise Refused(f"the site chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
         if part == "validation" and not suppressed and counted != cases:
-            raise Refused(f"the site chose models for {counted} cases and has {cases}")
+            raise Refused(f"the site chose models for {counted} cases and has only {cases} cases")
         sums = len(THRESHOLDS) if part == "validation" and self.rule == "threshold" else 0
         if len(told.sums) != sums:
             raise Refused(f"the answer does not give {sums} sums of scores")
@@ -256,7 +257,7 @@ def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
 
 
 def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) -> Facts:
-    """Round the number of choices of each model, and the sums of scores, for disclosure."""
+    """Round the answer so that the site may disclose it: how often each model was chosen, and the sums of scores."""
     if resolution.exact:
         return answer
     cases = sum(answer["chosen"].values())
@@ -265,7 +266,7 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 
 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
-    """Round the number of choices of each model for disclosure, and leave out models whose rounded number is 0."""
+    """Round how often each model was chosen, and leave out models whose rounded count is 0."""
     counts = [float(count) for count in chosen.values()]
     # the patients of the counted cases are unknown, so the worst case is assumed: all counted cases come from the
     # patients with most cases
@@ -278,8 +279,8 @@ def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, 
 
 
 def tuned(told: Sequence[Choices]) -> Tuning | None:
-    """Return the threshold with the best mean score over all sites; None if the rule has no threshold or no site
-    discloses counts.
+    """Return the threshold with the best mean score over all sites. Return None if the rule has no threshold, or if no
+    site discloses counts.
     """
     cases = sum(sum(choices.chosen.values()) for choices in told)
     if not cases or not told[0].sums:
@@ -289,9 +290,7 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """Return the fraction of validation cases for which the selector chooses the hospital of the case, as a mean over
-    the sites that disclose counts.
-    """
+    """Return the fraction of validation cases for which the selector chooses the case's own hospital."""
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
 

@@ -29,7 +29,7 @@ EQUAL = 1e-9  # mean scores whose difference is smaller than this number count a
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tried thresholds in ascending order; each threshold has its number of scored cases and the mean score."""
+    """The thresholds that were tried, in ascending order, each with the number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
@@ -51,9 +51,7 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """Compute the tuning of the threshold from the number of cases and the summed score of all hospitals for each
-    threshold.
-    """
+    """For each threshold, convert the number of scored cases and the sum of scores over all hospitals to a mean."""
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
 
@@ -66,11 +64,12 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Facts about the study of a super model, from which a program can build the super model's networks again."""
+    """Facts about a super model's study, from which a program can rebuild the networks of the super model."""
 
     plan: Plan
-    selector: Network  # the selector's network, in the form of a plan's section
-    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the missing labels of each site
+    selector: Network  # the selector's network, described in the same way as a network in a plan
+    # for each site, the labels that the site did not annotate
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Manifest(Section):
@@ -83,20 +82,20 @@ class Manifest(Section):
     absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     plan_hash: str
     packages: dict[str, dict[str, str]]
-    files: dict[str, str]  # the SHA-256 of each file, by name
+    files: dict[str, str]  # for each file name, the SHA-256 of the file
 
 
 class SuperModel(nn.Module):
-    """FedSM's super model (Alg. 2): a global model, the personal models of hospitals that share their models, and the
-    selector f_s.
+    """FedSM's super model (Algorithm 2): a global model, the personal models of hospitals that share their models, and
+    the selector f_s.
 
     Rules:
-    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if the site's
-      probability is strictly above `threshold`; otherwise, the global model answers.
+    - "threshold" (FedSM): the selector has one output per site. The personal model of the most likely site predicts if
+      the selector's probability of the site is strictly above `threshold`; otherwise, the global model predicts.
     - "argmax" (FedSM-extra): output 0 of the selector is for the global model, and each further output is for a site.
-      The model of the most likely output of the selector answers.
-    - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models answer, and the
-      selector's probabilities are the weights of the mixture.
+      The model that belongs to the selector's most likely output predicts.
+    - "mixture" (ensemble): the selector's outputs have the same meaning as for "argmax". All models predict, and the
+      selector's probabilities are the weights with which the predictions are mixed.
 
     Args:
         global_model: the model for images that resemble no hospital's
@@ -143,13 +142,13 @@ class SuperModel(nn.Module):
         self.global_model, self.selector = global_model, selector
         # A ModuleList is used, because a ModuleDict forbids dots in names, and names of sites may contain dots.
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)
-        # For each output of the selector, the name of the model that answers.
+        # For each output of the selector, the name of the model that belongs to the output.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
     def expert(self, name: str) -> nn.Module:
-        """Return the global model for the name "global", or, for the name of a site that shares its personal model,
-        this model.
+        """Return the model with this name: the global model for "global", or the shared personal model of the named
+        site.
         """
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
@@ -166,7 +165,7 @@ class SuperModel(nn.Module):
         return scores.softmax(1)
 
     def choose(self, x: Tensor) -> tuple[list[str], Tensor]:
-        """Return, for each image, the site whose model answers, and the selector's greatest probability, [B]."""
+        """Return, for each image, the site whose model predicts, and the selector's greatest probability, [B]."""
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
@@ -185,8 +184,8 @@ class SuperModel(nn.Module):
         return self.answer(x)[0]
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor]:
-        """Return the output, the chosen experts and the confidence. The selector and each expert process an image at
-        most once.
+        """Return the super model's output, the chosen experts and the selector's confidence. The selector and each
+        expert process an image at most once.
         """
         probabilities = self.probabilities(x)
         names, confidence = self.chosen(probabilities)
@@ -203,7 +202,7 @@ class SuperModel(nn.Module):
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
     def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
-        """Return log h with h = sum_k y_k h_k (Sec. 3.1.1).
+        """Return log h with h = sum_k y_k h_k (Section 3.1.1).
 
         Computing with logarithms avoids underflow and keeps gradients.
         """
@@ -248,7 +247,7 @@ class SuperModel(nn.Module):
 
     @staticmethod
     def load(folder: Path, plan: Plan | None = None) -> "SuperModel":
-        """Load a super model from a folder. Raises MedsiloError if a file was changed.
+        """Load a super model from a folder. Raises MedsiloError if a file of the super model was changed.
 
         Args:
             folder: the super model's folder
@@ -281,7 +280,7 @@ def assemble(
     sites: Iterable[str],
     rule: Rule = "threshold",
 ) -> SuperModel:
-    """Return a super model in evaluation mode from the tensors of its networks. The mapping `personal` contains the
+    """Build a super model in evaluation mode from the tensors of its networks. The mapping `personal` contains the
     personal models of sites that agreed to share their personal models.
     """
     sites, plan = sorted(sites), origin.plan
@@ -291,7 +290,8 @@ def assemble(
         return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     precision = next(tensor.dtype for tensor in selector.values() if tensor.is_floating_point())
-    with torch.random.fork_rng(devices=[]):  # the loaded tensors replace the initial random weights
+    # the initial random weights are replaced by the loaded tensors, so the caller's random generator stays unchanged
+    with torch.random.fork_rng(devices=[]):
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},
@@ -331,7 +331,7 @@ def _personal_file(site: str) -> str:
 
 def _check(path: Path, name: str, expected: str | None) -> None:
     if expected is None or not path.is_file():
-        raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
+        raise MedsiloError(f"{name} is missing from the super model; fetch the super model again", private=str(path))
     if weight_cache.hash_of_file(path) != expected:
         message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
         raise MedsiloError(message, private=str(path))

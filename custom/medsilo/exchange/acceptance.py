@@ -27,7 +27,7 @@ from medsilo.tasks.metrics import OF_CLASSES
 from medsilo.tasks.subgroups import HOSPITAL
 from medsilo.tasks.task import check_absent
 
-Asked = tuple[str, int]  # the task's name and the round
+Asked = tuple[str, int]  # the name of a request's task, and the round
 
 
 class Acceptance:
@@ -36,7 +36,7 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # each site's answer to the request "join"
-        # The first answer of each site; all later answers must repeat the numbers of cases in it
+        # The first answer of each site; all later answers of the site must state the same numbers of cases
         self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
@@ -57,7 +57,7 @@ class Acceptance:
         check_values(facts, self.most_values)
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
-            raise Refused(f"answers {' '.join(other)} of another study, not {task} {number} of this one")
+            raise Refused(f"the answer belongs to {' '.join(other)} of another study, not {task} {number} of this one")
         check_packages(facts.get("packages"), self.plan.code)
         answer = ANSWERS[task].received(facts)
         counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)
@@ -117,8 +117,8 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """Return the aggregation weight of a site's update after training on all training cases, from the numbers that
-        the site stated.
+        """Compute a site's weight in the average from the numbers that the site stated, if the site trained on all its
+        training cases.
         """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
@@ -137,7 +137,9 @@ class Acceptance:
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """If a site's software can change the last digits of results, add a warning to the site's answer."""
+        """If a site's machine differs from the server's, and the last digits of results may therefore differ, add a
+        warning to the site's answer.
+        """
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
         told = {
@@ -162,11 +164,11 @@ class Acceptance:
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
-    """Raise Refused unless the counts are possible for the task and the site's number of test cases or patients."""
+    """Raise Refused if the counts are impossible for the task, or for the site's number of test cases or patients."""
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
-            raise Refused(f"the site's counts have the surplus {plain(name, 40)}")
+            raise Refused(f"the site's counts have the surplus entry {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"the site's counts of {name} are not {layout[name]} numbers")
         if name not in OF_CLASSES:
@@ -176,7 +178,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused for a threshold that the plan does not ask for, or that the counts in the answer rule out."""
+    """Raise Refused if the plan does not ask for a threshold, or if the answer's counts contradict the threshold."""
     if threshold is None:
         return
     if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
@@ -185,9 +187,11 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused if a sum over cases is impossible, or if the number of summed cases is impossible."""
+    """Raise Refused if the number of cases in a sum exceeds the site's number, or if so many cases cannot have this
+    sum.
+    """
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
-        raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most}")
+        raise Refused(f"the site's counts of {name} cover {number:g} cases, and the site has {most} cases")
     if not number * low - 1e-3 <= summed <= number * high + 1e-3:
         raise Refused(f"the site's sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")

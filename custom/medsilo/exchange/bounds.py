@@ -8,7 +8,7 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
-SLACK = 8 << 20  # limit on the bytes of a message without the bytes of the message's tensors
+SLACK = 8 << 20  # limit on the bytes of a message, not counting the bytes of the message's tensors
 WIDER = 2  # a hospital's filters may convert a tensor to a type that needs twice the bytes
 # limit on the number of values in a message, not counting values about tensors, sites and counts
 BESIDE = 2 * MOST_VALUES

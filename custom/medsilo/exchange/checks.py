@@ -14,13 +14,13 @@ from medsilo.schedule.phase import Group, Ranges
 
 
 def check_packages(site: Any, server: Any) -> None:
-    """Raise Refused unless a site has the same versions as the server, of medsilo and of all other packages that the
+    """Raise Refused unless the site and the server have the same versions of medsilo and of all other packages that the
     plan uses.
     """
     own, served = (told if isinstance(told, dict) else {} for told in (site, server))
     if own != served and (name := name_that_differs(own, served)) is not None:
         runs, serves = (plain(in_words(code.get(name)), 60) for code in (own, served))
-        raise Refused(f"runs {plain(str(name), 60)} {runs}, the server {serves}; install the same package at both")
+        raise Refused(f"runs {plain(str(name), 60)} {runs}, the server runs {serves}; install the same package at both")
 
 
 def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:

@@ -1,8 +1,8 @@
-"""The names that a plug-in imports from medsilo. From medsilo itself, a plug-in must import only these names. The page
-docs/research/extend.md shows examples.
+"""The names that a plug-in imports from medsilo. A plug-in must import nothing from medsilo except the names of
+medsilo.extend. The page docs/research/extend.md shows examples of plug-ins.
 
-A plug-in that reads a data set for `medsilo init`, that predicts, or that exports also imports names from
-medsilo_lab.extend.
+Some plug-ins also import names from medsilo_lab.extend: plug-ins that predict, that export, or that read a data set for
+`medsilo init`.
 
 To keep importing this module fast, each name is loaded only when a program first uses the name.
 """
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# The module that defines each exported name. Names are imported on first use, because the help text loads a command's
-# plug-in, and loading torch would be slow.
+# For each exported name, the module that defines the name. An exported name is imported on first use: otherwise,
+# --help, which loads the plug-ins of commands, would also load torch and be slow.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -75,7 +75,7 @@ PLACES = {
 }
 __all__ = ["__version__", "files", *PLACES]
 
-# type checkers must not see `__getattr__`, because a module with `__getattr__` has any name for a type checker
+# this function is hidden from type checkers, which would otherwise accept every name as a name of this module
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
-"""Additional names for a method that can't be written with `Algorithm`, `Group` and `Phase` alone.
+"""The names that a plug-in's method needs if it can't be written with `Algorithm`, `Group` and `Phase` alone.
 
-The package `medsilo_zoo` contains examples of methods that use these names.
+The package `medsilo_zoo` contains examples of methods that use the names of this module.
 """
 
 from medsilo.core.errors import PlanError

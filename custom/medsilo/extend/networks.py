@@ -1,7 +1,7 @@
-"""Additional names for a network that consists of several networks, or that starts with pre-trained weights from a
-file.
+"""The names that a plug-in's network needs if it consists of several networks, or if it starts with pre-trained weights
+from a file.
 
-The package `medsilo_pretrained` contains examples of networks that use these names.
+The package `medsilo_pretrained` contains examples of networks that use the names of this module.
 """
 
 from medsilo.core import weight_cache

@@ -41,7 +41,8 @@ class AmplitudeNorm(nn.Module):
     torch.Size([3, 16, 9])
     """
 
-    amplitude: Tensor  # A, [C, ..., W // 2 + 1], unnormalised, in the layout of torch.fft.rfftn
+    # the average amplitude A, not normalised, in the layout of torch.fft.rfftn, of the shape [C, ..., W // 2 + 1]
+    amplitude: Tensor
     batches: Tensor  # number of batches that A averages
     frozen: Tensor
 
@@ -54,9 +55,9 @@ class AmplitudeNorm(nn.Module):
     ) -> None:
         super().__init__()
         if len(shape) < 2 or min(shape) < 1:
-            raise ValueError(f"shape is {tuple(shape)}: give (C, H, W) or (C, D, H, W)")
+            raise ValueError(f"shape is {tuple(shape)}: give a shape (C, H, W) or (C, D, H, W)")
         if not 0 <= decay <= 1:
-            raise ValueError(f"decay is {decay}: v must be in [0, 1]")
+            raise ValueError(f"decay is {decay}: the decay must be in [0, 1]")
         if band is not None and not 0 <= band <= 0.5:
             raise ValueError(f"band is {band}: give None or a share of the image's size from 0 to 0.5")
         if start not in ("batch", "zero"):
@@ -72,8 +73,8 @@ class AmplitudeNorm(nn.Module):
         self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """The number of batches and the frozen state stay on the CPU, because a program that reads a GPU's memory must
-        wait for the GPU.
+        """The number of batches and the frozen state stay in the CPU's memory, because reading a GPU's memory means
+        waiting for the GPU.
         """
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
@@ -86,7 +87,8 @@ class AmplitudeNorm(nn.Module):
         learns = self.training and not self.frozen
         if not learns and not self.frozen and not self.batches:
             return images
-        # Half precision could overflow in the sum over an image's pixels and in the image's spectrum.
+        # the layer computes at least in single precision: half precision could overflow in the sum over an image's
+        # pixels and in the spectrum
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
         parts = wide.split(self._together(wide))
         spectra: Iterator[Tensor] = (torch.fft.rfftn(part, dim=self.axes) for part in parts)
@@ -107,7 +109,7 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
-        """Set the average amplitude A to a mean over images. Negative values, which privacy noise may cause, become
+        """Set the average amplitude A to a mean over images. Negative amplitudes, which privacy noise may cause, become
         0.
         """
         self.amplitude.zero_()
@@ -132,7 +134,7 @@ class AmplitudeNorm(nn.Module):
 
     @property
     def used(self) -> Tensor:
-        """Each channel's average amplitude A at the frequencies that normalisation uses."""
+        """For each channel, the average amplitude A at the frequencies that normalisation uses."""
         return self._used_of(self.amplitude)
 
     def _used_of(self, amplitudes: Tensor) -> Tensor:

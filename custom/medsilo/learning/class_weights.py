@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from medsilo.learning.compute import LossFunction, labels_in
 from medsilo.learning.partial_labels import marginal
 
-NEVER = -1e4  # After this constant was added to a logit, the softmax probability is exactly 0, even in half precision.
+NEVER = -1e4  # a logit to which this constant was added gets a softmax probability of exactly 0, even in half precision
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
@@ -56,9 +56,9 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
 def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
     """Return the loss function ℓ(z + log n, y), where z are the network's logits (Ren et al. 2020).
 
-    The trained logits z, without log n, are right for data in which all classes are equally frequent. A class with n_c
-    = 0 has the probability 0 in training. If a network has one logit for two classes, the logit belongs to the second
-    class, and the first class has the logit 0.
+    The trained logits z, without log n, are right for data in which all classes are equally frequent. In training, a
+    class with n_c = 0 gets the probability 0. If a network has one logit for two classes, the logit belongs to the
+    second class, and the first class has the logit 0.
 
     Args:
         counts: n_c, the number of training cases of each class.

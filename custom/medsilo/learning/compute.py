@@ -66,7 +66,7 @@ class Compute:
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Within this context, seed all generators of random numbers, and choose deterministic operations.
+        """Within the context, seed all generators of random numbers, and use deterministic operations.
 
         If a GPU operation has no deterministic version, PyTorch logs a warning and continues.
         """
@@ -78,7 +78,8 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # filling new memory takes time and only helps debugging
+            # new memory is not filled, because filling takes time and only helps debugging
+            memory.fill_uninitialized_memory = False
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)
@@ -89,12 +90,14 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # another study may use the GPU before the present study trains again
+                # the memory is released, because another study may use the GPU before the present study trains again
+                torch.cuda.empty_cache()
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
         """Start an asynchronous copy of a batch to the device.
 
-        The marks of structures without annotations are read on the CPU, so that no loss function waits for the GPU.
+        Marks of structures without annotations are read from the CPU's copy of the labels, so that no loss function
+        waits for the GPU.
         """
         there = targets.to(self.device, non_blocking=True)
         return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
@@ -106,7 +109,8 @@ class Compute:
 
 
 # ---------------------------------------------------------------------- structures that a hospital did not annotate
-# attribute of a label tensor on a GPU that marks structures without annotations for each case
+
+# attribute of a label tensor on a GPU: for each case, a number that marks the structures without annotations
 KNOWN = "known_marks"
 BYTE = 8
 
@@ -128,8 +132,8 @@ def labels_in(target: Tensor) -> Tensor:
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Attach to a tensor of labels on a GPU the marks of structures without annotations, so that no loss function waits
-    to read the marks.
+    """Mark, on a GPU's tensor of labels, the structures that were not annotated in each case. The marks come from a
+    copy in the CPU's memory, so that no loss function waits for the GPU.
 
     Args:
         read_from: A copy of the labels in the CPU's memory.
@@ -140,7 +144,7 @@ def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases, together with the attached marks of structures without annotations."""
+    """Return the labels of the chosen cases; marks of missing annotations, if attached to the labels, stay attached."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

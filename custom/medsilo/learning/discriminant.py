@@ -1,8 +1,8 @@
 """Compute the last layer of a network that predicts a case's hospital: Fisher's linear discriminant in closed form.
 
-If one hospital trained this network by gradient steps, the network would learn to predict always this hospital. Instead
-of training, each hospital sends sums of features over its cases once, and the server computes the discriminant from the
-sums.
+If one hospital trained this network by gradient steps, the network would learn to predict always this hospital. No
+gradient steps train the network: each hospital sends sums of features over its cases once, and the server computes the
+discriminant from the sums.
 """
 
 from collections.abc import Iterator, Mapping
@@ -107,7 +107,7 @@ def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
     """Raise Refused if tensors are neither one hospital's sums of features nor a mean of such sums over hospitals."""
     present, means = tensors["present"], tensors["means"]
     if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
-        raise Refused("sums/present does not name one hospital")
+        raise Refused("sums/present does not name exactly one hospital")
     if bool((means[present <= ROUNDED].abs() > ROUNDED).any()):
         raise Refused("sums/means holds features of other hospitals")
     if float(tensors["products"].diagonal().min()) < -ROUNDED:

@@ -74,8 +74,8 @@ def head_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def judges_by_batch(module: nn.Module) -> bool:
-    """Return True if a batch norm lacks running statistics, because its outputs then depend on the batch even in
-    evaluation.
+    """Return True if a batch norm lacks running statistics; without running statistics, its outputs depend on the batch
+    even in evaluation.
     """
     return any(layer.running_mean is None for layer in batch_norm_layers(module))
 

@@ -29,7 +29,7 @@ def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
 
 @dataclass(frozen=True)
 class Watch:
-    """Calls a function on each training batch, and trains no network."""
+    """Calls a function on each training batch, but trains no network."""
 
     look: TrainStep
 
@@ -40,7 +40,8 @@ class Watch:
 def batches(
     dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of a data set on the site's device, in order or shuffled by a random generator.
+    """Yield the batches of a data set on the site's device, either in order or in an order shuffled by a random
+    generator.
 
     Args:
         whole: Whether to keep a last shuffled batch that has only one case, although batch norm can't train on it.
@@ -147,7 +148,9 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """Train on each batch, and return the mean loss over cases of the first training step function."""
+    """Apply all training step functions to each batch. Return the mean loss over cases, as computed by the first of
+    these functions.
+    """
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
@@ -161,11 +164,11 @@ def as_scored(output: Tensor, of_patients: bool) -> Tensor:
     """If the inputs are patients' data, replace NaN in a network's output by 0, and infinity by a large value.
 
     If NaN raised an error, a crafted model could disclose whether a hospital has a certain case. If the inputs are not
-    patients' data, NaN raises Refused.
+    patients' data, the function raises Refused for NaN.
     """
     if of_patients:
         return output.nan_to_num().clamp(-FURTHEST, FURTHEST)
-    if bool(output.isnan().any()):  # argmax would turn NaN into a class
+    if bool(output.isnan().any()):  # NaN is refused, because argmax would turn NaN into a class
         raise Refused(
             "the model's output is NaN, so it is not scored; lower training.learning_rate, or the server's step if "
             "the plan has one"

@@ -34,7 +34,7 @@ def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rou
 def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
     """Return a subclass of one of PyTorch's optimizers that lacks PyTorch's wrappers for `torch.compile`.
 
-    The wrappers for `torch.compile` import PyTorch's compiler, which costs each training process a second and 70 MB of
+    PyTorch's wrappers for `torch.compile` import a compiler, which costs each training process a second and 70 MB of
     memory.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")

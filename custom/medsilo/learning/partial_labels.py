@@ -1,7 +1,7 @@
 """Train on masks in which a hospital did not annotate all structures.
 
 The lowest byte of a label is the class, and each higher bit marks a structure that was not annotated in the case. A
-pixel labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the
+pixel labelled as background may belong to a structure without annotations. The loss at a background pixel uses the
 total probability of background and of all structures without annotations (a marginal likelihood). A pixel of an
 annotated structure belongs only to this structure, so the loss at the pixel reduces the probabilities of all other
 structures.
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from medsilo.learning.compute import BYTE, labels_in, marks_in
 
-# largest label whose lack of annotation a label's bits can mark, because MONAI converts labels to float32, which
-# represents only 24 bits exactly
+# Largest label that can be marked as not annotated. MONAI converts labels and marks to float32, which represents only
+# 24 bits exactly.
 MOST = 15
 
 
@@ -56,9 +56,10 @@ def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
-    """Yield the outputs and targets of each set of cases with equal annotated labels.
+    """Divide the cases into sets in which all cases have the same annotated labels, and yield the outputs and targets
+    of each set.
 
-    At each resolution, the outputs have the shape [cases, labels, ...]; the targets are indices into the yielded list
+    At each resolution, the outputs have the shape [cases, labels, ...]. The targets are indices into the yielded list
     of annotated labels.
 
     The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. The

@@ -1,4 +1,6 @@
-"""HarmoFL's weight perturbation: gradients at nearby weights that have a higher loss lead training to flat minima."""
+"""HarmoFL's weight perturbation: training uses gradients at nearby weights with a higher loss, which leads to flat
+minima.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -64,7 +66,7 @@ class PerturbedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
-        else:  # a method that Optimizer.__init__ calls before self.base exists
+        else:  # Optimizer.__init__ calls this method before self.base exists
             unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor
 
 @contextmanager
 def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """At the end, restores parameters from a copy of the old values, because subtracting the perturbation δ would leave
+    """When the context ends, restores the parameters from copies, because subtracting the perturbation δ would leave
     rounding errors.
     """
     own = [parameter.data for parameter in parameters]
@@ -120,6 +122,6 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
 
 
 def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
-    """Return a training step that does lines 9 to 12 of HarmoFL's Algorithm 1."""
+    """Return a training step that performs lines 9 to 12 of HarmoFL's Algorithm 1."""
     perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
     return lambda _, closure: perturbed.step(cast(Closure, closure))

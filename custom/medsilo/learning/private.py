@@ -34,14 +34,14 @@ COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are s
 class PoissonSample:
     """Draws the privacy units of each training step, each unit independently and with the same probability.
 
-    A drawn batch may be empty or larger than expected, and the cases of a privacy unit are consecutive in a batch. The
+    A drawn batch may be empty, or larger than expected. The cases of a privacy unit are consecutive in a batch. The
     attribute `owners` contains the privacy unit of each case in the last batch.
     """
 
     def __init__(
         self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
-        """Group the cases by privacy unit, which is a patient, or a single case if the cases have no units.
+        """Group the cases by privacy unit; if no units are given, each case is its own privacy unit.
 
         Args:
             size: The public number of all units. None: the number of cases.
@@ -82,8 +82,8 @@ def _no_cases(dataset: Dataset) -> Case:
 
 @dataclass
 class PrivateSteps:
-    """The Poisson sample, the clipping bound and the noise of one round's training steps; all networks use this one
-    sample.
+    """The Poisson sample, the clipping bound and the noise for all training steps of one round; all networks train on
+    the same Poisson sample.
 
     Args:
         noise: The standard deviation of the noise on a summed gradient, divided by the clipping bound.
@@ -144,8 +144,8 @@ class PrivateSteps:
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
         """Return (Σ clip(mean vector of a unit) + noise) / number of units, where a unit is a case or a patient.
 
-        In the privacy account, the noisy mean counts as one release. To save memory, the method stores only the vectors
-        of privacy units that still lack cases.
+        In the privacy account, the noisy mean counts as one release. To save memory, the method keeps a privacy unit's
+        vectors only until the last case of the unit was read.
 
         Args:
             vectors: The vectors of all cases in order, as batches [cases, length].
@@ -204,14 +204,14 @@ def gradients_of_cases(
 class ClippedSum:
     """Clips the gradient of each privacy unit, and sums the clipped gradients.
 
-    Consecutive batches may each contain some cases of one patient.
+    The cases of one patient may be spread over consecutive batches.
     """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        # The last privacy unit and the sum of its gradients, because the next batch may contain more cases of this
-        # unit.
+        # The last privacy unit and the sum of its gradients are kept, because the next batch may contain more cases of
+        # this unit.
         self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
@@ -229,7 +229,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """After all batches, clip and add the gradient of the last privacy unit."""
+        """After the last batch, clip the gradient of the last privacy unit, and add the clipped gradient to the sum."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None
@@ -239,7 +239,8 @@ class ClippedSum:
             return
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # for a norm of 0, the clipping factor is 1
+        # if a norm is 0, the division gives infinity, and the clipping factor is 1
+        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
             # norms are computed in float64, because the rounding errors of float32 exceed the margin WITHIN

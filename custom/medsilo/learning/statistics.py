@@ -14,7 +14,7 @@ from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 Statistics = list[tuple[Tensor, Tensor]]  # for each layer: (mean [channels], population variance [channels])
 Layers = Literal["all", "last"]
 
-# For each choice of layers to measure, the function that returns the layers, and the name of the layers in an error
+# For each choice of layers to measure: the function that returns the layers, and the words for the layers in an error
 # message.
 MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {
     "all": (local_norms, "norm"),
@@ -32,8 +32,8 @@ class ChannelMoments:
         self.centre = self.sums = self.squares = torch.zeros(0)
 
     def add(self, values: Tensor) -> None:
-        """The sums are of differences between each sample and a centre near the mean, so that single precision
-        suffices. At first, the centre is the mean of the first portion of samples. After 2, 4, 8, ... portions of
+        """To keep single precision sufficient, the method does not sum the samples, but their differences from a centre
+        near the mean. At first, the centre is the mean of the first portion of samples. After 2, 4, 8, ... portions of
         samples, the centre moves to the mean of all samples so far.
 
         Args:
@@ -111,7 +111,7 @@ def passes(
     watched: Sequence[nn.Module],
     look: Callable[[int, Tensor], None],
 ) -> Iterator[None]:
-    """Yield None after each batch that has passed through a network in evaluation mode.
+    """Pass each batch through a network in evaluation mode, and yield None after each batch.
 
     Args:
         loader: Batches of inputs, or tuples whose first item is a batch of inputs.
@@ -157,7 +157,7 @@ def batch_norm_input_statistics(
 def moments_of_cases(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Iterator[Tensor]:
-    """For each batch, yield the means and mean squares of each case over the inputs of the measured layers.
+    """For each batch, yield each case's mean and mean square of every channel, for the inputs of the measured layers.
 
     A batch's tensor has the shape [cases, 2 · channels of all measured layers]. The rows of the tensor are divided by
     √(2 · channels), so that the norm of a row is a root mean square.
@@ -226,7 +226,7 @@ def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
     """Set each batch norm's running statistics to the statistics of its inputs over all cases (AdaBN, Li et al. 2017).
 
-    The running statistics become those that one training batch of all cases, without dropout, would give. The function
+    The running statistics become the same as after training on one batch of all cases without dropout. The function
     makes one pass over the data for each batch norm. Raises Refused if the data have fewer than two cases.
     """
     if sum(map(len, data())) < 2:

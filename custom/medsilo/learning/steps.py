@@ -1,7 +1,7 @@
 """Define helpers for methods that correct gradients, sum gradients, or call a network with weights that are not its
 own.
 
-One of these helpers makes Adam's moments available as tensors that sites and the server can exchange.
+The class `Moments` makes Adam's moments available as tensors that sites and the server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s of gradients, which also computes the mean of all gradients g before s is added.
+    """Adds a correction s to the gradients g, and computes the mean of the gradients g before the correction.
 
     Args:
         shifts: The tensors s.
@@ -102,7 +102,8 @@ class Moments(nn.Module):
         """
         for index, parameter in enumerate(_weights(optimizer)):
             optimizer.state[parameter] = {
-                "step": self.steps.cpu().clone(),  # Adam needs a counter for each weight, on the CPU
+                # Adam needs a step counter for each weight, and the counter must be in the CPU's memory
+                "step": self.steps.cpu().clone(),
                 "exp_avg": self.get_buffer(f"first_{index}"),
                 "exp_avg_sq": self.get_buffer(f"second_{index}"),
             }
@@ -137,8 +138,8 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """Return the output of a network that uses the given weights for this call.
 
-    In nnU-Net, one weight of a layer may have two names. PyTorch does not restore a weight that was replaced under two
-    names, so the function replaces each weight under one name only.
+    In nnU-Net's networks, a layer's weight may have two names. PyTorch does not restore a weight that was replaced
+    under two names, so the function replaces each weight under one name only.
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
     places = {
@@ -154,7 +155,7 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Within the context, freeze all parameters except the parameters with the given names.
 
-    Momentum and weight decay also leave a frozen parameter unchanged.
+    A frozen parameter stays unchanged, even by momentum and weight decay.
     """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:

@@ -65,7 +65,8 @@ class Training(Feature):
         0,
         ge=0,
         le=10_000,
-        # if the value is 0, the key is left out, so that the hash of a plan without a warm-up does not change
+        # a plan without a warm-up leaves this key out, so that the plan keeps the hash that it had before the key
+        # existed
         exclude_if=lambda rounds: rounds == 0,
         description="number of warm-up rounds, W: in warm-up round r the learning rate is multiplied by r / (W + 1)",
     )

@@ -1,1 +1,1 @@
-"""The federated methods, one file for each method; `medsilo.registry` lists their names."""
+"""The federated methods, one file for each method; `medsilo.registry` lists the names of the methods."""

@@ -48,7 +48,7 @@ def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
         means = torch.stack([mean.detach().cpu().double() for mean, _ in layer])
         variances = torch.stack([variance.detach().cpu().double() for _, variance in layer])
         points = torch.cat([means, variances.sqrt()], dim=1)
-        # a distance from matrix products would be imprecise if it is small, and small distances have the largest
+        # a small distance computed from matrix products would be imprecise, and small distances have the largest
         # weights
         distances += torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return distances
@@ -94,7 +94,7 @@ class StatisticsMixture(Algorithm):
     """
 
     paper = "Chen et al. 2022"
-    # Settings of Equations 2 to 8 and of the paper's experiments, if the paper states the settings.
+    # The settings that Equations 2 to 8 and the paper's experiments use, as far as the paper states them.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -166,7 +166,7 @@ class StatisticsMixture(Algorithm):
         """Compute the mixing weights W from the sites' statistics.
 
         Before the first measurement of statistics, all mixing weights W in a row are equal. A site without statistics
-        keeps its model, and its model has no weight in the mixtures of other sites.
+        keeps its own model, and the mixtures of other sites do not include this model.
         """
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
@@ -210,9 +210,9 @@ class AdaFed(StatisticsMixture):
     """AdaFed in which each site measures feature statistics with a pre-trained network f, and these statistics
     determine the mixing weights W.
 
-    In phase "measure", which is one round without training, the server sends the network f to the sites. Each site then
-    returns the statistics of the inputs of f's batch norm layers. In phase "train", site i receives the mixture of
-    models ψ_i ← Σ_j w_ij ψ_j.
+    In phase "measure", which is one round without training, the server sends the network f to the sites. In phase
+    "measure", each site returns the statistics of the inputs of f's batch norm layers. In phase "train", site i
+    receives the mixture of models ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"

@@ -27,8 +27,9 @@ class Share(nn.Module):
 class APFL(SharedAndOwn):
     """Each site trains a local model v and FedAvg's shared model w, and predicts with α v + (1 − α) w.
 
-    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). In each step, both gradients are
-    computed before v or w changes. The mixture of v and w is used only for predictions, and never replaces v.
+    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). In each step, the gradients for v and
+    for w are both computed before v or w changes. The mixture of v and w is used only for predictions, and never
+    replaces v.
     """
 
     title = "APFL"
@@ -53,7 +54,7 @@ class APFL(SharedAndOwn):
 
     @torch.no_grad()
     def personalise(self, bench: TrainContext) -> None:
-        """Mix the weights of v and w, and use the running statistics of v, because v's statistics come from batches
+        """Mix the weights of v and w, with the running statistics of v, because v measures its statistics on batches
         with mixed weights.
         """
         model, w, v, alpha = _parts(bench.modules)

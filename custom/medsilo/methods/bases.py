@@ -64,7 +64,7 @@ class MeanOfOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
 
     def arrived(self, modules: Modules, came: bool) -> None:
-        """A method of this class that is called when the mean w̄ arrives at a site; subclasses may override it."""
+        """Called when the mean w̄ arrives at a site; subclasses may override this method."""
 
     @abstractmethod
     def learn(self, bench: TrainContext) -> float:
@@ -133,8 +133,8 @@ def zeros_like(model: nn.Module) -> nn.ParameterList:
 class WeighingMethod(Algorithm):
     """The base of methods in which the server computes the sites' weights a_k for the mean θ ← Σ_k a_k θ_k.
 
-    The server computes the sites' weights a_k after all sites have answered, and uses these weights for running
-    statistics, too.
+    The server computes the sites' weights a_k after all sites have answered, and also averages running statistics with
+    these weights.
     """
 
     protocols = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}

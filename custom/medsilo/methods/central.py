@@ -6,12 +6,12 @@ from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Central(Algorithm):
-    """Centralised training of one model on the pooled training data, which is tested at every site."""
+    """Centralised training: one model is trained on the pooled training data, and every site tests the model."""
 
     title = "Central"
     paper = "upper bound"
     protocols = {"paper": BY_ITSELF}
     pooled = True
-    personal: ClassVar[bool] = True  # the pooled data count as the only site
+    personal: ClassVar[bool] = True  # personal, because the pooled data count as the data of a single site
 
     name: Literal["central"] = "central"

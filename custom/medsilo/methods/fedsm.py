@@ -66,7 +66,8 @@ COMPACT: Mapping[int, Network] = {  # the selector's network for each number of 
 class ModelsAndSelector(Algorithm):
     """The base of the three FedSM methods: a global model, a personal model per hospital, and a selector.
 
-    The selector chooses a model for each image, and evaluation uses the personal model, the network "model".
+    The selector chooses a model for each image, and evaluation uses the personal model, which is the network named
+    "model".
     """
 
     paper = "Xu et al. 2022"
@@ -122,7 +123,7 @@ class ModelsAndSelector(Algorithm):
     @model_validator(mode="after")
     def _has_no_input_layer(self) -> Self:
         if self.amplitude:
-            raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set it to null")
+            raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set the key to null")
         return self
 
     def check_task(self, task: Task) -> None:
@@ -157,7 +158,7 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        # the models and the selector are trained on the same cases
+        # the selector gets the precision of the models, because the selector and the models read the same cases
         modules["selector"] = selector.to(precision_of(own))
         return modules | self.beside_selector(modules["selector"])
 
@@ -399,7 +400,7 @@ class FedSM(ModelsAndSelector):
         if self.personal_method:
             raise PlanError(
                 f"algorithm.personal_method: {self.personal_method.name} sends personal models in the last round, "
-                f"without noise; set it to null"
+                f"without noise; set the key to null"
             )
         return Private(
             ("model", "global", "selector"),

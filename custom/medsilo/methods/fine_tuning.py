@@ -33,7 +33,7 @@ class FineTuning(SharedAndOwn):
         most = self.epochs * bench.cases.steps if self.steps is None else self.steps
         for number, done in enumerate(range(0, most, bench.cases.steps)):
             bench.cases.epoch([tune], number, most - done)
-        bench.optimizers["model"].state.clear()  # fine-tuning starts with a fresh optimizer state
+        bench.optimizers["model"].state.clear()  # the next fine-tuning starts with a fresh optimizer state
 
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:

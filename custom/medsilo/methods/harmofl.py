@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022.
 
-HarmoFL combines a common amplitude spectrum of all input images with perturbed gradient steps. A plan can add the
-amplitude spectrum or the perturbed steps to methods other than HarmoFL, too (schedule/additions.py).
+HarmoFL combines a common amplitude spectrum of all input images with perturbed gradient steps. A plan can also add the
+amplitude spectrum or the perturbed steps to methods other than HarmoFL (schedule/additions.py).
 """
 
 from typing import Literal

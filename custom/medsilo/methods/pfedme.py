@@ -59,7 +59,8 @@ class PFedMe(SharedAndOwn):
         own, shared = bench.modules["model"], bench.modules["global"]
         theta, w = (list[Tensor](network.parameters()) for network in (own, shared))
         with torch.no_grad():
-            torch._foreach_copy_(theta, w)  # the running statistics of the personal model stay unchanged
+            # only weights are copied, so the running statistics of the personal model stay unchanged
+            torch._foreach_copy_(theta, w)
         pull = pull_towards(theta, w, self.pull)
         with correcting(bench.optimizers["model"], pull):
             yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]

@@ -27,7 +27,9 @@ REMEDY = (
 
 
 class Pretraining(Section):
-    """The origin of the pre-trained network f, which the optimizer of the plan's section `training` trains."""
+    """The source of the pre-trained network f; if the server trains f, it uses the optimizer of the plan's section
+    `training`.
+    """
 
     source: Literal["share", "file", "initial"] = Field(
         "share",
@@ -67,7 +69,7 @@ class Pretraining(Section):
         except RuntimeError as error:
             why = plain(str(error).partition("\n")[2], 200)
             told = f"the pre-trained model {self.file} does not fit the plan's network ({why})"
-            raise MedsiloError(f"{told}; train it with the same network") from error
+            raise MedsiloError(f"{told}; train this model with the plan's network") from error
         return {"source": "file", "file": self.file, "sha256": hashlib.sha256(content).hexdigest(), "data": "not known"}
 
     def _train(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:

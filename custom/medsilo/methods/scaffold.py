@@ -20,10 +20,11 @@ from medsilo.schedule.train_context import TrainContext
 class Scaffold(ServerStep):
     """Control variates correct the gradients at each site for the differences between sites.
 
-    A step at site i is y ← y - η (g(y) - c_i + c). The server's update is x ← x + η_g mean(y_i - x) and c ← c + |S| / N
-    mean(c_i⁺ - c_i), where all sites have the same weight. The server's control variate c goes to the sites, and c_i
-    stays at site i. The new control variate c_i⁺ is the mean gradient of the site's steps, even if the steps use
-    momentum. With plain SGD, c_i⁺ equals the paper's option II, c_i - c + (x - y) / (K η).
+    A step at site i is y ← y - η (g(y) - c_i + c), where g is the gradient, and c and c_i are control variates. The
+    server's update is x ← x + η_g mean(y_i - x) and c ← c + |S| / N mean(c_i⁺ - c_i), where all sites have the same
+    weight. The server's control variate c goes to the sites, and c_i stays at site i. The new control variate c_i⁺ is
+    the mean gradient of the site's steps, even if the steps use momentum. With plain SGD, c_i⁺ equals the paper's
+    option II, c_i - c + (x - y) / (K η).
     """
 
     title = "SCAFFOLD"
@@ -80,7 +81,8 @@ class Scaffold(ServerStep):
             loss = bench.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
-                # the server's control variate if all sites had changed their control variates by this difference
+                # the value that the server's control variate would have if all sites had changed their control variates
+                # by new - c_i
                 c.add_(new - c_i)
                 c_i.copy_(new)
         return loss

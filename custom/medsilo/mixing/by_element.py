@@ -1,4 +1,4 @@
-"""A mean over sites whose weights differ from tensor to tensor or from element to element."""
+"""A weighted mean over sites, in which a site has a separate weight for each tensor or each element of a tensor."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
-"""Store the tensors that sites send in a round until the server aggregates the tensors block by block.
+"""Store the tensors that sites send in a round; the server later aggregates the stored tensors block by block.
 
 A row contains the tensors of one site and never changes. If NVFlare received a row as an unnamed temporary file, the
-row is read from this file. If all rows together exceed the memory limit, rows in memory are written to an unnamed file.
+server reads the row from the temporary file. If all rows together exceed the memory limit, rows in memory are written
+to an unnamed file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ MEMORY = 512 << 20  # limit on the bytes of all rows in memory; rows beyond the 
 @dataclass(frozen=True)
 class SiteRow:
     tensors: Tensors
-    files: list[Slice]  # the ranges of bytes in files that contain the tensors
+    files: list[Slice]  # for each file that stores the site's tensors, the range of bytes with the tensors
     size: int  # bytes of the tensors in memory
 
 
@@ -59,8 +60,8 @@ class Contributions:
         return SiteRow(written, stretches_of(written.values()), 0)
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
-        """Yield the tensors of each site, and release the memory of one site's mapped file before reading the next
-        site.
+        """Yield the tensors of each site; the memory of a site's mapped file is released before the next site's tensors
+        are read.
         """
         for site in sites:
             yield self._rows[site].tensors
@@ -69,8 +70,9 @@ class Contributions:
     def columns(
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
-        """Yield each block of columns of all rows, as a tensor [1 + sites, width] in double precision. Row 0 contains
-        the last model, or zeros, and each of the following rows contains a site's difference from row 0.
+        """Yield the rows block by block: each block contains the same columns of all rows, as a tensor [1 + sites,
+        width] in double precision. Row 0 contains the last model, or zeros, and each of the following rows contains a
+        site's difference from row 0.
         """
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]

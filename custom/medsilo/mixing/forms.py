@@ -1,4 +1,5 @@
-"""Declare an aggregation as data, which secure aggregation needs because the server cannot read single answers.
+"""Describe each aggregation as data; secure aggregation needs the description, because the server cannot read single
+answers.
 
 Each aggregator declares its kind of aggregation, so that secure aggregation needs no code for single methods.
 """
@@ -25,8 +26,8 @@ class MeanForm:
 
 @dataclass(frozen=True)
 class PullForm:
-    """An aggregation in which each site moves its tensors towards the mean of all other sites, and needs only the sum
-    of their tensors.
+    """An aggregation in which each site moves its tensors towards the mean of all others, and needs only the sum of the
+    others' tensors.
 
     Args:
         pull: the weight of the site's own tensors

@@ -35,7 +35,7 @@ class StalenessWeightedMean(WeightedMean):
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
-        # values for each site that the function for weights stores from round to round
+        # numbers for each site that the function which computes weights keeps from round to round
         self.memory: dict[str, dict[str, float]] = {}
 
     @property

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-# One number for all averaged tensors, or, for the name of each averaged tensor, a number or a tensor of the same shape.
+# One number for all averaged tensors, or a mapping from each averaged tensor's name to a number or to a tensor of equal
+# shape.
 Numbers = float | Mapping[str, float | Tensor]
 
 # Number of values in a block: few enough for a processor's cache in double precision, and so many that calls of torch
@@ -31,7 +32,7 @@ class Piece:
 
 
 class Block:
-    """Consecutive values of a section, which come from many small tensors or from a part of a long tensor."""
+    """A block: consecutive values of a section, either from many small tensors or from a part of a long tensor."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -113,8 +114,8 @@ class Layout:
         """Convert averaged tensors to the data types that they had before averaging, and add the tensors that are not
         averaged.
 
-        A tensor that already has its original data type is not copied; all given tensors are removed from the mapping
-        that contains them.
+        A tensor that already has its original data type is not copied. Averaged tensors are removed from the mapping
+        that the caller gives.
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}

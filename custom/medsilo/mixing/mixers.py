@@ -1,6 +1,6 @@
 """Aggregators, which run at the server and combine the sites' tensors of one group: θ_i ← Σ_j M_ij θ_j.
 
-An aggregator exists as long as the study, and the server makes the following calls in each round:
+An aggregator exists as long as the study. In each round, the server makes the following calls:
 
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # the tensors from which the site trains
@@ -8,8 +8,8 @@ An aggregator exists as long as the study, and the server makes the following ca
     mixer.finish()                        # `current` then returns the tensors for the site's next round
 
 Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
-Sums to which answers are added one by one have at least single precision. Integers and booleans are never averaged: a
-mean copies them from the first site in sorted order, and a personal model keeps its values.
+A sum that grows answer by answer has at least single precision. Integers and booleans are never averaged: a mean copies
+them from the first site in sorted order, and a personal model keeps its own.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
 tensors. An aggregator does not change a tensor after receiving or returning it. An aggregator is not safe for calls
@@ -51,7 +51,8 @@ class Aggregator(ABC):
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        """Close the last round, and begin a new round; at its beginning, each site has the tensors from earlier rounds.
+        """Close the last round, and begin a new round, at whose beginning each site has the tensors from earlier
+        rounds.
 
         Args:
             initial: tensors, which are not copied, for every site that has no tensors yet
@@ -87,7 +88,7 @@ class Aggregator(ABC):
         self._answered = set()
 
     def current(self, site: str) -> dict[str, Tensor]:
-        """Return the tensors last sent to a site, which answers of the open round do not change."""
+        """Return the tensors last sent to a site; answers in the open round do not change these tensors."""
         row = self._row(site)
         if row is None:
             raise MedsiloError(f"{site}: the site has no tensors yet, because it neither sent nor received tensors")
@@ -100,7 +101,9 @@ class Aggregator(ABC):
         return tensors, {"sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Before the round's first answer, restore a saved state; the method does not copy the tensors."""
+        """Restore a saved state, whose tensors are not copied; the caller must do this before the first answer of a
+        round.
+        """
         self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
@@ -138,7 +141,7 @@ class Aggregator(ABC):
         """Add the answers that no longer have to wait for the answer of another site."""
 
 
-# -- one model for all ------------------------------------------------------------------------------------------------
+# -- aggregation into one model for all sites --------------------------------------------------------------------------
 
 
 class WeightedMean(Aggregator):
@@ -146,9 +149,9 @@ class WeightedMean(Aggregator):
     FedAvg computes.
 
     The aggregator stores the last mean and, while a round is open, the mean of the answers so far. For any number of
-    sites, the stored tensors need as much memory as two answers (in half precision, as four answers). Answers are added
-    in the sorted order of sites, so an answer may have to wait for the answers of other sites. Until the round closes,
-    every site receives the last mean, even if the site has already answered.
+    sites, the stored tensors need as much memory as two answers, or as four answers if answers have half precision.
+    Answers are added in the sorted order of sites, so an answer may have to wait for the answers of other sites. Until
+    the round closes, every site receives the last mean, even if the site has already answered.
 
     Args:
         rate: η_g, the size of the server's step θ ← θ + η_g (mean - θ), which running statistics do not use; 1 gives
@@ -167,8 +170,8 @@ class WeightedMean(Aggregator):
         self._begin_sum()
 
     def defend(self, shield: "Shield") -> None:
-        """After the round has closed, combine the sites' answers by the plan's robust rule, and let the server take its
-        step along this combination.
+        """From now on, combine the sites' answers by the plan's robust rule when a round closes. The server's step then
+        follows the combined update.
         """
         self._shield, self._waits = shield, True
 
@@ -177,7 +180,7 @@ class WeightedMean(Aggregator):
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the mean over sites, as if each site had sent this mean."""
+        """Accept a mean over sites that was computed elsewhere, as if each site had sent this mean."""
         first, *others = sorted(weights)
         self.add(first, tensors, math.fsum(weights.values()))
         self._answered |= set(others)
@@ -208,8 +211,8 @@ class WeightedMean(Aggregator):
     def _settle(self) -> None:
         """Add all answers that do not have to wait for the answer of another site.
 
-        If answers are added on arrival, a round of six models of 28 M parameters closes 9 ms after the last answer;
-        otherwise, 80 ms after it.
+        With six models of 28 M parameters, a round closes 9 ms after the last answer, but 80 ms after it without
+        additions on arrival.
         """
         if not self._waits:
             ready = list(takewhile(self._rows.__contains__, self._sites[self._turn :]))
@@ -313,7 +316,7 @@ def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator
     return mix(server)
 
 
-# -- values for each site: FedSM's and AdaFed's ------------------------------------------------------------------
+# -- aggregation into a personal model for each site, as in FedSM and AdaFed -------------------------------------------
 
 
 class Identity(Aggregator):
@@ -386,7 +389,8 @@ class JointAggregator(Identity):
     """The aggregation θ_i ← f_i(θ_1, …, θ_K), computed for each element, for the K sites that answered. If only one
     site answered, this site's model stays unchanged.
 
-    Answers are copied, and, when the round closes, combined in place, so that memory contains each model once.
+    Answers are copied, and the copies are combined in place when the round closes, so that memory contains each model
+    once.
     """
 
     @abstractmethod
@@ -429,7 +433,8 @@ class SoftPull(JointAggregator):
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
         def pull(theta: Tensor) -> Tensor:
-            mean = theta[0] + (theta - theta[0]).mean(0)  # the result is exact if all sites have equal values
+            # written as a difference, so that the mean is exact if all sites have equal values
+            mean = theta[0] + (theta - theta[0]).mean(0)
             return theta.lerp(mean, step)
 
         return pull

@@ -22,7 +22,7 @@ class RobustRule(Section, ABC):
     most sites are dishonest.
     """
 
-    # True if, when the plan bounds each site's weight, the rule uses the method's weights, which are numbers of cases.
+    # Whether the rule uses the method's weights, which are numbers of cases, if the plan bounds each site's weight.
     weighs: ClassVar[bool] = False
 
     name: str

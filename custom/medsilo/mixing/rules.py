@@ -27,7 +27,7 @@ class Updates:
 
     rows: Contributions
     part: Layout
-    origin: Tensors | None  # tensors sent to the sites
+    origin: Tensors | None  # the tensors that the server sent to the sites before they trained
     sites: list[str]
     weights: Tensor  # [sites], in double precision, with sum 1
 
@@ -112,8 +112,8 @@ class TrimmedMean(Coordinatewise):
 class MultiKrum(Reweighting):
     """Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017.
 
-    An update's score is the sum of its squared distances to the n - f - 2 nearest updates. The rule averages the
-    updates with the lowest scores, and ignores the updates with higher scores.
+    An update's score is the sum of its squared distances to the n - f - 2 nearest of n updates, of which f may be
+    dishonest. The rule averages the updates with the lowest scores, and ignores the updates with higher scores.
     """
 
     name: Literal["multi-krum"] = "multi-krum"

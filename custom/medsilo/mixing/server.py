@@ -39,7 +39,7 @@ def steps_of(tensors: Tensors, arrived: Tensors) -> Tensors:
 
 
 class FedNova(WeightedMean):
-    """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁, where τ_eff = Σ p_i ‖a_i‖₁.
+    """FedNova's aggregation (Wang et al. 2020): θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁, where τ_eff = Σ p_i ‖a_i‖₁.
 
     The step is τ_eff Σ (p_i / ‖a_i‖₁) times the difference between θ and the mean with weights p_i / ‖a_i‖₁. Every site
     sends its ‖a_i‖₁ as the tensor "reach", and the server's new tensor "reach" is τ_eff.
@@ -58,7 +58,7 @@ class FedNova(WeightedMean):
         return MeanForm(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the means of the sites' steps, as if one site had sent the model θ + τ_eff times the mean step."""
+        """Accept the means of the sites' steps, as if one site had sent the model θ + τ_eff times the mean step."""
         effective, given = reach_of(tensors), self._given or {}
         moved = {
             name: (given[name].double() + effective * step.double()).to(step.dtype)
@@ -69,7 +69,7 @@ class FedNova(WeightedMean):
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
-        self._reaches: dict[str, tuple[float, float]] = {}  # n_i (or 1) and ‖a_i‖₁ of each site
+        self._reaches: dict[str, tuple[float, float]] = {}  # of each site: the number of cases n_i (or 1), and ‖a_i‖₁
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         reach = reach_of(tensors)
@@ -181,14 +181,14 @@ class FedAdam(ServerOptimizer):
 
 
 class FedYogi(FedAdam):
-    """FedAdam in which v ← v - (1 - β₂) D² sign(v - D²)."""
+    """FedYogi is FedAdam with another second moment: v ← v - (1 - β₂) D² sign(v - D²)."""
 
     def _second(self, v: Tensor, squares: Tensor) -> None:
         v.sub_(squares * (v - squares).sign_(), alpha=1 - self.betas[1])
 
 
 class FedAdagrad(FedAdam):
-    """FedAdam in which v starts at τ² and v ← v + D²."""
+    """FedAdagrad is FedAdam with a second moment v that starts at τ² and changes by v ← v + D²."""
 
     def __init__(self, lr: float = 0.1, beta: float = 0.0, tau: float = 1e-3, uniform: bool = False) -> None:
         super().__init__(lr, (beta, 1.0), tau, uniform=uniform)
@@ -213,7 +213,8 @@ class DynamicStep(ServerOptimizer):
 
 
 class Scaffold(UniformMean):
-    """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
+    """The server's control variate in SCAFFOLD (Karimireddy et al. 2020): c ← c + |S| / N · mean over S of (c_i⁺ -
+    c_i).
 
     S is the set of sites that answered, and N is the number of all sites. A site sends the control variate c + c_i⁺ -
     c_i.
@@ -224,8 +225,8 @@ class Scaffold(UniformMean):
         return MeanForm(weighted=False)
 
     def _merge(self) -> None:
-        """If some sites did not answer, replace the mean by a step towards the mean; this is known only when the round
-        closes.
+        """If some sites did not answer, take a smaller step towards the mean; the number of answers is known only when
+        the round closes.
         """
         assert self._layout is not None
         # True if the server adds up models, and False if it adds up differences from the last model

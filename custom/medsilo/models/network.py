@@ -20,8 +20,8 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# The test runs a network on the CPU only if its parameters times a case's values are at most this number. A test of a
-# network below this limit takes a fraction of a second and at most 64 MiB of memory.
+# The test uses the CPU only if the number of parameters, multiplied by the number of values of a case, is at most this
+# number. A test of a network below this limit takes a fraction of a second and at most 64 MiB of memory.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -78,7 +78,7 @@ class Network(Feature):
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        """Return the module in the form of an entry of a MONAI bundle, or None if MONAI does not have this network."""
+        """Describe the module as an entry of a MONAI bundle; return None if MONAI does not have this network."""
         return None
 
     @staticmethod
@@ -86,7 +86,7 @@ class Network(Feature):
         """Return a list that contains the norm layer, or an empty list if the network uses no norm."""
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
-        if norm == "batch-statistics":  # the setting is that of HarmoFL's released code
+        if norm == "batch-statistics":  # HarmoFL's released code uses the norm "batch-statistics"
             return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
@@ -96,8 +96,8 @@ class Network(Feature):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """Return the files that are needed to build the network with its pre-trained values: each file's size in bytes
-        by the file's SHA-256.
+        """Return the files that are needed to build the network with its pre-trained values: a mapping from each file's
+        SHA-256 to its size in bytes.
         """
         return {}
 
@@ -121,7 +121,7 @@ class Network(Feature):
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Convert the built module to the network that remains after training, with the same outputs."""
+        """Convert the built module to the network that remains after training; both compute the same outputs."""
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
@@ -135,7 +135,7 @@ class Network(Feature):
             return
         alone = plan.training.batch_size == 1
         try:
-            if alone:  # batch norm may fail to train on a batch of one case
+            if alone:  # a batch of one case is tried, because batch norm may be unable to train on it
                 tried(networks["model"].train(), shape, 1)
             output = tried(networks["model"].eval(), shape)
         except (RuntimeError, ValueError, IndexError, TypeError):
@@ -165,11 +165,12 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
 
 @torch.no_grad()
 def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
-    """Apply a network to zeros of a task's shape; a large network runs on torch's meta device.
+    """Apply a network to zeros in the shape of a task's cases, to test the network; a large network runs on torch's
+    meta device.
 
     Small networks run on the CPU, because torch's meta device must first load its compiler, which takes more time than
-    the run. The network runs in one thread, because a process that computes in several threads and then forks makes the
-    forked process wait forever.
+    the run. The network runs in one thread, because a process that has computed in several threads and then forks makes
+    the forked process wait forever.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"

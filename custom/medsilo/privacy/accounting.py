@@ -28,9 +28,10 @@ POINTS, MOST_POINTS = 1 << 16, 1 << 19
 WITHIN = 1 / 32  # largest step of the grid, as a fraction of the standard deviation of a single training step's loss
 FINEST, COARSEST = 2.0**-26, 2.0**-4  # if the privacy losses exceed the coarsest grid, ε is infinite
 TAIL = 12.0  # half of the width of a distribution, in standard deviations
-ROUGH = 1.001  # the noise that the search finds is at most this number of times the least sufficient noise
+ROUGH = 1.001  # the search may find a noise that is up to this many times as large as the least sufficient noise
 
-Part = tuple[str, float, float, int]  # kind, noise, rate and sensitivity of mechanisms that are accounted together
+# mechanisms that are accounted together have the same key: kind, noise, rate and sensitivity
+Part = tuple[str, float, float, int]
 Parts = tuple[tuple[Part, int], ...]
 
 
@@ -46,8 +47,8 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise multiplier, to a thousandth, with which all training steps and additional charges cost at
-    most ε at δ.
+    """Return the least noise multiplier, to a thousandth, with which all training steps and all other releases together
+    cost at most ε at δ.
 
     The noise multiplier is the ratio of the noise to the L2 sensitivity to one privacy unit. With the sampling rate 1,
     each training step is a release that uses all privacy units. Raises MedsiloError if no noise is sufficient.
@@ -65,8 +66,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
     """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
 
-    The scale of the noise is the ratio to the sensitivity to one privacy unit. Raises MedsiloError if no noise is
-    sufficient.
+    The scale of the noise is relative to the sensitivity of a release to one privacy unit. Raises MedsiloError if no
+    noise is sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -174,7 +175,7 @@ def _composed(parts: Parts) -> Any:
 
 
 def _step(parts: Parts) -> float:
-    """Return the step of the grid of privacy losses, so that all losses fit on the grid."""
+    """Return a step of the grid of privacy losses that is large enough for all losses to fit on the grid."""
     width = math.fsum(_reach(part, times) for part, times in parts)
     finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
     step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)

@@ -10,7 +10,8 @@ Reason = Annotated[str, Field(min_length=1, max_length=200)]
 Unit: TypeAlias = Literal["record", "patient"]
 Epsilon = Annotated[float, Field(gt=0, le=1000)]
 Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
-# If ε is above this number, the noise of a study protects little, so a hospital's minimum counts also apply.
+# If ε is above this number, the noise of a study protects little, so a hospital's minimum counts apply in addition to
+# the noise.
 PROTECTIVE_EPSILON = 10.0
 
 
@@ -32,8 +33,8 @@ class PrivacyGuarantee(Section):
     unit: Unit = "record"
 
     def suffices(self, demands: Demands | None) -> bool:
-        """Return True if the noise of this promise replaces a hospital's minimum counts, because the hospital demands
-        privacy and ε is small.
+        """Return True if noise replaces a hospital's minimum counts, which requires that the hospital demands privacy
+        and that ε is small.
 
         A lead's offer of privacy alone does not lower a hospital's minimum counts.
         """

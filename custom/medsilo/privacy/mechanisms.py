@@ -21,7 +21,7 @@ class Gaussian(Section):
     """Normal noise on a result that is computed from all records."""
 
     kind: Literal["gaussian"] = "gaussian"
-    noise: Noise = Field(description="σ / Δ₂, for one unit")
+    noise: Noise = Field(description="the noise multiplier σ / Δ₂ for one privacy unit")
     count: Count = 1  # number of releases that use this noise
 
 
@@ -29,8 +29,8 @@ class SampledGaussian(Section):
     """Normal noise on a sum over a Poisson sample of privacy units, where the contribution of each unit is clipped."""
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
-    noise: Noise = Field(description="σ / Δ₂, for one drawn unit")
-    rate: float = Field(gt=0, le=1, description="probability that a unit is in a step's sample")
+    noise: Noise = Field(description="the noise multiplier σ / Δ₂ for one drawn privacy unit")
+    rate: float = Field(gt=0, le=1, description="probability that a privacy unit is in a step's sample")
     steps: Count
 
 
@@ -38,8 +38,8 @@ class Geometric(Section):
     """Two-sided geometric (discrete Laplace) noise on an integer: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
 
     kind: Literal["geometric"] = "geometric"
-    scale: Noise = Field(description="scale of the noise / sensitivity, for one unit")
-    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="the largest change of the number by one unit")
+    scale: Noise = Field(description="scale of the noise, divided by the sensitivity to one privacy unit")
+    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="largest change of the number by one privacy unit")
     count: Count = 1
 
 
@@ -66,6 +66,6 @@ class Charge(Section):
         """Return the charge of a result that is computed from all records and released with normal noise.
 
         Args:
-            noise: σ / Δ₂, for one unit
+            noise: the noise multiplier σ / Δ₂ for one privacy unit
         """
         return cls(what=what, of=Gaussian(noise=noise, count=count))

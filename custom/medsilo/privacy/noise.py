@@ -79,9 +79,9 @@ class NoiseSource:
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
-        # A copy to a GPU waits for the GPU unless the copied memory is pinned.
+        # The noise is pinned, because a copy from unpinned memory would wait for the GPU.
         noise = noise.pin_memory() if exact.device.type == "cuda" else noise
-        # A GPU rounds, adds and multiplies with the same results as a CPU.
+        # The GPU may add the noise, because a GPU rounds, adds and multiplies with the same results as a CPU.
         there = noise.to(exact.device, non_blocking=True)
         return (((exact.detach().double() / cell).round() + there) * cell).to(exact.dtype)
 

@@ -19,7 +19,7 @@ INPUT = "amplitude"  # name of the input layer in a site's dictionary of network
 
 
 class Amplitude(Section):
-    """Amplitude normalisation, Ψ of HarmoFL's Equations 2 to 4.
+    """Amplitude normalisation: Ψ of HarmoFL's Equations 2 to 4.
 
     An image keeps its phase spectrum, and its amplitude spectrum is replaced by an average over all sites' images.
     """
@@ -62,7 +62,7 @@ class Amplitude(Section):
 
 
 class Perturbation(Section):
-    """Weight perturbation, δ of HarmoFL's Equations 6 and 7.
+    """Weight perturbation: δ of HarmoFL's Equations 6 and 7.
 
     The first of two passes over a batch finds nearby weights with a higher loss, and the second pass computes the
     gradient at these weights.

@@ -59,8 +59,8 @@ class Algorithm(Section):
     paced: ClassVar[bool] = False
     # whether the method has its own training step; such a method can't use perturbed steps
     own_step: ClassVar[bool] = False
-    # Whether the method's training loop does more than compute a loss and make a step per batch, so that no user's
-    # script can replace it.
+    # True if no user's script can replace the method's training loop, because the loop takes more than a loss and a
+    # step per batch.
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -86,10 +86,10 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _step_is_free(self) -> Self:
         if self.perturbation and self.own_step:
-            raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set it to null")
+            raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set the key to null")
         return self
 
-    # The definition of a method
+    # The methods by which a subclass defines a federated method
     def phases(self, rounds: int) -> Sequence[Phase]:
         """Return the phases of a study in order, by default a single phase of training rounds."""
         return [Phase("train", rounds, self.groups(), self.train_round)]
@@ -123,8 +123,7 @@ class Algorithm(Section):
         """
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure the image statistics of an evaluation site, because other sites measure image statistics only in
-        training.
+        """Measure an evaluation site's image statistics; all other sites measure image statistics during training.
 
         Args:
             inputs: Returns an iterator over batches of the site's training images, or of its test images if it has no
@@ -132,8 +131,8 @@ class Algorithm(Section):
         """
 
     def private(self) -> Private | tuple[str, ...]:
-        """Return the method's privacy mechanism, or a set with only the names of the networks that train with noisy
-        steps.
+        """Return the method's privacy mechanism, or, in short form, only the names of the networks that train with
+        noisy steps.
 
         The tensors that a site sends must depend on its data only through the networks that train with noisy steps.
         Raises PlanError if the method's settings exclude differential privacy. A subclass must override this method,
@@ -183,13 +182,15 @@ class Algorithm(Section):
         if self.amplitude:
             if training.local_steps:
                 raise PlanError(
-                    "training.local_steps: an amplitude averages whole passes over the data; set it to null"
+                    "training.local_steps: an amplitude averages whole passes over the data; set the key to null"
                 )
             phases = self.amplitude.over(phases)
         return Schedule(phases, self.outcome.delivery(phases[-1]))
 
     def modules(self, build: ModelFactory) -> Modules:
-        """Return a site's networks, and the input layer that normalises amplitudes if the plan adds amplitudes."""
+        """Return a site's networks; if the plan adds amplitudes, also return the input layer that normalises
+        amplitudes.
+        """
         modules = self.networks(build)
         if self.amplitude is None:
             return modules
@@ -200,7 +201,8 @@ class Algorithm(Section):
                 "algorithm.amplitude: a table's columns have no spectrum; set algorithm.amplitude=null (HarmoFL's step "
                 "is algorithm.perturbation, which any method takes)"
             )
-        # Half precision could overflow in the sum over an image's pixels.
+        # the layer has at least single precision, because half precision could overflow in the sum over an image's
+        # pixels
         precision = torch.promote_types(precision_of(modules["model"]), torch.float32)
         return modules | {INPUT: self.amplitude.layer(build.shape).to(precision)}
 
@@ -230,7 +232,7 @@ class Algorithm(Section):
         return modules[INPUT] if self.amplitude else None
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
-        """Return the module that is evaluated and saved: a network behind the plan's input layer."""
+        """Return the module that is evaluated and saved: the plan's input layer, followed by a network."""
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))

@@ -25,8 +25,8 @@ BRIGHTER = 10
 
 
 def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
-    """Add to a method's phases one round in which sites send their amplitudes, and the delivery of the mean amplitude
-    to the sites.
+    """Extend a method's phases: in one round, the sites send their amplitudes, and afterwards the server sends the mean
+    amplitude to them.
     """
     own, shared = _groups(addition)
     if addition.released_alone:
@@ -97,4 +97,4 @@ def fix(modules: Modules, came: bool) -> None:
         norm.forget_unused()
         norm.freeze(norm.amplitude)
     elif not norm.frozen:
-        raise Refused("this site has lost the amplitude that all sites share; it is sent with the next request")
+        raise Refused("this site has lost the amplitude that all sites share; the server sends it once more")

@@ -29,7 +29,7 @@ class Private:
 
 
 class NumbersOffer(Section):
-    """The fraction of ε that is spent on scores, or on counts, which a site sends in addition to tensors."""
+    """The fraction of ε that is spent on the scores or counts that a site sends in addition to tensors."""
 
     epsilon: Epsilon = Field(description="part of the study's ε that all numbers of this section cost together")
 
@@ -85,7 +85,10 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     @model_validator(mode="after")
     def _leaves_some_for_tensors(self) -> Self:
         if self.besides >= self.epsilon:
-            raise ValueError(f"scores and statistics cost ε = {self.besides:g} of {self.epsilon:g}; lower their shares")
+            raise ValueError(
+                f"scores and statistics cost ε = {self.besides:g} of {self.epsilon:g}, so nothing is left for tensors; "
+                "lower the ε of scores, counts or statistics"
+            )
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

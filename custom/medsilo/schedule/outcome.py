@@ -12,7 +12,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 
-if TYPE_CHECKING:  # these imports are late, because only sites need them
+if TYPE_CHECKING:  # imported only for type checkers, because only sites need this module
     from medsilo.schedule.site_end import SiteEnd
 
 Part = Literal["validation", "test"]
@@ -88,7 +88,7 @@ class Outcome:
         return {}, {}
 
     def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
-        """Read the sites' answers to the test, and add facts from them to the details of the summary."""
+        """Read the sites' answers to the test, and add facts from these answers to the details of the summary."""
         return details
 
     # At a site

@@ -16,8 +16,8 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-    # If the plan has these default values, the server measures the time limits. A default of null would change the
-    # hashes of plans.
+    # With the default values of these two keys, the server measures the time limits itself. The default values are not
+    # null, because null would change the hashes of existing plans.
 }
 
 
@@ -98,7 +98,7 @@ class Participation(Feature):
                     f"site name {site!r} has odd characters; use letters, digits, '.', '_' and '-' (at most 63)"
                 )
         if len(set(sites)) < len(sites):
-            raise ValueError(f"a site is named twice in {list(sites)}; name each once")
+            raise ValueError(f"a site is named twice in {list(sites)}; name each site once")
         return tuple(sorted(sites))
 
     @model_validator(mode="after")
@@ -106,9 +106,9 @@ class Participation(Feature):
         if not self.sites and self.minimum is None:
             raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
         if self.evaluation_sites and not self.sites:
-            raise ValueError("evaluation_sites need named sites beside them; name those in participation.sites")
+            raise ValueError("evaluation_sites need named sites, too; name the training sites in participation.sites")
         if both := sorted({*self.sites} & {*self.evaluation_sites}):
-            raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one")
+            raise ValueError(f"{both[0]} is under sites and under evaluation_sites; remove it from one of the two keys")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(
                 f"minimum {self.minimum} is more than the {counted(len(self.sites), 'named site')}; lower it"
@@ -125,7 +125,9 @@ class Participation(Feature):
 
     @property
     def limit(self) -> int | None:
-        """The plan's time limit for one answer, in seconds; None if the server checks for activity instead."""
+        """The plan's time limit for one answer, in seconds. None if there is no time limit because the server checks
+        whether the site is still active.
+        """
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property

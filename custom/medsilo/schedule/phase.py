@@ -12,7 +12,9 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # the imports for aggregation, which only the server uses, and for training, which only sites use
+# imported only for type checkers: the server does not need the modules for training, and sites do not need those for
+# aggregation
+if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
@@ -93,7 +95,7 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 class Average:
     """An average over a site's training images; the site sends the average only if the average covers enough images."""
 
-    of: str  # description of the average over images in the disclosure report
+    of: str  # words that describe the average over images to readers of the disclosure report
     # A function that returns the number of images that the average covers.
     covers: Callable[[int, Training], int]
 
@@ -126,8 +128,8 @@ class Group:
     # single site's tensors. The function's second argument is the site's index among the training sites, or None at an
     # evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
-    # the reason why no robust aggregation can replace the mean of the tensor group, and a method that allows robust
-    # aggregation
+    # why no robust aggregation can replace the mean of the tensor group, and the name of a method that does allow
+    # robust aggregation
     undefended: str = ""
     # A function that returns the smallest and the largest valid value of each of the group's tensors, by the tensor's
     # name. The function's first argument contains networks on PyTorch's meta device.
@@ -142,8 +144,8 @@ class Group:
     # A function that returns additional lines about the tensor group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # only set if the tensors are an average over a site's training images
-    # True if secure aggregation clips the tensor group's values to the values' valid ranges, and False for the plan's
-    # smaller bound.
+    # True if secure aggregation clips the tensor group's values to their valid ranges; False if it clips the values to
+    # the plan's smaller bound.
     unclipped: bool = False
 
     def given_only(self) -> Self:
@@ -190,7 +192,7 @@ class Phase:
     # A function that trains a site's networks and returns the loss, or NaN if training computes no loss.
     train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
     # A function that chooses the only site that trains in a round and sends tensors; None if all sites train in every
-    # round. In such a round, all sites that were not chosen only validate the received tensors.
+    # round. If one site is chosen, all other sites only validate the received tensors in this round.
     turn: Turn | None = None
     # A function that the server calls before the phase; if a study is resumed in the phase, the server does not call it
     # again. The function called before a phase may change initial weights that the server has not sent yet, and returns
@@ -199,7 +201,7 @@ class Phase:
     trains: bool = True
     # Number of noisy means over cases that a site sends in each round under differential privacy.
     releases: int = 0
-    disclosure_notes: tuple[str, ...] = ()  # the phase's lines in the hospitals' disclosure report
+    disclosure_notes: tuple[str, ...] = ()  # lines about the phase in the hospitals' disclosure report
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
         """Return True if a site trains in a round and sends its tensors."""
@@ -240,7 +242,7 @@ class Schedule:
         self.rounds = sum(phase.rounds for phase in phases)
 
     def stretches(self) -> Iterator[Segment]:
-        """Yield a segment for each phase that has at least one round."""
+        """Yield each phase that has at least one round, with the numbers of the phase's first and last round."""
         first = 1
         for place, phase in enumerate(self.phases):
             if phase.rounds:

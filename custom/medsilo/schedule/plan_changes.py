@@ -11,8 +11,8 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# The usual values of each optimizer; if a change chooses another optimizer than the plan, they replace the plan's
-# values.
+# Each optimizer's usual values; if a change chooses another optimizer than the plan's, the usual values of the chosen
+# optimizer replace the plan's values.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
@@ -55,16 +55,18 @@ def _apply(values: dict[str, Any], change: str) -> None:
     if last == "name" and len(path) == 1 and path[0] in TABLES:
         value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:
-        # The values in the section belong to the method, task or network that the plan named before the change.
+        # the section is emptied, because its values belong to the method, task or network that the plan named before
+        # the change
         place.clear()
         if path == ["task"]:
-            values.pop("network", None)  # the network belongs to the task that the plan named before the change
+            # the network is removed, because it belongs to the task that the plan named before the change
+            values.pop("network", None)
     if key == OPTIMIZER and isinstance(value, str) and value in USUAL and place.get(last, "sgd") != value:
-        # the values of these keys belong to the optimizer that the plan named before the change
+        # these values are removed, because they belong to the optimizer that the plan named before the change
         for number in OWN_NUMBERS:
             place.pop(number, None)
         place.update(USUAL[value])
-    # Only plans that name no hospitals need a minimum number of sites.
+    # the minimum number of sites is removed, because only plans that name no hospitals need a minimum
     if key == NAMES and value and not place.get(last):
         place.pop("minimum", None)
     if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:

@@ -18,7 +18,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
-    """Replace the file names in a plan, and return the new values.
+    """Return the plan's values, with file names replaced by the contents or hashes of the files.
 
     In the plan's task, the content of a file replaces the file's name. In the plan's network, the hash of the file of
     initial weights is added.
@@ -48,7 +48,7 @@ def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
         return None
     if beside and not is_safe_name(own["file"]):
-        raise PlanError("network.from: a job names a file beside its plan, or its sha256 and bytes, and no path")
+        raise PlanError("network.from: a job names a file beside its plan, or the file's sha256 and bytes, and no path")
     return {**own, **_begun_with(folder, own["file"])}
 
 
@@ -59,7 +59,7 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
     path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise PlanError(f"network.from: {path.name} is no such file but a device or a pipe; give a file")
+        raise PlanError(f"network.from: {path.name} is a device or a pipe, not a regular file; give a regular file")
     model_folders.look_in(path.parent)
     try:
         return {"file": path.name, "sha256": weight_cache.hash_of_file(path), "bytes": path.stat().st_size}

@@ -2,7 +2,7 @@
 tensors.
 
 A package registers its secure aggregation as an entry point of the group `medsilo.aggregations`. A plan chooses a
-secure aggregation by its name.
+protocol of secure aggregation by the protocol's name.
 """
 
 from abc import abstractmethod
@@ -28,7 +28,7 @@ class SecureAggregation(Feature):
 
     @abstractmethod
     def forms(self, plan: Any, phase: Phase) -> Mapping[str, Form]:
-        """Return, for each tensor group that sites mask in a phase, the kind of aggregation."""
+        """For each tensor group of a phase that sites mask, return the kind of aggregation."""
 
     @abstractmethod
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:

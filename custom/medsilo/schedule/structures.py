@@ -19,7 +19,8 @@ PLAIN = (WeightedMean, UniformMean)
 def mix_by_structure(
     mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
-    """If a site did not annotate all structures, replace aggregators of the network's last layer.
+    """If a site did not annotate all structures, replace the aggregators of the network's last layer, so that each
+    output is averaged separately.
 
     The function replaces an aggregator only if its tensor group contains the whole last layer, and if the aggregator is
     a plain mean.
@@ -35,7 +36,7 @@ def mix_by_structure(
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> dict[str, float | Tensor]:
-        # The server rejects a site whose structures differ when the site joins.
+        # the plan has all structures that the site names, because the server checked the names when the site joined
         absent = server.joined[site].absent if site in server.joined else ()
         drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}

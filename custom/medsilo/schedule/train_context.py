@@ -24,7 +24,8 @@ class TrainingCases(Protocol):
         """The number of mini-batches in one epoch."""
 
     def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-        """Apply training steps to each mini-batch of one epoch, and return the mean loss of the first of these steps.
+        """Apply each training step to each mini-batch of one epoch, and return the mean of the losses that the first
+        training step computes.
 
         Args:
             lessons: The training steps, which are applied in this order.
@@ -35,21 +36,20 @@ class TrainingCases(Protocol):
         """Yield batches that contain each training case once, in the data set's order."""
 
     def count(self) -> int:
-        """Return the number of training cases in the form in which the site discloses it, which may be rounded."""
+        """Return the number of training cases as the site discloses it, exact or rounded."""
 
     def labels(self) -> Sequence[int]:
         """Return the exact number of training cases in each class."""
 
     def told_loss(self, model: nn.Module) -> float | None:
-        """Return a model's mean loss on the training cases in the form in which the site sends it, which may be
-        rounded.
+        """Return a model's mean loss on the training cases as the site discloses it, exact or rounded.
 
-        The training loss is computed without dropout; if the hospital suppresses the loss, it is None.
+        The training loss is computed without dropout; the method returns None if the hospital suppresses the loss.
         """
 
     def told_score(self, model: nn.Module) -> float | None:
-        """Return a model's validation score in the form in which the site sends it, which may be rounded; None if the
-        hospital suppresses it.
+        """Return a model's validation score as the site discloses it, exact or rounded; None if the hospital suppresses
+        the score.
         """
 
 
@@ -95,7 +95,8 @@ class TrainContext:
         return self.private.lesson(model, objective.loss, optimizer, step)
 
     def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
-        """Train for one round, and return the mean loss in the last epoch of the first training step function.
+        """Train for one round, and return the mean of the losses that the first training step computes in the last
+        epoch.
 
         Args:
             lessons: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.

@@ -1,1 +1,3 @@
-"""Run the server of a study in NVFlare. The modules are components of the job or of the server's startup kit."""
+"""Run the server of a study in NVFlare. The modules of this package are components of the job or of the server's
+startup kit.
+"""

@@ -1,8 +1,8 @@
 """Write a job's metrics and model in NVFlare's format, so that `nvflare job download --format json` lists them.
 
-NVFlare's recipes use this format (`metrics_summary.json`, `round_metrics.jsonl`). In NVFlare's format, the first round
-has the number 0. A score in a round belongs to the model that a site receives in this round. The round number of a
-score is therefore the number of rounds for which the scored model was trained.
+NVFlare's format consists of the files `metrics_summary.json` and `round_metrics.jsonl`, which NVFlare's recipes also
+use. In NVFlare's format, the first round has the number 0. A score in a round belongs to the model that a site receives
+in this round. The round number of a score is therefore the number of rounds for which the scored model was trained.
 """
 
 import json
@@ -72,9 +72,10 @@ def metrics_of_round(metric: str, line: Round) -> dict[str, Any]:
 
 
 def tracked_numbers(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the numbers that a tracker shows of a line of round_metrics.jsonl: for each site, tag → number.
+    """Return the numbers of a line of round_metrics.jsonl that a tracker shows: for each site, tag → number.
 
-    Receivers of NVFlare keep a run for each site and no other run, so each site's run has the means over sites, too.
+    A receiver of NVFlare keeps a run for each site, but none for the study, so each site's run also contains the means
+    over sites.
     """
     means = {f"mean/{one['name']}": one["value"] for one in line["aggregated_metrics"]}
     return {
@@ -125,8 +126,8 @@ def mean_score(scores: Scores) -> Score:
 
 
 def _numbers(metric: str, score: Score) -> dict[str, float]:
-    """Return the values of a score by name. A score that is a range has two values, and an undisclosed score has no
-    value.
+    """Return a score as numbers, each under the metric's name. A score that is a range has two values, and an
+    undisclosed score has no value.
     """
     if score.kind == "range":
         return {f"{metric}_low": score.low or 0.0, f"{metric}_high": score.high or 0.0}

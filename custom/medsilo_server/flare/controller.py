@@ -46,14 +46,14 @@ from nvflare_reliability.timeouts import LONGEST
 # pause, NVFlare would wait 15 minutes for a site whose process starts after the end of the job.
 JOINING = 120.0
 LOOK = 2.0
-# Maximum bytes of the rounds in one progress reply, which is about eighty rounds of three sites. A single round is sent
-# even if it has more bytes.
+# Maximum bytes of the rounds in one progress reply, which is about eighty rounds of three sites. A single round that
+# exceeds the maximum is sent nevertheless.
 TOLD = 64_000
 
 
 def _wire_of(plan: Plan) -> tuple[Callable[[StudyMessage], Shareable], str, bool]:
-    """Return the function that converts messages for NVFlare, the name of NVFlare's task for a round, and True if
-    training scripts receive the messages.
+    """Return three values: the function that converts messages for NVFlare, the name of NVFlare's task for a round, and
+    whether training scripts receive the messages.
     """
     if not plan.task.scripted:
         return to_shareable, TASK, False
@@ -63,7 +63,7 @@ def _wire_of(plan: Plan) -> tuple[Callable[[StudyMessage], Shareable], str, bool
 
 
 class MedsiloController(Controller):
-    gate: AnswerGate  # reads and checks answers; the gate is created when the controller starts
+    gate: AnswerGate  # reads and checks answers; this object is created when the controller starts
 
     def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
         """Prepare a controller.
@@ -82,7 +82,7 @@ class MedsiloController(Controller):
         self.requests: RetryingRequests | None = None
         self.events = StudyEvents(None)
         self.ended = threading.Event()
-        self.shown = False  # whether the job's trackers have the rounds so far
+        self.shown = False  # whether the rounds so far were shown in the job's trackers
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         if workspace.kit_of(fl_ctx, "server") is None:
@@ -100,7 +100,7 @@ class MedsiloController(Controller):
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the study's progress, including the rounds that the lead has not received yet.
 
-        NVFlare allows a request for the progress only to the job's submitter and to admins.
+        In NVFlare, only the job's submitter and admins may request the progress.
         """
         asked = asked if isinstance(asked, dict) else {}
         running, after = self.running, asked.get(AFTER)
@@ -196,7 +196,7 @@ class MedsiloController(Controller):
                 self._show([], fl_ctx, metrics_after(summary))
                 return str(output / f"{summary.study}")
         finally:
-            # if another job still leads the study, this job has not changed the summary and publishes no results
+            # if another job still leads the study, the summary is unchanged, and this job publishes no results
             if record.summary() != before:
                 self._publish(record, fl_ctx)
 
@@ -216,7 +216,7 @@ class MedsiloController(Controller):
 
     @staticmethod
     def _among(plan: Plan, begun: Record | None, sites: Sequence[str]) -> Plan:
-        """Return the plan. If the plan names no hospitals, add the names of the hospitals.
+        """Return the plan. If the plan names no hospitals, add the hospitals' names to the plan.
 
         Args:
             begun: The record of a resumed study, whose hospitals are added. Without a record, the connected hospitals
@@ -224,7 +224,7 @@ class MedsiloController(Controller):
         """
         if begun:
             sites = load_plan(begun.folder / paths.PLAN).participation.sites
-        # if too few sites are connected, the plan names no hospitals, and the study does not begin
+        # if too few sites are connected, the plan stays without hospitals, and the study does not begin
         return plan.among(sites) if len(sites) >= plan.participation.required else plan
 
     def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Liveness:
@@ -242,7 +242,8 @@ class MedsiloController(Controller):
         self._show([line], fl_ctx)
 
     def _show(self, rounds: Sequence[Round], fl_ctx: FLContext, after: dict[str, Any] | None = None) -> None:
-        """Show rounds in the job's trackers. A job that continues a study shows all earlier rounds first.
+        """Show the results of rounds in the job's trackers. A job that continues a study shows all earlier rounds
+        first.
 
         In a study with a training script, trackers show the numbers that the script logs, and no others.
 

@@ -45,7 +45,7 @@ OF_ONE_JOB = (
 )
 # key in a job's metadata under which automatic resumptions are listed, each with its time and the last completed round
 TIMES = "resumed"
-# A resumption counts for a day (in seconds), but only until this number of further rounds is complete.
+# A resumption stops counting after a day (in seconds), or as soon as this number of further rounds is complete.
 DAY, PROGRESS = 86_400.0, 10
 MOST_TIMES = 100  # maximum number of resumptions in the list, as in participation.resume
 LOOK = 2.0
@@ -55,7 +55,7 @@ WHY = 400
 # Seconds before the first attempt to resume a study, and maximum seconds before a later attempt. Each pause is twice as
 # long as the previous pause.
 PAUSE, LONGEST = 10.0, 600.0
-GATHER = 180.0  # seconds for which a study waits for absent hospitals after the pause
+GATHER = 180.0  # seconds for which a resumed study waits for hospitals that are absent
 ROOM, LEAST_ROOM = 2, 1 << 20  # the disk needs free space for twice the bytes of the checkpoints, plus 1 MiB
 
 
@@ -71,8 +71,8 @@ class Ended:
 
     @property
     def earlier(self) -> list[tuple[float, int]]:
-        """The automatic resumptions that still count, each with its time and the number of the last round before the
-        resumption.
+        """The automatic resumptions that count towards the limit, each with its time and the number of the last round
+        before the resumption.
         """
         told = self.job.meta.get(TIMES)  # the list may be invalid, because a lead writes the metadata of the first job
         found, now = list[tuple[float, int]](), time.time()
@@ -182,7 +182,7 @@ class Resuming:
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # in all other cases, this component has already written an event with the reason
+            # True if this component has not yet written an event with the reason
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)
@@ -201,7 +201,8 @@ class Resuming:
             fate: The kind of the last event about the job, or None.
             earlier: True if the job ended before this server started. In this case, the pause began when the job ended.
         """
-        # a study whose run folder is damaged is not scheduled, because a person must repair the folder
+        # an error means that the run folder is damaged; the study is then not scheduled, because a person must repair
+        # the folder
         with suppress(MedsiloError, OSError, ValueError, LookupError, TypeError):
             ended = self._study_of(job)
             if ended and not self._is_last(ended):
@@ -264,7 +265,8 @@ class Resuming:
         while not self.engine.server.shutdown:
             for job_id, due in list(self.due.items()):
                 with suppress(Exception):
-                    # a user may have cancelled the study while the thread waited
+                    # the study may not be due any more, because a user may have cancelled the study while the thread
+                    # waited
                     if self._is_time(due) and self.due.pop(job_id, None) is not None:
                         self._go_on(due.ended)
             time.sleep(LOOK)
@@ -276,6 +278,6 @@ class Resuming:
         return now > due.at and gathered and due.ended.has_room() and valid
 
     def _go_on(self, ended: Ended) -> None:
-        if self._is_last(ended):  # a user may have run `medsilo resume` while the thread waited
+        if self._is_last(ended):  # a user may have resumed the study with `medsilo resume` while the thread waited
             with self.engine.new_context() as fl_ctx:
                 self._jobs().clone(ended.job.job_id, ended.copy(), fl_ctx)

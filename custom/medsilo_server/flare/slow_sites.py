@@ -20,7 +20,7 @@ class SlowSites:
     def look(self, turns: Turns | None, rounds: Iterable[Round]) -> None:
         """Compare the time that each site needs for its answer with the site's times in earlier rounds.
 
-        In the first round, the time is compared with the times of the other sites.
+        In the first round, a site's time is compared with the times of the other sites.
 
         Args:
             turns: The state of the current request, or None between requests.

@@ -11,10 +11,10 @@ from medsilo_server.flare.artifacts import tracked_numbers
 
 
 def show_in_trackers(line: Mapping[str, Any], engine: ServerEngineSpec) -> None:
-    """Fire an event of NVFlare's experiment tracking at the server for each number of a round.
+    """Fire an event of NVFlare's experiment tracking at the server for each number in a line of round_metrics.jsonl.
 
-    The events have the form of events that arrived from the sites, so that receivers show them by site. The header
-    prevents NVFlare from sending the events to the sites.
+    The events look as if they came from the sites, so that receivers show each site's numbers separately. A header in
+    each event prevents NVFlare from sending the event to the sites.
 
     Args:
         line: A line of round_metrics.jsonl.

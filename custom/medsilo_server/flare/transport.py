@@ -1,7 +1,7 @@
 """Send requests to sites over NVFlare. Each site has a separate NVFlare task.
 
-NVFlare's broadcast is unsuitable. NVFlare copies the data of a broadcast when the first site fetches it, so all other
-sites would get the first site's model.
+NVFlare's broadcast is unsuitable. NVFlare copies the data of a broadcast when the first site fetches the data, so all
+other sites would get the first site's model.
 """
 
 import threading
@@ -33,7 +33,7 @@ Away = Callable[[], Mapping[str, str]]  # returns the sites for which a round do
 
 @dataclass(eq=False)
 class _Question:
-    """A request to several sites, each of which gets its own NVFlare task. Threads of NVFlare call some of the
+    """A request to several sites; NVFlare has a separate task for each site. Threads of NVFlare call some of the
     methods.
     """
 
@@ -53,7 +53,7 @@ class _Question:
         task = self.tasks[site] = Task(
             name=TASK,
             data=Shareable(),
-            timeout=0,  # NVFlare does not limit the time for an answer, because `is_over` limits it
+            timeout=0,  # NVFlare sets no time limit for the answer, because `is_over` limits the time
             before_task_sent_cb=self._before_sending,
             after_task_sent_cb=self._after_sending,
             result_received_cb=self._received,
@@ -74,9 +74,9 @@ class _Question:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        if site in self.answered:  # the gate has already rejected the answer of this site as unreadable
+        if site in self.answered:  # the answer gate has already rejected this site's answer as unreadable
             return
-        try:  # if this callback raised an error, NVFlare would end the task without a reason
+        try:  # errors are caught, because NVFlare would end the task without a reason
             self.receive(site, to_parcel(result, self.transport.of_script))
         except MedsiloError as error:
             self.refused[site] = Missing.refused(error)
@@ -179,8 +179,8 @@ class FlareTransport:
             threading.Event().wait(POLL)
 
     def _absent(self, sites: Sequence[str]) -> dict[str, Missing]:
-        """Return the sites that can't answer, because NVFlare would wait a long time for the answer of a dead site in
-        each round.
+        """Return the sites that can't answer; they get no request, because NVFlare would wait a long time for their
+        answers in each round.
         """
         connected = {client.name for client in self.fl_ctx.get_engine().get_clients()}
         absent = {site: Missing("lost", "is not connected") for site in sites if site not in connected}
@@ -199,7 +199,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if a site with this reason can't return to the job: the server expelled it, or its policies reject
-    the job.
+    """Return True if a site with this reason can't return to the job: the server expelled the site, or the site's
+    policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))

@@ -109,8 +109,8 @@ def row(place: int, deviation: float = 0.5) -> dict[str, Tensor]:
 def test_what_a_dishonest_hospital_sends_is_refused() -> None:
     of_one_hospital(row(1))
     for wrong, said in (
-        (row(1) | {"present": torch.ones(3)}, "does not name one"),
-        (row(1) | {"present": torch.zeros(3)}, "does not name one"),
+        (row(1) | {"present": torch.ones(3)}, "does not name exactly one"),
+        (row(1) | {"present": torch.zeros(3)}, "does not name exactly one"),
         (row(1) | {"means": row(2)["means"]}, "rows of other hospitals"),
         (row(1) | {"deviations": row(1)["deviations"] * 1e-6}, f"below {FLATTEST}"),
     ):

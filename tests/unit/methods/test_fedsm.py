@@ -328,8 +328,8 @@ def test_where_nobody_gave_sums_the_last_layer_stays() -> None:
 
 
 FALSE_SUMS = {
-    "nobody's": (lambda own: own["present"].zero_(), "does not name one hospital"),
-    "two hospitals'": (lambda own: own["present"].fill_(1), "does not name one hospital"),
+    "nobody's": (lambda own: own["present"].zero_(), "does not name exactly one hospital"),
+    "two hospitals'": (lambda own: own["present"].fill_(1), "does not name exactly one hospital"),
     "of others": (lambda own: own["means"].fill_(1), "holds features of other hospitals"),
     "no squares": (lambda own: own["products"].fill_(-1), "a mean square below zero"),
 }

@@ -211,7 +211,7 @@ def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path
 
 def test_a_method_whose_step_is_its_own_refuses_a_perturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedPer, "own_step", True)
-    with pytest.raises(PlanError, match=r"algorithm\.perturbation:.*set it to null"):
+    with pytest.raises(PlanError, match=r"algorithm\.perturbation:.*set the key to null"):
         make_plan("fedper", HALVES[1])
     assert make_plan("fedper", HALVES[0])
 
