@@ -44,24 +44,24 @@ class Checkpoint(Section):
         0.5,
         gt=0,
         le=1,
-        description="minimum share of the network's numbers that the file must contain, by name and shape",
+        description="minimum share of the network's weights that the file must contain with the same name and shape",
     )
     ignore: Patterns = Field(
         (),
         exclude_if=lambda value: not value,
-        description="patterns of names in the file that the network does not need",
+        description="patterns of names of the weights in the file that the network does not need",
     )
     initial: Patterns = Field(
         ("head",),
         exclude_if=lambda value: value == ("head",),
         description="weights that the file may lack, which then get random values from the plan's seed: `head`, "
-        "`norms`, `bias`, or patterns of the network's names",
+        "`norms`, `bias`, or patterns of names of weights",
     )
     confirmed: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="confirms that activations and norms without weights are those of the file's network; needed if "
-        "the file would fit MONAI's default network as well",
+        description="confirms that `of` has the activations and weightless norms of the network that was saved in the "
+        "file. The confirmation is needed if the file would also fit MONAI's default network",
     )
 
 

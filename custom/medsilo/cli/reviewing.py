@@ -57,7 +57,7 @@ def approve(
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     changes: options.Changes,
     expires: Annotated[
-        int | None, option("TIME", "maximum duration: 12h, 30d or 8w (default: no end)", parser=lasting)
+        int | None, option("TIME", "how long the approval is valid: 12h, 30d or 8w (default: no end)", parser=lasting)
     ] = None,
     rounds: Annotated[
         int | None,

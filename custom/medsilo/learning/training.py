@@ -41,9 +41,9 @@ class Training(Feature):
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd",
-        description="the optimizer at the sites. If `--set` changes the optimizer, medsilo drops the plan's settings "
-        "of its optimizer, unless `--set` gives these settings, too. `learning_rate` then becomes 0.01 for `sgd`, "
-        "else 0.001; `weight_decay` becomes 0.01 for `adamw`, else 0",
+        description="the optimizer at the sites. If `--set` changes the optimizer, medsilo drops the settings that the "
+        "plan gives for the old optimizer, except for settings that `--set` also gives. `learning_rate` "
+        "then becomes 0.01 for `sgd`, else 0.001; `weight_decay` becomes 0.01 for `adamw`, else 0",
     )
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="learning rate of the optimizer")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
@@ -58,8 +58,8 @@ class Training(Feature):
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",
         description="`poly` multiplies the learning rate of round r of R by `(1 − (r − 1) / R)^0.9`, as nnU-Net does "
-        "for epochs. `cosine` multiplies this learning rate by `(1 + cos(π (r − 1) / R)) / 2`. Both schedules count "
-        "rounds from the first round after the warm-up",
+        "for epochs. `cosine` multiplies the learning rate of round r by `(1 + cos(π (r − 1) / R)) / 2`. "
+        "Both schedules count rounds from the first round after the warm-up",
     )
     warmup: int = Field(
         0,
@@ -89,7 +89,8 @@ class Training(Feature):
     )
     optimizer_state: Literal["keep", "reset"] = Field(
         "keep",
-        description="momentum at the sites when a round begins with new weights: `keep` it, or `reset` it to zero",
+        description="treatment of the optimizer's momentum at a site when a round begins with new weights: `keep` "
+        "the momentum, or `reset` the momentum to zero",
     )
 
     @model_validator(mode="after")

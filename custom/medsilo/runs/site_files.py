@@ -45,7 +45,7 @@ class Provenance(RecordPart):
     python: Text | None = Field(None, description="Python's version")
     platform: Text | None = Field(None, description="operating system and processor")
     versions: dict[str, Text] = Field({}, description="library → version")
-    device: Text | None = Field(None, description="at a site: the training device, and its precision")
+    device: Text | None = Field(None, description="at a site: the device and the numerical precision of training")
 
     @property
     def code(self) -> dict[str, dict[str, Any]]:

@@ -41,8 +41,9 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the norm is that of "
-        "the amplitude divided by the number of pixels. With AdaFed, it is the root mean square of the features",
+        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the norm is that of the "
+        "amplitude divided by the number of pixels. With AdaFed, the norm is the root mean square of the "
+        "features",
     )
 
 
@@ -50,8 +51,14 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     epsilon: Epsilon = Field(
         description="ε of all rounds together, at every hospital; a hospital may demand a smaller ε"
     )
-    delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
-    unit: Unit = Field("record", description="the protected unit: a record, or a patient with all cases")
+    delta: Delta = Field(
+        description="δ of the guarantee with `privacy.epsilon`; must be less than 1 / number of patients of the "
+        "largest hospital"
+    )
+    unit: Unit = Field(
+        "record",
+        description="the unit that the guarantee protects: one record, or one patient with all of the patient's cases",
+    )
     clip: float = Field(
         1.0,
         gt=0,
@@ -67,9 +74,9 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     )
     counts: NumbersOffer | None = Field(
         None,
-        description="numbers of cases leave with geometric noise, which is drawn once; with this key, all numbers, "
-        "even the batch size, count units. `null`: a hospital that does not declare its numbers of cases public "
-        "can't join",
+        description="numbers of cases leave a hospital with geometric noise, which is drawn once. With this key, all "
+        "numbers, even the batch size, count records or patients, as `privacy.unit` says. `null`: a "
+        "hospital that does not declare its numbers of cases public can't join",
     )
 
     statistics: StatisticsOffer | None = Field(

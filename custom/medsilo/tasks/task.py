@@ -29,7 +29,7 @@ class Fold(Section):
     used for validation.
     """
 
-    number: int = Field(ge=1, le=100, description="number of the part that is tested")
+    number: int = Field(ge=1, le=100, description="which fold is tested, counted from 1")
     of: int = Field(ge=3, le=100, description="number of folds; each patient is tested in one fold")
 
     @model_validator(mode="after")

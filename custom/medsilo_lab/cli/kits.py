@@ -90,7 +90,9 @@ def restore(
     file: Annotated[Path, typer.Argument(help="the file that 'medsilo kits backup' wrote")],
     *,
     kit: Annotated[Path, option("KIT", "new folder for the server's kit")],
-    storage: Annotated[Path | None, option("FOLDER", "new folder for its jobs (default: storage/ in the kit)")] = None,
+    storage: Annotated[
+        Path | None, option("FOLDER", "new folder for the server's jobs (default: storage/ in the kit)")
+    ] = None,
     expelled: Annotated[list[str], several("NAME", "a hospital that you expelled after the backup; may be repeated")],
 ) -> None:
     """Restore a server's kit and its jobs from a backup. The command writes only into the given folders and overwrites

@@ -48,14 +48,15 @@ class Level(RecordPart):
 class PairedDifference(RecordPart):
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
-        description="lower end of the 95 % interval for similar patients; -1 and 1 if the interval cannot be estimated"
+        description="lower end of the 95 % interval for similar patients; if the interval cannot be estimated, its "
+        "ends are -1 and 1"
     )
     high: Difference = Field(description="upper end of the 95 % interval for similar patients")
     corrected_low: Difference | None = Field(
         None,
         description=(
-            "lower end of the interval after correction for multiple comparisons; it decides the verdict, and "
-            "pages show it"
+            "lower end of the interval after correction for multiple comparisons; the corrected interval "
+            "decides the verdict, and pages show this interval"
         ),
     )
     corrected_high: Difference | None = Field(
@@ -148,10 +149,13 @@ class HospitalVerdict(RecordPart):
     method: Text = Field(description="the configuration that the verdict is about")
     difference: PairedDifference = Field(
         validation_alias=AliasChoices("difference", "gain"),
-        description="score of this configuration's model minus that of the single-site model",
+        description="score of this configuration's model minus the score of the single-site model",
     )
     needed: Needed | None = Field(
-        None, description=("the additional sample that an inconclusive verdict needs, if known")
+        None,
+        description=(
+            "if the verdict is inconclusive: the number of patients or seeds that a conclusive verdict needs, if known"
+        ),
     )
 
 
@@ -170,8 +174,8 @@ class VerdictRow(RecordPart):
     )
     unlike: Text | None = Field(
         None,
-        description="differences between the two configurations' networks that do not come from the method but "
-        "also change the score",
+        description="differences between the networks of this configuration and its baseline that change the score "
+        "but do not come from the method",
     )
     difference: Differences = Field(
         Differences(), description="differences from the baseline: `mean`, `pooled`, `worst` and `sites`"
@@ -179,7 +183,7 @@ class VerdictRow(RecordPart):
     from_single_site: dict[str, PairedDifference | None] = Field(
         {},
         validation_alias=AliasChoices("from_single_site", "joining"),
-        description="site → score of this method's model minus that of the single-site model",
+        description="site → score of this method's model minus the score of the single-site model",
     )
 
 
@@ -225,24 +229,29 @@ class Verdict(RecordPart):
     baseline: Text | None = Field(
         None,
         validation_alias=AliasChoices("baseline", "against"),
-        description="the baseline, with which all configurations are compared",
+        description="the configuration with which all other configurations are compared",
     )
     single: list[str] = Field(
         [],
         description="sites with a single test patient; the intervals of these sites cover only the variation "
         "between seeds",
     )
-    headline: str = Field(description="the answer to the first question, in words")
+    headline: str = Field(
+        description="the answer to the comparison's first question: whether federated training is better than "
+        "single-site training"
+    )
     between: str = Field("", description="the methods that are better than the baseline, in words")
     first: PairedDifference | None = Field(
         None,
         description=(
-            "answer to the first question, which is fixed before any result. It is the score of the baseline minus the "
-            "score of single-site training; `null` if one of the two scores is missing"
+            "the difference that answers the comparison's first question: the score of the baseline minus "
+            "the score of single-site training. `null` if one of both scores is missing"
         ),
     )
     needed: Needed | None = Field(
-        None, description="the additional sample that the first question needs if it is inconclusive, if known"
+        None,
+        description="if the answer to the first question is inconclusive: the number of patients or seeds that a "
+        "conclusive answer needs, if known",
     )
     declared: Text | None = Field(
         None,
@@ -253,7 +262,7 @@ class Verdict(RecordPart):
     hospitals: dict[str, HospitalVerdict] = Field(
         {},
         validation_alias=AliasChoices("hospitals", "gains"),
-        description="site → the verdict on federated training there",
+        description="site → the verdict on federated training at this site",
     )
     rows: list[VerdictRow] = Field(description="the configurations")
     subgroups: list[SubgroupTable] = Field(

@@ -56,14 +56,15 @@ class FolderTask(OwnFolder):
         default=("structure",),
         min_length=1,
         max_length=254,
-        description="names of structures, with the labels 1, 2, ... (0 is background); or of classes 0, 1, ...",
+        description="names of structures, whose labels are 1, 2, ... (0 is background), or names of the classes 0, 1, "
+        "...",
     )
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="size of the network's input in training")
     intensity: Intensity = Field(Percentiles(), description="scaling of intensities")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="random changes of training images")
     foreground: float = Field(default=0.5, ge=0, le=1, description="share of training patches that contain a structure")
     overlap: float = Field(
-        default=0.25, ge=0, lt=1, description="overlap of sliding windows in evaluation, as a share of their size"
+        default=0.25, ge=0, lt=1, description="overlap of sliding windows in evaluation, as a share of a window's size"
     )
 
     @field_validator("labels")

@@ -33,7 +33,8 @@ class OwnData(Task):
 
     shares: Shares = Field(
         default=(0.6, 0.2, 0.2),
-        description="shares of patients in training, validation and test, unless the site fixes the parts",
+        description="shares of patients for training, validation and test, unless the site's data already assign "
+        "patients to these parts",
     )
     split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
     partition: Partition | None = Field(

@@ -129,8 +129,8 @@ class Standardised(OwnData):
     )
     standardise: Standardise = Field(
         "site",
-        description="subtract the mean and divide by the standard deviation: those of each site's training cases, or "
-        "those that the plan gives for each column",
+        description="source of the mean and the standard deviation that standardise the inputs: each site's training "
+        "cases, or the plan's values for each column",
     )
 
     @model_validator(mode="after")

@@ -66,15 +66,17 @@ class PatientTable(Standardised):
         description="inputs of the network: names of columns with numbers, or `{name: ..., levels: [...]}` for "
         "categories",
     )
-    target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
+    target: Text = Field(
+        default="outcome", description="column with the class of a case, or with the number that a regression predicts"
+    )
     time: Text = Field("time", description="for survival: column with the time until the event or the last visit")
     event: Text = Field("event", description="for survival: column with 1 (event) or 0 (censored)")
     missing: Literal["mean", "mark"] = Field(
         "mean",
-        description="input of the network where a value is missing or invalid. `mean`: the mean of the column's "
-        "standardisation, or else the column's `mean` in the plan, or 0; for a category, all inputs are 0. `mark`: "
-        "as `mean`, and each column has a further input that is 1 if the value is missing. Each hospital's data set "
-        "determines which patients count",
+        description="input of the network where a value is missing or invalid. `mean`: the mean with which the column "
+        "is standardised, otherwise the column's `mean` in the plan, otherwise 0; for a category, all "
+        "inputs are 0. `mark`: as `mean`, and each column has a further input that is 1 if the value is "
+        "missing. Each hospital's data set determines which patients are used",
     )
 
     @model_validator(mode="after")
