@@ -24,7 +24,7 @@ class ClassCounts:
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless the counts of a classification fit the number of test cases."""
+        """Raise Refused unless the counts of a classification agree with the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
             # for each class, the histograms contain every case

@@ -73,7 +73,7 @@ class Objective(ABC):
         Args:
             name: The column name of a regression's predicted value.
         """
-        raise TypeError(f"{type(self).__name__} has no answers in words")
+        raise TypeError(f"{type(self).__name__} does not convert outputs to predictions")
 
     def name_of(self, name: str, structure: str) -> str:
         return f"{name}_{structure}" if len(self.structures) > 1 else name

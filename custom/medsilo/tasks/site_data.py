@@ -104,7 +104,7 @@ class SiteData:
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Create the training, validation and test part of the data from a list with the part of each case.
+        """Create the training, validation and test part of the data from a list that names the part of each case.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.

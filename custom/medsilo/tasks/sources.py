@@ -36,8 +36,8 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# A function that assigns all patients to parts of the data, and that takes the parts of patients who already have a
-# part.
+# A function that assigns all patients to parts of the data. Its argument contains the parts of patients who already
+# have a part.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
 # A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
 # parts may be recorded.
@@ -85,7 +85,7 @@ class DataSource(Section):
     # without a value in these columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # if a row has no value in one of these columns, the row is left out
+    required: Names = ()  # columns that need a value: a row without a value in one of these columns is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
     # The next keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
     # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
@@ -123,7 +123,7 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the site's name of a column; by default, this is the plan's name."""
+        """Return the name that a column of the plan has at the site; by default, the site uses the plan's name."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
@@ -143,7 +143,7 @@ class DataSource(Section):
     def own_names(
         self, read: Sequence[str], roles: Mapping[str, str | None], key: str, known: Sequence[str] = ()
     ) -> dict[str, str]:
-        """Return the site's names of the plan's columns.
+        """Return the names that the plan's columns have at the site.
 
         Args:
             read: The plan's columns.
@@ -161,7 +161,7 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        # If the names of two columns differ only by upper and lower case, they count as equal.
+        # Two names of columns count as equal if they differ only by upper and lower case.
         closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
@@ -189,7 +189,9 @@ class DataSource(Section):
             hint = "correct data.table" if self.table else f"name it under data.table, or call it {name}"
             raise DataError(f"there is no table in the data folder; {hint}", str(path))
         if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
+            raise DataError(
+                "the table is a link that leads out of the data folder; copy the table into the data folder", str(path)
+            )
         return path
 
     def without(self) -> frozenset[str]:
@@ -223,7 +225,7 @@ class DataSource(Section):
 
     @property
     def leaves_out_rare(self) -> bool:
-        """True if cases whose label few patients have are left out.
+        """True if cases are left out because too few patients have the cases' label.
 
         If no patients need protection, cases with a rare label are not left out. Under differential privacy, cases with
         a rare label stay, because a patient must not affect the cases of other patients.

@@ -23,8 +23,8 @@ NEAR = 1e-9  # tolerance for rounding errors in products that would be integers 
 
 
 def parts_in_turn(patients: int) -> np.ndarray:
-    """Return the part of each patient, [patients]: one half of the patients train, one fifth validation, three tenths
-    test.
+    """Return the part of each patient, [patients]: one half of the patients are for training, one fifth for validation,
+    and three tenths for test.
 
     >>> sorted(parts_in_turn(10).tolist())
     [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
@@ -35,7 +35,8 @@ def parts_in_turn(patients: int) -> np.ndarray:
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
     """Assign cases to parts at random: 0 train, 1 validation, 2 test.
 
-    Cases of one group get one part, no part is empty, and the sizes of the parts approximate the given fractions.
+    All cases of a group get the same part, no part is empty, and the sizes of the parts approximate the given
+    fractions.
 
     Args:
         groups: For each case, the name of the patient, or of another group that must not be divided.
@@ -65,8 +66,8 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient, such that the parts have the given fractions, approximately, of all patients
-    and of each class.
+    """Return the part of every patient, so that each part has about the given fraction of all patients, and of each
+    class's patients.
 
     If there are enough patients, no part of the data is empty.
 

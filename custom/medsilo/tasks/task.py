@@ -225,10 +225,9 @@ class Task(Section):
 
     @property
     def piece(self) -> "Draw | None":
-        """The function that crops a case at random, from a given seed, to the task's shape, and that does not augment
-        the case.
+        """The function that crops a case to the task's shape, at random from a given seed and without augmentation.
 
-        If no function is returned, cases already have the task's shape.
+        If the method returns None, cases already have the task's shape.
         """
         return None
 

@@ -202,7 +202,7 @@ class FolderTask(OwnFolder):
     @property
     @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
-        """The names of an image's channels, each in a separate file."""
+        """The names of an image's channels; each channel is in a separate file."""
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
@@ -235,7 +235,7 @@ class FolderTask(OwnFolder):
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
-                # a value that stands for no structure at this site
+                # a value that does not occur in this site's masks
                 own[label] = max(*own.values(), self.goal.classes) + 1
         return own
 

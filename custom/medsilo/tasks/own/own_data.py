@@ -1,4 +1,4 @@
-"""Define the keys of a plan that are common to all tasks over a hospital's images, tables or recordings."""
+"""Define the keys of a plan that all tasks with a hospital's images, tables or recordings have in common."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +115,7 @@ class OwnFolder(OwnData):
     (0.6, 0.2, 0.2)
     """
 
-    files: ClassVar[str] = "images"  # word for the data files in messages
+    files: ClassVar[str] = "images"  # the word that messages use for a data file
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
         """Read the files of one image or recording, and return the network's inputs, [cases, *shape]. Raises DataError
@@ -181,8 +181,8 @@ class OwnFolder(OwnData):
         return names
 
     def undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels that a site did not annotate; if structures may overlap, return the numbers of these
-        structures.
+        """Return the labels of the structures that a site did not annotate. If structures may overlap, return the
+        structures' numbers instead of labels.
         """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
