@@ -248,16 +248,19 @@ SITE_TREE: Mapping[str, str] = {
     paths.SEALING: "with secure aggregation: the site's keys and secret, and the names of the sites in each sum that "
     "this site helped to unmask. The file never leaves the site",
     paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "
-    "the message is lost. Without the keys, the message is noise",
+    "the message is lost. Without the site's keys, the masked message is noise",
     paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. A repeated "
     "answer is identical, so the repetition has no privacy cost",
-    paths.NOISY_COUNTS: "if numbers of cases leave with noise: the noisy numbers, drawn once",
+    paths.NOISY_COUNTS: "if the site sends numbers of cases with noise: the noisy numbers, which are drawn only once",
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
-    "all studies. The hospital's own report shows both costs. The file never leaves the site",
-    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training patients "
-    "and cases, each disclosed and exact. The hospital's own report shows this weight. The file never leaves the site",
-    paths.SUBGROUPS: "the patients of subgroups: subgroup, level, and the patient's number in test.csv. The number "
-    "is empty if the level's score stays at the site. The file never leaves the site",
+    "all studies. The hospital's own report shows the cost of this study and of all studies. The "
+    "file never leaves the site",
+    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training "
+    "patients and cases, each disclosed and exact. The hospital's own report shows the weight of the "
+    "site's updates. The file never leaves the site",
+    paths.SUBGROUPS: "for each patient in a subgroup: the subgroup, the level, and the patient's number in test.csv. "
+    "The patient's number is empty if the level's score stays at the site. The file never leaves the "
+    "site",
     paths.CASES: "the scores of each test case. Cases and patients have numbers in the order of the data; a cell is "
     "empty if the case has no value for its column. The file never leaves the site",
     paths.ERRORS: "the full text of errors. The file never leaves the site",
@@ -295,9 +298,10 @@ RUN_TREE: Mapping[str, str] = {
     "its own model",
     f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site "
     "chooses its own model, `global/` contains only this file",
-    f"{paths.SUPER_MODEL}/": "FedSM: the global model, the selector and the personal models of sites that agreed, as "
-    "safetensors; `plan.yaml`; `supermodel.json` with the threshold and each file's SHA-256. Each site's folder has "
-    "the site's own super model, too",
+    f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal "
+    "models of sites that "
+    "agreed. The folder also contains `plan.yaml`, and `supermodel.json` with the threshold and each "
+    "file's SHA-256. Each site's folder has the site's own super model",
     f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",
@@ -308,8 +312,7 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
-    paths.COMPARISON: "the sites' settings that all runs in this folder had; medsilo rejects a run with other "
-    "settings in this folder",
+    paths.COMPARISON: "the sites' settings, which must be the same for all runs in the comparison's folder",
     paths.VERDICT: "scores, differences and intervals of the finished runs",
     paths.REPORT: "the page about all runs of the comparison",
     f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, on one printed "

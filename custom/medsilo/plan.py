@@ -77,8 +77,9 @@ class TransportSettings(Feature):
         ge=8,
         le=1_000_000,
         description="speed of the slowest connection in kbit/s; a chunk of a tensor has at most the size that this "
-        "connection sends in ten seconds. With 4000, the default, a chunk has 1 MiB. All chunks in transit "
-        "together have the size that the connection sends in two seconds at its measured speed",
+        "connection sends in ten seconds. With the default of 4000 kbit/s, a chunk has 1 MiB. All chunks "
+        "in transit together have the size that the connection sends in two seconds at its measured "
+        "speed",
     )
 
     @property
@@ -104,8 +105,8 @@ class SecureAggregationSettings(Feature):
         ge=2,
         le=256,
         description="with `pairwise`: how many of the K hospitals must stay until the sum of a round is unmasked; "
-        "this number t is above K/2. Even with the help of t - 1 hospitals, a server that follows the protocol "
-        "learns no other hospital's update. `null`: 2K/3, rounded down, plus one",
+        "this number t is above K/2. Even with the help of t - 1 hospitals, a server that follows the "
+        "protocol learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
     )
     clip: float = Field(
         65536.0,

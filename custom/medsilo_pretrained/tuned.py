@@ -37,7 +37,7 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_lengt
 
 
 class Checkpoint(Section):
-    file: str = Field("", max_length=200, description="name of the file, for people only")
+    file: str = Field("", max_length=200, description="name of the file with the weights, which only people read")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash by which the file is found")
     bytes: int = Field(ge=1, le=1 << 32, description="number of bytes in the file")
     least: float = Field(
@@ -82,7 +82,7 @@ class Begun(_Begun):
     """Base class of networks that contain another network and may read its initial weights from a file."""
 
     of: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(
-        description="the inner network: its name and settings"
+        description="name and settings of the network whose weights are loaded"
     )
 
     @property
@@ -182,8 +182,8 @@ class Tuned(Begun):
         ("head",),
         min_length=1,
         max_length=100,
-        description="parts to train: `all`, `head` (the last layer), `norms`, `bias`, or patterns of parameter names;"
-        " one or several",
+        description="parts of the network to train: `all`, `head` (the last layer), `norms`, `bias`, or patterns of "
+        "parameter names; one or several",
     )
 
     @property

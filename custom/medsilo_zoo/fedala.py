@@ -64,7 +64,7 @@ class FedALA(MeanOfOwn):
         ge=0,
         le=1000,
         description="threshold for the first time that W is learned: learning ends if the standard deviation of the "
-        "last ten losses is below this value. Later rounds use one pass",
+        "last ten losses is below this value. Later rounds learn W in one pass",
     )
     passes: int = Field(30, ge=1, le=1000, description="maximum number of passes when W is learned for the first time")
 

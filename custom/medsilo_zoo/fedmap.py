@@ -144,7 +144,7 @@ class FedMAP(WeighingMethod):
     epsilon: float = Field(
         1e-4, ge=0, le=1000, description="ε: how strongly the regulariser R pulls the weights θ and μ towards zero"
     )
-    prior_step: float = Field(1e-3, gt=0, le=10, description="η: learning rate of ψ at the server")
+    prior_step: float = Field(1e-3, gt=0, le=10, description="η: learning rate with which the server trains ψ")
     prior_steps: int = Field(
         2,
         ge=0,

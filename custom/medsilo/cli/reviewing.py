@@ -279,7 +279,8 @@ def disclosure(
     kit: options.SiteKit = None,
     local: options.SettingsFolder = None,
     site: Annotated[
-        str | None, option("SITE", "the hospital whose settings apply, if the folder of settings has several")
+        str | None,
+        option("SITE", "the hospital whose settings apply, if the settings folder has settings of several hospitals"),
     ] = None,
 ) -> None:
     """Print the disclosure report of a job before it runs, or of a finished run.

@@ -233,8 +233,8 @@ class AdaFed(StatisticsMixture):
     )
     init_from_pretrained: bool = Field(
         False,
-        description="whether the sites' models start from the weights of f. The paper does not specify these initial "
-        "weights, and models in the paper's code do not start from f",
+        description="whether the sites' models start from the weights of f. The paper does not specify whether "
+        "models start from f, and models in the paper's code do not start from f",
     )
 
     @property

@@ -312,9 +312,9 @@ class FedSM(ModelsAndSelector):
         0.9,
         ge=0,
         le=1,
-        description="the minimum accuracy of the selector: the share of validation cases that the selector assigns to "
-        "the right hospital, as a mean over hospitals. Below this value, the global model predicts every image, and "
-        "the summary has a warning",
+        description="the minimum accuracy of the selector: the share of validation cases that the selector assigns "
+        "to the right hospital, as a mean over hospitals. If the selector's accuracy is below this "
+        "value, the global model predicts every image, and the summary has a warning",
     )
 
     @model_validator(mode="after")

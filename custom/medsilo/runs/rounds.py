@@ -77,8 +77,8 @@ class Round(RecordPart):
     sites: dict[str, SiteRound] = Field({}, description="site → the site's numbers")
     weights: list[list[Number]] | None = Field(
         None,
-        description="AdaFed's weights W, if the weights have changed since the last round with this key. Row i has "
-        "the weights of all sites in the mixture of site i, in the order of `asked`",
+        description="AdaFed's weights W; a line has this key only if W has changed since the previous line with this "
+        "key. Row i has the weights of all sites in the mixture of site i, in the order of `asked`",
     )
 
     def absence(self, site: str) -> str | None:

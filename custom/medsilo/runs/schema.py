@@ -173,7 +173,7 @@ class SiteResult(RecordPart):
     memory: Count | None = Field(None, description="peak memory of the site's process in bytes, over all rounds")
     readiness: Readiness | None = Field(
         None,
-        description="in a canary study: whether the site can read its data, and its resources, see below",
+        description="in a canary study: whether the site can read its data, and the site's resources, see below",
     )
 
     @model_validator(mode="after")

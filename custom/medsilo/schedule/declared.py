@@ -41,9 +41,9 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the norm is that of the "
-        "amplitude divided by the number of pixels. With AdaFed, the norm is the root mean square of the "
-        "features",
+        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the clipped norm is the "
+        "norm of the amplitude divided by the number of pixels. With AdaFed, the clipped norm is the "
+        "root mean square of the features",
     )
 
 
@@ -81,8 +81,8 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
 
     statistics: StatisticsOffer | None = Field(
         None,
-        description="Gaussian noise on means over a hospital's cases that leave before training: AdaFed's "
-        "statistics, HarmoFL's amplitude. A plan with one of these means needs this noise",
+        description="adds Gaussian noise to the means over cases that a hospital sends before training: AdaFed's "
+        "statistics or HarmoFL's amplitude. A plan under which hospitals send such means needs this key",
     )
 
     @property

@@ -51,12 +51,12 @@ class Participation(Feature):
     )
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
-        description="`stop`: the server repeats its request once if the site's training process crashed or its disk is "
-        "full. If a site is still missing, the study ends. `wait`: until `retry_timeout` is over, the "
-        "server repeats its request to a site that is lost, whose training process crashed or whose disk is "
-        "full. A refusal for any other reason is final. `continue`: the study continues without the missing "
-        "site. With `stop`, `wait` and `continue`, the study ends when fewer than `minimum` sites "
-        "contribute",
+        description="`stop`: the server repeats its request once if the site's training process crashed or its disk "
+        "is full. With `stop`, the study ends if a site is still missing. `wait`: until `retry_timeout` "
+        "is over, the server repeats its request to a site that is lost, whose training process crashed "
+        "or whose disk is full. A site's refusal is final, unless its training process crashed or its "
+        "disk is full. `continue`: the study continues without the missing site. With `stop`, `wait` and "
+        "`continue`, the study ends when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
         MEASURED["timeout"],
@@ -72,15 +72,16 @@ class Participation(Feature):
         0,
         ge=0,
         le=100,
-        description="how often in a day a study resumes by itself after its job or the server's machine died, or after "
-        "the server's disk was full. A restart no longer counts when the study has finished ten more "
-        "rounds. 0: never; a lead must run `medsilo resume`",
+        description="how often in a day a study resumes by itself after its job or the server's machine died, or "
+        "after the server's disk was full. A restart no longer counts towards this limit once the study "
+        "has finished ten more rounds. 0: never; a lead must run `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
         description="the parts that must be the same at every site as at the server: the version of `python`, "
-        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a site where "
-        "one of these parts differs. If a part that is not listed differs, medsilo prints a warning",
+        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a "
+        "site where one of the listed parts differs. If a part that is not listed differs, medsilo "
+        "prints a warning",
     )
     heartbeat_timeout: int = Field(
         MEASURED["heartbeat_timeout"],

@@ -60,7 +60,9 @@ class BorderSettings(Section):
         le=1e9,
         description="largest L2 norm of an update; medsilo rejects a larger update. null: any",
     )
-    clip: float | None = Field(None, gt=0, le=1e9, description="L2 norm to which a larger update is scaled down")
+    clip: float | None = Field(
+        None, gt=0, le=1e9, description="largest L2 norm of an update; a larger update is scaled down to this norm"
+    )
     bfloat16: bool = Field(
         False,
         description="whether updates are rounded to bfloat16, which halves the information that an update can carry",

@@ -66,9 +66,10 @@ class SiteSettings(PartySettings):
     answers: int = Field(
         2000,
         ge=0,
-        description="how many validation scores may leave the hospital, per lead and data set. The limit on test scores"
-        f"is a twentieth of this number. The limit on training losses is this number, but at least {TRAIN_ANSWERS}. "
-        f"The limit on studies is a twentieth of this number, but at least {TESTS}",
+        description="how many validation scores may leave the hospital, per lead and data set. The limit on test "
+        "scores is "
+        f"a twentieth of `answers`. The limit on training losses is `answers`, but at least {TRAIN_ANSWERS}. "
+        f"The limit on studies is a twentieth of `answers`, but at least {TESTS}",
     )
     privacy: PrivacyRequirements | None = Field(
         None,
@@ -77,8 +78,8 @@ class SiteSettings(PartySettings):
     )
     approval: Approval | None = Field(
         None,
-        description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key (`medsilo "
-        "approve`) before the plan runs at this hospital. The server cannot change this setting. "
+        description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key "
+        "(`medsilo approve`) before the plan runs at this hospital. The server cannot change `approval`. "
         "`except-canary`: as `required`, but a canary, which is one round on synthetic data, needs no "
         "approval. `none`: every plan runs. `null`: in a kit with `data`, as `required`, unless a plan's "
         "data are synthetic or declared public",
@@ -86,15 +87,16 @@ class SiteSettings(PartySettings):
     takes_part: TakesPart = Field(
         "train",
         description="`observe`: this hospital takes part in no study. `test`: this hospital only tests models on its "
-        "cases: releases, and models of studies that name the hospital in participation.evaluation_sites. `train`: "
-        "this hospital tests and trains models. No plan can override this setting",
+        "cases: releases, and models of studies that name the hospital in "
+        "participation.evaluation_sites. `train`: this hospital tests and trains models. No plan can "
+        "override `takes_part`",
     )
     airlock: Airlock = Field(
         "off",
-        description="`required`: a lead's training script runs in an isolated process without network, and its "
-        "answers are checked before they leave. If this machine cannot isolate the script, the hospital rejects the "
-        "job. `wanted`: the script is isolated if this machine can isolate it. `off`: the script runs as the kit's "
-        "account",
+        description="`required`: a lead's training script runs in an isolated process without network, and the "
+        "script's answers are checked before they leave the hospital. If this machine cannot isolate the "
+        "script, the hospital rejects the job. `wanted`: the script is isolated if this machine can "
+        "isolate it. `off`: the script runs as the kit's account",
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
     border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
@@ -110,7 +112,8 @@ class SiteSettings(PartySettings):
         None,
         ge=1,
         description="smallest number of patients for training, and for each score or class that is disclosed. "
-        f"Disclosed counts are multiples of this number. null: {MIN_PATIENTS_PER_METRIC}, or 1 for synthetic data",
+        f"Disclosed counts are multiples of `min_patients_per_metric`. null: {MIN_PATIENTS_PER_METRIC}, "
+        "or 1 for synthetic data",
     )
     state_dir: Path | None = Field(
         None,

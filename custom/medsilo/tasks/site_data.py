@@ -133,7 +133,9 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """If the plan has a fold, divide a site's data accordingly; otherwise, return the data unchanged."""
+    """If the plan has a cross-validation fold, divide a site's data as the fold requires; otherwise, return the data
+    unchanged.
+    """
     if task.fold is None:
         return data
     if task.mixes_patients:

@@ -36,8 +36,8 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# A function that assigns all patients to parts of the data. Its argument contains the parts of patients who already
-# have a part.
+# A function that assigns all patients to parts of the data. The function's argument contains the parts of patients who
+# already have a part.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
 # A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
 # parts may be recorded.
@@ -81,8 +81,8 @@ class DataSource(Section):
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If a site declares such columns, a plan can predict only these columns, and rows
-    # without a value in these columns are left out.
+    # Columns that a plan may predict. If a site declares columns that a plan may predict, plans can predict no other
+    # column. Rows without a value in the declared columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
     required: Names = ()  # columns that need a value: a row without a value in one of these columns is left out
@@ -101,7 +101,7 @@ class DataSource(Section):
     subgroups: Subgroups = {}
     # file that names patients to leave out, one per line; results do not disclose whether such a file exists
     exclude_patients: Path | None = None
-    data_set: Path | None = None  # if an accepted data set contains these settings, the folder of the data set
+    data_set: Path | None = None  # the folder of the accepted data set that contains these settings, if any
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
     cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs

@@ -88,8 +88,8 @@ class Survival(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the concordance index multiplied by the number of cases, and the number of cases.
 
-        If both numbers are added over hospitals, the quotient of the sums is the mean concordance index, weighted by
-        numbers of cases.
+        If products and numbers of cases are added over hospitals, the quotient of both sums is the mean concordance
+        index, weighted by cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else COIN

@@ -72,8 +72,8 @@ class Task(Section):
     name: str
     fold: Fold | None = Field(
         None,
-        description="`{number: 1, of: 5}`: cross-validation fold; each site assigns its patients to folds; "
-        "`medsilo compare --folds 5` runs all folds. `null`: the task's usual split",
+        description="`{number: 1, of: 5}`: the first of five folds of a cross-validation. Each site assigns its "
+        "patients to folds; `medsilo compare --folds 5` runs all folds. `null`: the task's usual split",
     )
 
     @property

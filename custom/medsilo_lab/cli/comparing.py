@@ -113,7 +113,7 @@ def compare(
         typer.Option(
             "--power",
             help=(
-                "run nothing: estimate the differences that these hospitals can detect, and the patients or "
+                "run nothing: estimate the differences that the hospitals can detect, and the patients or "
                 "repetitions needed for smaller differences"
             ),
         ),

@@ -162,7 +162,9 @@ class HospitalVerdict(RecordPart):
 class VerdictRow(RecordPart):
     title: Text = Field(description="title of the configuration")
     method: Text = Field(description="name of the method in plans")
-    changes: list[Text] = Field([], description="changes of the configuration to the plan")
+    changes: list[Text] = Field(
+        [], description="the keys of the plan that the configuration changes, with their values"
+    )
     seeds: list[Seed] = Field([], description="seeds with a finished run")
     score: Level | None = Field(None, description="mean test score over sites")
     pooled: Level | None = Field(None, description="mean test score over all cases")
@@ -170,7 +172,7 @@ class VerdictRow(RecordPart):
     baseline: Text | None = Field(
         None,
         validation_alias=AliasChoices("baseline", "against"),
-        description="the baseline of this configuration; `null` without a baseline",
+        description="the baseline of this configuration; `null` if the configuration has no baseline",
     )
     unlike: Text | None = Field(
         None,
@@ -223,7 +225,7 @@ class Verdict(RecordPart):
     network: Text = Field(description="name of the network")
     seeds: list[Seed] = Field(description="the requested seeds")
     folds: Count | None = Field(None, description="number of cross-validation folds; `null` without cross-validation")
-    sites: list[str] = Field(description="the sites with a score")
+    sites: list[str] = Field(description="the sites that have a score in the comparison")
     patients: dict[str, Count] = Field({}, description="site → number of test patients")
     level: Share = Field(description="confidence level of the intervals, 0.95")
     baseline: Text | None = Field(
@@ -245,7 +247,8 @@ class Verdict(RecordPart):
         None,
         description=(
             "the difference that answers the comparison's first question: the score of the baseline minus "
-            "the score of single-site training. `null` if one of both scores is missing"
+            "the score of single-site training. `null` if the score of the baseline or of single-site "
+            "training is missing"
         ),
     )
     needed: Needed | None = Field(

@@ -56,8 +56,8 @@ class FolderTask(OwnFolder):
         default=("structure",),
         min_length=1,
         max_length=254,
-        description="names of structures, whose labels are 1, 2, ... (0 is background), or names of the classes 0, 1, "
-        "...",
+        description="names of structures, whose labels are 1, 2 and so on, or names of classes, whose labels are 0, "
+        "1 and so on",
     )
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="size of the network's input in training")
     intensity: Intensity = Field(Percentiles(), description="scaling of intensities")

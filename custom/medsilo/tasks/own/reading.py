@@ -174,7 +174,8 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return the part of each patient, for a site that does not train and has fewer than three patients.
 
-    If an earlier study assigned a patient to a part, the patient keeps this part. All other patients are for the test.
+    If an earlier study assigned a patient to a part, the patient keeps this part. Patients without an earlier part are
+    test patients.
     """
     return {patient: known.get(patient, "test") for patient in classes}
 

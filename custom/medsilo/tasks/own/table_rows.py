@@ -210,7 +210,7 @@ class TableRows:
         return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
 
     def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
-        """Return the part that the table assigns to each patient, and record invalid parts and patients in two
+        """Return the part that the table assigns to each patient, and record invalid parts, and patients who are in two
         parts.
         """
         if any(value not in PARTS for value in parts.values):
