@@ -243,8 +243,8 @@ SITE_TREE: Mapping[str, str] = {
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
-    paths.STATE_FILES: "the site's private state, for resuming: after each of the last rounds, and after every tenth "
-    "earlier round",
+    paths.STATE_FILES: "the private state from which the site resumes: after each of the last rounds, and after every "
+    "tenth earlier round",
     paths.SEALING: "with secure aggregation: the site's keys and secret, and the names of the sites in each sum that "
     "this site helped to unmask. The file never leaves the site",
     paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "

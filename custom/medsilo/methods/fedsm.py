@@ -304,9 +304,8 @@ class FedSM(ModelsAndSelector):
     )
     personal_method: PersonalMethod | None = Field(
         None,
-        description="the method that replaces SoftPull and trains the personal models, with the replacing method's own "
-        "settings. The sites then send their personal models only once, in an additional last round (Table "
-        "6)",
+        description="name and keys of the method that trains the personal models instead of SoftPull. The sites then "
+        "send their personal models only once, in an additional last round (Table 6)",
     )
     selector_least: float = Field(
         0.9,

@@ -16,8 +16,9 @@ class SentUpdate(RecordPart):
     norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
         None,
-        description="cosine between the site's change and the mean of the other sites' changes, each divided by "
-        "its length; exact to about 0.02. `null` if no weight changed or no other site answered",
+        description="cosine between the site's change of weights and the mean of all other sites' changes, with each "
+        "change scaled to length 1; exact to about 0.02. `null` if no weight changed or no other site "
+        "answered",
     )
     agreement: Cosine | None = Field(
         None,

@@ -160,8 +160,8 @@ class SiteResult(RecordPart):
     suppressed: list[str] = Field(
         [],
         description="counts that the site suppressed because they cover too few cases. Metrics that need suppressed "
-        "counts are missing in `figures`. Means over sites leave a site with suppressed counts out, and all other "
-        "sites choose the best round",
+        "counts are missing in `figures`. A site with suppressed counts is left out of means over sites, "
+        "and does not affect the choice of the best round",
     )
     decisions: Decisions | None = Field(None, description="a classifier's decisions on the test cases, see below")
     subgroups: list[SubgroupResult] = Field(
@@ -209,7 +209,7 @@ class SuperModelFacts(RecordPart):
         None, description="the range of γ with the best score; `threshold` is the middle of this range"
     )
     curve: list[tuple[Share, Count, Number]] = Field(
-        [], description="entries (γ, number of all sites' validation cases, mean score)"
+        [], description="for each tested γ: γ, number of all sites' validation cases, mean score"
     )
     validated: dict[str, dict[str, Count]] = Field(
         {}, description="site → model → number of validation cases for which this model was chosen, with γ = 0"
@@ -239,7 +239,8 @@ class Details(RecordPart):
     pretraining: dict[str, JsonValue] | None = Field(
         None,
         description="AdaFed's pre-trained network f: `source`, `data` (in words), `start` (whether the sites' models "
-        "began with f). The source `share` also has `cases`, `epochs` and `train_loss`; the source `file` has `sha256`",
+        "began with f). If the source is `share`, the further keys are `cases`, `epochs` and "
+        "`train_loss`. If the source is `file`, the further key is `sha256`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     warnings: list[Text] = Field([], description="unusual settings of the plan")

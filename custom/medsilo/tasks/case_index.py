@@ -125,8 +125,8 @@ class CaseIndex:
         """Map the relative paths of all regular files in a folder and its subfolders to the files. The second result
         contains the problems of unreadable folders, and of entries that are not regular files.
 
-        Hidden files are ignored. On request, symbolic links to missing files are returned, too, so that the caller can
-        report these links.
+        Hidden files are ignored. If `missing` is true, symbolic links to missing files are returned, too, so that the
+        caller can report these links.
         """
         found: dict[str, Path] = {}
         links, special, closed = list[str](), list[str](), list[str]()

@@ -114,7 +114,7 @@ class Objective(ABC):
 
     @property
     def layout(self) -> dict[str, int]:
-        """The number of values in each count, by the name of the count."""
+        """For the name of each count, the number of values in the count."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:

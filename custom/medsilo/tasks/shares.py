@@ -38,8 +38,8 @@ class Partition(Section):
 
     kind: Literal["iid", "dirichlet", "column"] = Field(
         "iid",
-        description="cases are divided at random, by class in shares drawn from a Dirichlet distribution, or by the "
-        "table's `site` column",
+        description="cases are divided at random (`iid`), by class in shares from a Dirichlet distribution "
+        "(`dirichlet`), or by the table's `site` column (`column`)",
     )
     alpha: Alpha = Field(
         0.5, description="parameter of the Dirichlet distribution: the smaller, the more the sites differ"

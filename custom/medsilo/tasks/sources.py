@@ -129,7 +129,10 @@ class DataSource(Section):
     def check_columns(self) -> None:
         if strangers := [name for name in self.columns if name not in ROLES]:
             hint = f"; did you mean {near}?" if (near := near_key(strangers[0], ROLES)) else ""
-            raise DataError(f"data.columns: a table of files has {', '.join(ROLES)}{hint}", private=strangers[0])
+            raise DataError(
+                f"data.columns: a table that lists files can only have the columns {', '.join(ROLES)}{hint}",
+                private=strangers[0],
+            )
 
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
@@ -157,7 +160,8 @@ class DataSource(Section):
             unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]
         ):
             raise DataError(
-                f"data.{key} or data.levels has a column that the plan does not read; write the plan's name first",
+                f"data.{key} or data.levels has a column that the plan does not read; begin each entry with the "
+                "plan's name of the column",
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}

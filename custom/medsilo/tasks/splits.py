@@ -198,7 +198,7 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
     dealt = [np.flatnonzero(column == number) for number in range(len(sites))]
     without = [site for site, chosen in zip(sites, dealt, strict=True) if not len(chosen)]
     if without:
-        raise DataError(f"the table's site column gives no case to {', '.join(without)}; name sites as it does")
+        raise DataError(f"the table's site column gives no case to {', '.join(without)}; name sites as the table does")
     return dealt
 
 

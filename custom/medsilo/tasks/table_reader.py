@@ -286,8 +286,8 @@ def _sheet(sheets: Mapping[str, Any]) -> Any:
         name for name in order[1:] if len(tables[name]) > 4 and tables[name].size > tables[order[0]].size / 10
     ]:
         raise DataError(
-            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per patient, or "
-            "save the one to be learned from alone",
+            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per "
+            "patient, or save the sheet to learn from alone",
             private=", ".join([order[0], *others]),
         )
     return tables[order[0]]

@@ -50,7 +50,9 @@ class SubgroupLevel(RecordPart):
 
 class SubgroupTable(RecordPart):
     subgroup: Text = Field(
-        description=("name of the subgroup, as data sets declare it; `hospital` if the levels are the hospitals")
+        description=(
+            "name of the subgroup, such as `sex`, as data sets declare it; `hospital` if the levels are the hospitals"
+        )
     )
     row: Text = Field("", description="in a comparison: the configuration of these scores")
     baseline: Text = Field(

@@ -271,8 +271,8 @@ class Verdict(RecordPart):
     subgroups: list[SubgroupTable] = Field(
         [],
         description=(
-            "scores by subgroup of patients, of the declared configuration; without a declared configuration, of the "
-            "baseline or the first federated method"
+            "scores of the declared configuration by subgroup of patients; without a declared configuration, "
+            "scores of the baseline or of the first federated method"
         ),
     )
     about: About = Field(description="further texts: `title`, `command`, `machine`, `cells` and `failures`")

@@ -85,7 +85,9 @@ class FolderTask(OwnFolder):
         if "rotate90" in self.augmentation and self.size[0] != self.size[1]:
             raise ValueError("augmentation: rotate90 needs the same size along x and y")
         if self.segments and self.partition and self.partition.kind == "dirichlet":
-            raise ValueError("partition: dirichlet deals classes, and a segmentation has none; take iid or column")
+            raise ValueError(
+                "partition: dirichlet divides cases by class, and a segmentation has no classes; take iid or column"
+            )
         if "flip-z" in self.augmentation and self.axes == 2:
             raise ValueError("augmentation: flip-z needs volumes")
         return self

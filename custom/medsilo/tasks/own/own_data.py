@@ -80,7 +80,9 @@ class OwnData(Task):
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
-            raise DataError(f"data.unannotated: {unknown[0]!r} can't be absent; {known} can", ", ".join(names))
+            raise DataError(
+                f"data.unannotated: {unknown[0]!r} can't be absent; {known} can be absent", ", ".join(names)
+            )
         return tuple(name for name in self.may_be_absent if name in names)
 
     @property

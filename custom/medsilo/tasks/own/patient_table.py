@@ -84,7 +84,9 @@ class PatientTable(Standardised):
         names = [column.name for column in self.columns]
         outcomes = self.outcomes
         if twice := sorted(name for name, count in Counter([*names, *outcomes]).items() if count > 1):
-            raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
+            raise ValueError(
+                f"column {twice[0]!r} is named twice; name each column once, and name no outcome among the columns"
+            )
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would have {self.channels} inputs; the limit is {MOST_INPUTS}")
         if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
@@ -92,7 +94,9 @@ class PatientTable(Standardised):
                 f"range {list(self.range)}: give the least and the greatest possible outcome of a regression"
             )
         if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
+            raise ValueError(
+                "partition: dirichlet divides cases by class, and a regression has no classes; take iid or column"
+            )
         return self
 
     # ----------------------------------------------------------------------------------------- the kind of task

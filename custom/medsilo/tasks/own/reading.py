@@ -37,7 +37,10 @@ def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource |
     data = SiteData(*(parts[part] for part in PARTS), survey=survey)
     if task.fold is not None:
         if survey.fixed:
-            raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
+            raise DataError(
+                "this site's table names the test patients, so a cross-validation is impossible; compare without "
+                "--folds"
+            )
         data = folded(data, task.fold, (source.split if source else None) or 0)
     return task.completed(data)
 

@@ -276,7 +276,10 @@ class _Reading:
                 private=f"{others[0]}; data.outcome has {', '.join(source.outcome)}",
             )
         if outcome and source.learned_as not in (None, task.kind):
-            raise DataError(f"the plan learns a {task.kind} of it, and this hospital's data set a {source.learned_as}")
+            raise DataError(
+                f"the plan learns a {task.kind} of the outcome, and this hospital's data set declares a "
+                f"{source.learned_as}"
+            )
         self.table = read_columns(path)
         self.table.require(required, tuple(self.roles.values()))
 
