@@ -276,8 +276,8 @@ SITE_TREE: Mapping[str, str] = {
     ): "with the network `frozen`: the embedding of each image, by the image's hash; the file is in "
     "`data.cache_folder` if the site sets this key. The file never leaves the site",
     f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst test case "
-    "with the structures that the model found. The folder has only pictures of synthetic images, unless the site's "
-    "`pictures` is true",
+    "with the structures that the model found. The folder `pictures/` has only pictures of synthetic "
+    "images, unless the site's `pictures` is true",
 }
 
 RUN_TREE: Mapping[str, str] = {
@@ -298,10 +298,9 @@ RUN_TREE: Mapping[str, str] = {
     "its own model",
     f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site "
     "chooses its own model, `global/` contains only this file",
-    f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal "
-    "models of sites that "
-    "agreed. The folder also contains `plan.yaml`, and `supermodel.json` with the threshold and each "
-    "file's SHA-256. Each site's folder has the site's own super model",
+    f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal models of sites "
+    "that agreed. The file `supermodel.json` has the threshold and each file's SHA-256, and `plan.yaml` "
+    "is the plan. Each site's folder has the site's own super model",
     f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",

@@ -60,8 +60,8 @@ class Checkpoint(Section):
     confirmed: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="confirms that `of` has the activations and weightless norms of the network that was saved in the "
-        "file. The confirmation is needed if the file would also fit MONAI's default network",
+        description="confirms that `of` has the activations and weightless norms of the network that was saved in "
+        "the file. `confirmed` is needed if the file would also fit MONAI's default network",
     )
 
 

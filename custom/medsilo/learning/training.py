@@ -42,9 +42,9 @@ class Training(Feature):
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd",
         description="the optimizer at the sites. If `--set` changes the optimizer, medsilo drops the settings that "
-        "the plan gives for the old optimizer, except for settings that `--set` also gives. Without such "
-        "a setting, `learning_rate` becomes 0.01 for `sgd` and 0.001 for other optimizers, and "
-        "`weight_decay` becomes 0.01 for `adamw` and 0 for other optimizers",
+        "the plan gives for the old optimizer, except for settings that `--set` also gives. After a "
+        "change of the optimizer, the default of `learning_rate` is 0.01 for `sgd`, else 0.001, and the "
+        "default of `weight_decay` is 0.01 for `adamw`, else 0",
     )
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="learning rate of the optimizer")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")

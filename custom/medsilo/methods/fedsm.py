@@ -304,16 +304,16 @@ class FedSM(ModelsAndSelector):
     )
     personal_method: PersonalMethod | None = Field(
         None,
-        description="name and keys of the method that trains the personal models instead of SoftPull. The sites then "
-        "send their personal models only once, in an additional last round (Table 6)",
+        description="name and keys of the method that trains the personal models instead of SoftPull. With such a "
+        "method, the sites send their personal models only once, in an additional last round (Table 6)",
     )
     selector_least: float = Field(
         0.9,
         ge=0,
         le=1,
         description="the minimum accuracy of the selector: the share of validation cases that the selector assigns "
-        "to the right hospital, as a mean over hospitals. If the selector's accuracy is below this "
-        "value, the global model predicts every image, and the summary has a warning",
+        "to the right hospital, as a mean over hospitals. If the selector's accuracy is below "
+        "`selector_least`, the global model predicts every image, and the summary has a warning",
     )
 
     @model_validator(mode="after")

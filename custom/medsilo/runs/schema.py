@@ -279,7 +279,9 @@ class Summary(RecordPart):
     seed: Seed | None = Field(None, description="the plan's seed")
     protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
-    packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
+    packages: dict[Text, Package] = Field(
+        {}, description="package whose code ran → `version` and `hash` of the package"
+    )
     study: Text | None = Field(None, description="the run's name")
     description: StudyFacts = Field(StudyFacts(), description="`title`, `purpose`, `contact`: the study in words")
     labels: list[Text] = Field([], description="the names of the classes or structures, in their order")

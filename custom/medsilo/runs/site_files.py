@@ -37,7 +37,9 @@ class Package(RecordPart):
 class Provenance(RecordPart):
     """The content of provenance.json: versions, plan and seed that produced a run's results."""
 
-    packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
+    packages: dict[Text, Package] = Field(
+        {}, description="package whose code ran → `version` and `hash` of the package"
+    )
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     seed: Seed | None = Field(None, description="the plan's seed")
     protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")

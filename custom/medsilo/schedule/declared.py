@@ -31,7 +31,7 @@ class Private:
 class NumbersOffer(Section):
     """The fraction of ε that is spent on scores, or on counts, which a site sends in addition to tensors."""
 
-    epsilon: Epsilon = Field(description="part of the study's ε that all numbers of this section cost together")
+    epsilon: Epsilon = Field(description="part of `privacy.epsilon` that all numbers of this section cost together")
 
 
 class StatisticsOffer(NumbersOffer):
@@ -74,15 +74,17 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     )
     counts: NumbersOffer | None = Field(
         None,
-        description="numbers of cases leave a hospital with geometric noise, which is drawn once. With this key, all "
-        "numbers, even the batch size, count records or patients, as `privacy.unit` says. `null`: a "
-        "hospital that does not declare its numbers of cases public can't join",
+        description="numbers of cases leave a hospital with geometric noise, which is drawn once. With "
+        "`privacy.counts`, all numbers, even the batch size, count records or patients, as "
+        "`privacy.unit` says. `null`: a hospital that does not declare its numbers of cases public can't "
+        "join",
     )
 
     statistics: StatisticsOffer | None = Field(
         None,
         description="adds Gaussian noise to the means over cases that a hospital sends before training: AdaFed's "
-        "statistics or HarmoFL's amplitude. A plan under which hospitals send such means needs this key",
+        "statistics or HarmoFL's amplitude. A plan under which hospitals send means before training "
+        "needs `privacy.statistics`",
     )
 
     @property

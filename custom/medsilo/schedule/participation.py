@@ -52,11 +52,11 @@ class Participation(Feature):
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
         description="`stop`: the server repeats its request once if the site's training process crashed or its disk "
-        "is full. With `stop`, the study ends if a site is still missing. `wait`: until `retry_timeout` "
-        "is over, the server repeats its request to a site that is lost, whose training process crashed "
-        "or whose disk is full. A site's refusal is final, unless its training process crashed or its "
-        "disk is full. `continue`: the study continues without the missing site. With `stop`, `wait` and "
-        "`continue`, the study ends when fewer than `minimum` sites contribute",
+        "is full. With `stop`, the study ends if the answer of any site remains missing. `wait`: until "
+        "`retry_timeout` is over, the server repeats its request to a site that is lost, whose training "
+        "process crashed or whose disk is full. A site's refusal is final, unless its training process "
+        "crashed or its disk is full. `continue`: the study continues without the missing site. With "
+        "`stop`, `wait` and `continue`, the study ends when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
         MEASURED["timeout"],
@@ -73,7 +73,7 @@ class Participation(Feature):
         ge=0,
         le=100,
         description="how often in a day a study resumes by itself after its job or the server's machine died, or "
-        "after the server's disk was full. A restart no longer counts towards this limit once the study "
+        "after the server's disk was full. A restart no longer counts towards `resume` once the study "
         "has finished ten more rounds. 0: never; a lead must run `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(

@@ -121,7 +121,7 @@ class Segmentation(Objective):
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
 
-        The function returns the metric, surface distances and volumes; for several structures, it also returns the Dice
+        The function returns the metric, surface distances and volumes, and, if there are several structures, the Dice
         score of each structure.
 
         Args:

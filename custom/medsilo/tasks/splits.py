@@ -97,8 +97,8 @@ def parts_by_rank(
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
     """For each class, return the number of patients in each part.
 
-    First, the number of patients of each class and part is rounded down. Then each remaining patient of a class goes to
-    the part with the largest remainder; parts that are full are left out.
+    First, the number of patients of each class and part is rounded down. Each patient who remains after rounding goes
+    to the part with the largest remainder; parts that are full are left out.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)

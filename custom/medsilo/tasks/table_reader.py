@@ -287,7 +287,7 @@ def _sheet(sheets: Mapping[str, Any]) -> Any:
     ]:
         raise DataError(
             f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per "
-            "patient, or save the sheet to learn from alone",
+            "patient, or save only the sheet to learn from",
             private=", ".join([order[0], *others]),
         )
     return tables[order[0]]

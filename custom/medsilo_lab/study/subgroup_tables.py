@@ -54,7 +54,7 @@ class SubgroupTable(RecordPart):
             "name of the subgroup, such as `sex`, as data sets declare it; `hospital` if the levels are the hospitals"
         )
     )
-    row: Text = Field("", description="in a comparison: the configuration of these scores")
+    row: Text = Field("", description="in a comparison: the configuration to which the subgroup's scores belong")
     baseline: Text = Field(
         "",
         validation_alias=AliasChoices("baseline", "against"),

@@ -195,7 +195,7 @@ class Notice(RecordPart):
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
         description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
     )
-    word: Text = Field(description="the subject, such as `Untrained`, `Not learned` or `Rounded scores`")
+    word: Text = Field(description="the subject of the warning, such as `Untrained`, `Not learned` or `Rounded scores`")
     text: Text = Field(description="the warning, which begins with the configurations or runs that it is about")
 
     def __str__(self) -> str:
@@ -259,7 +259,8 @@ class Verdict(RecordPart):
     declared: Text | None = Field(
         None,
         description=(
-            "the configuration that the first question is about; `null` if the question is about every federation"
+            "the configuration that the comparison's first question is about; `null` if the question is "
+            "about every federated configuration"
         ),
     )
     hospitals: dict[str, HospitalVerdict] = Field(

@@ -72,7 +72,7 @@ class OwnData(Task):
         return reading.survey_of(self, site, sites, source)
 
     def completed(self, data: "SiteData") -> "SiteData":
-        """Apply the last steps of preparation, such as standardisation; these steps depend on the training cases."""
+        """Apply the steps of preparation that depend on the training cases, such as standardisation."""
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:

@@ -154,7 +154,7 @@ class TableRows:
     inputs: np.ndarray  # [cases, inputs]; missing and invalid values are NaN
     outcomes: np.ndarray  # [cases, 1], or, for survival analysis, [cases, 2] with time and event
     labels: np.ndarray  # [cases], the class's index; in a survival analysis, 1 for an event; in a regression, 0
-    classes: TextColumn  # names of classes in the spelling of the hospital
+    classes: TextColumn  # names of classes, as the hospital spells them
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
