@@ -71,9 +71,7 @@ def compare(
     screen: Console,
     *,
     task: Annotated[str | None, option("TASK", f"the task, of 'medsilo list' (default: {USUAL_TASK})")] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="plan or job folder with the keys that all configurations share")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="plan or job folder from which every configuration starts")] = None,
     methods: Annotated[
         list[str],
         several(

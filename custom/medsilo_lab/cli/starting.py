@@ -25,8 +25,7 @@ def init(
         Path | None,
         typer.Argument(
             help=(
-                "a folder with one hospital's images and labels, tables or recordings, or with a subfolder for each "
-                "hospital"
+                "one hospital's images and labels, tables or recordings; or a folder with a subfolder for each hospital"
             )
         ),
     ] = None,
