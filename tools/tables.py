@@ -240,25 +240,29 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
 SITE_TREE: Mapping[str, str] = {
     paths.PLAN: "a copy of the resolved plan, with which the hospital can use its model without the server's files",
     paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers, as in the run's "
-    "`provenance.json`, and the device with its precision. The file never leaves the site",
+    "`provenance.json`, and the device and numerical precision of training. The file never leaves "
+    "the site",
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
-    paths.STATE_FILES: "the site's private state, for resuming: after each of the last rounds, and after every tenth "
-    "earlier round",
+    paths.STATE_FILES: "the private state from which the site resumes: after each of the last rounds, and after every "
+    "tenth earlier round",
     paths.SEALING: "with secure aggregation: the site's keys and secret, and the names of the sites in each sum that "
     "this site helped to unmask. The file never leaves the site",
     paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "
-    "the message is lost. Without the keys, the message is noise",
+    "the message is lost. Without the site's keys, the masked message is noise",
     paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. A repeated "
     "answer is identical, so the repetition has no privacy cost",
-    paths.NOISY_COUNTS: "if numbers of cases leave with noise: the noisy numbers, drawn once",
+    paths.NOISY_COUNTS: "if the site sends numbers of cases with noise: the noisy numbers, which are drawn only once",
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
-    "all studies. The hospital's own report shows both. The file never leaves the site",
-    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training patients "
-    "and cases, each disclosed and exact. The hospital's own report shows this weight. The file never leaves the site",
-    paths.SUBGROUPS: "the patients of subgroups: subgroup, level, and the patient's number in test.csv. The number "
-    "is empty if the level's score stays at the site. The file never leaves the site",
+    "all studies. The hospital's own report shows the cost of this study and of all studies. The "
+    "file never leaves the site",
+    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training "
+    "patients and cases, each disclosed and exact. The hospital's own report shows the weight of the "
+    "site's updates. The file never leaves the site",
+    paths.SUBGROUPS: "for each patient in a subgroup: the subgroup, the level, and the patient's number in test.csv. "
+    "The patient's number is empty if the level's score stays at the site. The file never leaves the "
+    "site",
     paths.CASES: "the scores of each test case. Cases and patients have numbers in the order of the data; a cell is "
     "empty if the case has no value for its column. The file never leaves the site",
     paths.ERRORS: "the full text of errors. The file never leaves the site",
@@ -274,30 +278,31 @@ SITE_TREE: Mapping[str, str] = {
     ): "with the network `frozen`: the embedding of each image, by the image's hash; the file is in "
     "`data.cache_folder` if the site sets this key. The file never leaves the site",
     f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst test case "
-    "with the structures that the model found. The folder has only pictures of synthetic images, unless the site's "
-    "`pictures` is true",
+    "with the structures that the model found. The folder `pictures/` has only pictures of synthetic "
+    "images, unless the site's `pictures` is true",
 }
 
 RUN_TREE: Mapping[str, str] = {
     paths.PLAN: "the resolved plan: every key with its value",
     paths.PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
     paths.JOBS: "ids of the NVFlare jobs that led the study, the last one last",
-    paths.LOCK: "empty; held by the NVFlare job that leads the study",
+    paths.LOCK: "an empty file, which the NVFlare job that leads the study locks",
     paths.LEAD: "the NVFlare name of the lead who submitted the study; only this lead can continue the study (not in "
     "a simulation)",
     paths.ROUNDS: "one line per round",
     paths.SUMMARY: "the outcome, success or failure",
     paths.NOW: "while the study runs: which sites the server has asked, and which have answered",
     paths.REPORT: "the page (`medsilo report`)",
-    f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round, named by its number",
+    f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round; "
+    "the file's name has the round's number",
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent if every site has "
     "its own model",
-    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if sites choose their own "
-    "models besides, the folder has only this file",
-    f"{paths.SUPER_MODEL}/": "FedSM: the global model, the selector and the personal models of sites that agreed, as "
-    "safetensors; `plan.yaml`; `supermodel.json` with the threshold and each file's SHA-256. Each site's folder has "
-    "the site's own super model, too",
+    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site "
+    "chooses its own model, `global/` contains only this file",
+    f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal models of sites "
+    "that agreed. The file `supermodel.json` has the threshold and each file's SHA-256, and `plan.yaml` "
+    "is the plan. Each site's folder has the site's own super model",
     f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",
@@ -308,12 +313,11 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
-    paths.COMPARISON: "the sites' settings that all runs in this folder had; medsilo rejects a run with other "
-    "settings in this folder",
+    paths.COMPARISON: "the sites' settings, which must be the same for all runs in the comparison's folder",
     paths.VERDICT: "scores, differences and intervals of the finished runs",
     paths.REPORT: "the page about all runs of the comparison",
-    f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page "
-    "(`medsilo report --hospitals`)",
+    f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, on one printed "
+    "page (`medsilo report --hospitals`)",
     f"{paths.LOCKS}/": "empty files, which the comparison and its runs lock until they end",
 }
 
@@ -339,15 +343,15 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
-        "bytes of tensors in one chunk: 1 MiB, or what a connection with the speed `transport.slowest` sends in ten "
-        "seconds",
+        "bytes of tensors in one chunk: 1 MiB, or less if a connection with the speed "
+        "`transport.slowest` sends less in ten seconds",
     ),
     "tensor_streaming_per_request_timeout": (
         600,
         lambda own: own.again,
-        "largest number of seconds until the receiver asks whether a chunk that does not arrive was lost; on a fast "
-        "connection, the receiver asks earlier. NVFlare itself asks four times, and does not ask after the "
-        "connection broke",
+        "seconds that a receiver waits for a chunk before the receiver asks whether the chunk was lost; on "
+        "a fast connection, the receiver asks earlier. Without medsilo, NVFlare's receiver asks only four "
+        "times, and never after the connection broke",
     ),
     "get_task_timeout": (
         300,

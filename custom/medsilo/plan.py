@@ -54,8 +54,8 @@ class ModelSelection(Feature):
         1,
         ge=1,
         le=10_000,
-        description="sites validate before the first round, then at this interval of rounds, and after the last; only "
-        "these rounds can be the best",
+        description="number of rounds from one validation to the next; sites also validate before the first round and "
+        "after the last round. Only a validated round can be the best round",
     )
 
 
@@ -77,8 +77,9 @@ class TransportSettings(Feature):
         ge=8,
         le=1_000_000,
         description="speed of the slowest connection in kbit/s; a chunk of a tensor has at most the size that this "
-        "connection sends in ten seconds. With 4000, the default, a chunk has 1 MiB. The chunks in transit have "
-        "the size that the connection sends in two seconds at its measured speed",
+        "connection sends in ten seconds. With the default of 4000 kbit/s, a chunk has 1 MiB. All chunks "
+        "in transit together have the size that the connection sends in two seconds at its measured "
+        "speed",
     )
 
     @property
@@ -96,22 +97,22 @@ class SecureAggregationSettings(Feature):
 
     mode: Literal["none", "pairwise"] = Field(
         "none",
-        description="whether hospitals mask their updates, so that the server cannot read a single hospital's "
-        "update. With `pairwise`, the server learns sums only",
+        description="whether hospitals mask their updates, so that the server cannot read a single hospital's update. "
+        "With `pairwise`, the server learns only sums over hospitals",
     )
     threshold: int | None = Field(
         None,
         ge=2,
         le=256,
         description="with `pairwise`: how many of the K hospitals must stay until the sum of a round is unmasked; "
-        "this number t is above K/2. Even with the help of t - 1 hospitals, a server that follows the protocol "
-        "learns no other hospital's update. `null`: 2K/3, rounded down, plus one",
+        "this number t is above K/2. Even with the help of t - 1 hospitals, a server that follows the "
+        "protocol learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
     )
     clip: float = Field(
         65536.0,
         gt=0,
         le=1e11,  # with this limit on numbers, masking rounds numbers to 1e-5 or finer for any number of hospitals
-        description="the largest absolute value that is masked; the server rejects a hospital with a larger value",
+        description="the largest absolute value of a masked number; the server rejects a hospital with a larger number",
     )
 
     @property
@@ -149,7 +150,9 @@ class StudyDescription(Section):
     """The lead's description of the study, which every hospital reads before it approves the study."""
 
     title: Line = Field("", description="the study's title, in one line; every page shows it")
-    purpose: Line = Field("", description="the purpose of the model, and the reason why it needs these data; one line")
+    purpose: Line = Field(
+        "", description="the purpose of the model, and why the study needs the hospitals' data; one line"
+    )
     contact: Line = Field("", description="the contact for questions: a name, a role, an address; one line")
 
 
@@ -195,8 +198,9 @@ class Plan(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="the seed of all random numbers")
     protocol: Literal["paper", "released-code", "default"] = Field(
         "default",
-        description="the paper or default that the plan's settings follow; every output states it. medsilo rejects "
-        "a plan that contradicts its protocol, and a protocol that the method does not have",
+        description="the paper or default that the plan's settings follow; every output of the study states the "
+        "protocol. medsilo rejects a plan that contradicts its protocol, and a protocol that the method "
+        "does not have",
     )
     packages: dict[str, OutsidePackage] = Field(
         {},

@@ -46,7 +46,9 @@ class NnUNetFolder(OwnFolder):
         description="the study's channels and labels, or the YAML file that `medsilo nnunet measure` reads them from"
     )
     plans: NnUNetPlans = Field(description="the file that `medsilo nnunet plan` writes")
-    configuration: ConfigurationName = Field("2d", description="the configuration of the plans to train")
+    configuration: ConfigurationName = Field(
+        "2d", description="the configuration in nnU-Net's plans that medsilo trains"
+    )
     trainer: TrainerName = Field(
         "nnUNetTrainer", description="nnU-Net's trainer class, which determines loss, augmentation and mirroring"
     )

@@ -218,7 +218,8 @@ class NnUNet(Network):
 
     name: Literal["nnunet"] = "nnunet"
     architecture: Architecture = Field(
-        description="the network's architecture, as in nnU-Net's plans; by default from the task's plans"
+        description="the network's architecture, in the format of nnU-Net's plans; the default is the architecture in "
+        "the task's plans"
     )
 
     def build(self, channels: int, classes: int) -> nn.Module:

@@ -21,7 +21,10 @@ def measure(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="folder of this hospital's data (default: the folder in its settings)"),
+        typer.Option(
+            metavar="FOLDER",
+            help="folder of this hospital's data (default: the folder that the hospital's settings name)",
+        ),
     ] = None,
     local: Annotated[
         Path | None,

@@ -35,7 +35,7 @@ class SegmentationQuestion(Section):
     labels: dict[Named, Label | tuple[Label, ...]] = Field(
         min_length=2,
         max_length=256,
-        description="the value of each label; several values make a region",
+        description="the value of each label in masks; a label with several values is a region",
     )
     regions_class_order: tuple[Label, ...] | None = Field(
         None,

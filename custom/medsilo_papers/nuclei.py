@@ -63,9 +63,9 @@ class Nuclei(PictureTask):
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="height and width of a case in pixels")
     split: Split = Field(
         default="patient",
-        description="`paper` uses the published test folders, and a fifth of the other images for validation; without"
-        " test folders, images are split at random. MoNuSAC's published test set shares two patients with"
-        " its training set",
+        description="`paper` uses the published test folders, and a fifth of the other images for validation; without "
+        "test folders, images are split at random. MoNuSAC's published training and test sets have two "
+        "patients in common",
     )
 
     def default_network(self) -> str:

@@ -69,8 +69,8 @@ class FrozenNetwork(Begun):
     )
     once: bool = Field(
         True,
-        description="whether the embedding of each image is computed once and kept at the hospital. With `false`, it "
-        "is computed in every epoch, so that images may be augmented",
+        description="whether the embedding of each image is computed once and kept at the hospital. With `false`, the "
+        "embedding is computed in every epoch, so that images may be augmented",
     )
 
     @model_validator(mode="after")

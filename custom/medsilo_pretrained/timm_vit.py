@@ -143,7 +143,7 @@ class TimmViT(Network):
         False, description="whether learned factors scale the outputs of each block, as in DINOv2"
     )
     pool: Literal["token", "mean"] = Field(
-        "token", description="the embedding of an image: the class `token`, or the `mean` of its patches"
+        "token", description="the embedding of an image: the class `token`, or the `mean` over the image's patches"
     )
     epsilon: float = Field(
         1e-6,

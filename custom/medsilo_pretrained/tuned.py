@@ -37,31 +37,31 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_lengt
 
 
 class Checkpoint(Section):
-    file: str = Field("", max_length=200, description="name of the file, for people only")
+    file: str = Field("", max_length=200, description="name of the file with the weights, which only people read")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash by which the file is found")
     bytes: int = Field(ge=1, le=1 << 32, description="number of bytes in the file")
     least: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="minimum share of the network's numbers that the file must contain, by name and shape",
+        description="minimum share of the network's weights that the file must contain with the same name and shape",
     )
     ignore: Patterns = Field(
         (),
         exclude_if=lambda value: not value,
-        description="patterns of names in the file that the network does not need",
+        description="patterns of names of the weights in the file that the network does not need",
     )
     initial: Patterns = Field(
         ("head",),
         exclude_if=lambda value: value == ("head",),
         description="weights that the file may lack, which then get random values from the plan's seed: `head`, "
-        "`norms`, `bias`, or patterns of the network's names",
+        "`norms`, `bias`, or patterns of names of weights",
     )
     confirmed: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="confirms that activations and norms without weights are those of the file's network; needed if "
-        "the file would fit MONAI's default network as well",
+        description="confirms that `of` has the activations and weightless norms of the network that was saved in "
+        "the file. `confirmed` is needed if the file would also fit MONAI's default network",
     )
 
 
@@ -82,7 +82,7 @@ class Begun(_Begun):
     """Base class of networks that contain another network and may read its initial weights from a file."""
 
     of: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(
-        description="the inner network: its name and settings"
+        description="name and settings of the network whose weights are loaded"
     )
 
     @property
@@ -182,8 +182,8 @@ class Tuned(Begun):
         ("head",),
         min_length=1,
         max_length=100,
-        description="parts to train: `all`, `head` (the last layer), `norms`, `bias`, or patterns of parameter names;"
-        " one or several",
+        description="parts of the network to train: `all`, `head` (the last layer), `norms`, `bias`, or patterns of "
+        "parameter names; one or several",
     )
 
     @property

@@ -154,7 +154,9 @@ class ScriptNetwork(Network):
 
     name: Literal["script"] = "script"
     layers: tuple[LayerShape, ...] = Field(
-        min_length=1, max_length=MOST_LAYERS, description="the network's layers, which a recipe writes"
+        min_length=1,
+        max_length=MOST_LAYERS,
+        description="the network's layers, which medsilo's recipe for a training script writes",
     )
     sha256: str = Field(
         pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash of the file with the network's initial weights"

@@ -54,15 +54,17 @@ class FedALA(MeanOfOwn):
     paper = "Zhang et al. 2023"
 
     name: Literal["fedala"] = "fedala"
-    layers: int = Field(1, ge=1, le=1000, description="p: number of the network's last layers that have weights W")
-    share: float = Field(0.8, gt=0, le=1, description="s: share of the training batches on which W is learned")
+    layers: int = Field(
+        1, ge=1, le=1000, description="p: how many of the network's last layers have learned mixing weights W"
+    )
+    share: float = Field(0.8, gt=0, le=1, description="s: the share of the training batches that are used to learn W")
     step: float = Field(1.0, gt=0, le=1000, description="η: learning rate of W")
     settled: float = Field(
         0.1,
         ge=0,
         le=1000,
-        description="when W is learned for the first time, learning ends once the last ten losses have a smaller "
-        "standard deviation; later rounds use one pass",
+        description="threshold for the first time that W is learned: learning ends if the standard deviation of the "
+        "last ten losses is below this value. Later rounds learn W in one pass",
     )
     passes: int = Field(30, ge=1, le=1000, description="maximum number of passes when W is learned for the first time")
 

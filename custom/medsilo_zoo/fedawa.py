@@ -24,8 +24,15 @@ class FedAWA(WeighingMethod):
     paper = "Shi et al. 2025 (FedAWA)"
 
     name: Literal["fedawa"] = "fedawa"
-    server_lr: float = Field(0.001, gt=0, le=1, description="learning rate of the server's Adam on the sites' weights")
-    server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in each round")
+    server_lr: float = Field(
+        0.001,
+        gt=0,
+        le=1,
+        description="learning rate of the server's Adam optimizer, which learns the sites' weights in the mean",
+    )
+    server_steps: int = Field(
+        1, ge=1, le=1000, description="number of steps of the server's Adam optimizer in each round"
+    )
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         """Optimise the entries of T that belong to the sites which answered. The entries of T that belong to all other

@@ -34,7 +34,12 @@ class FedDGGA(WeighingMethod):
     paced = True
 
     name: Literal["feddg-ga"] = "feddg-ga"
-    step: float = Field(0.2, gt=0, le=1, description="d: total change of the sites' weights in the first round")
+    step: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="d: total change, in the first round, of the weights that the sites have in the mean",
+    )
 
     def networks(self, build: ModelFactory) -> Modules:
         """Build the networks and the values that a site keeps. A site sends G_i as `value`. The site also stores its

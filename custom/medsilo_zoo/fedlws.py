@@ -26,7 +26,9 @@ class FedLWS(ServerStep):
     )
 
     name: Literal["fedlws"] = "fedlws"
-    beta: float = Field(0.03, ge=0, le=1000, description="β: how strongly the sites' disagreement shrinks a layer")
+    beta: float = Field(
+        0.03, ge=0, le=1000, description="β: how strongly disagreement among the sites shrinks the weights of a layer"
+    )
     least: float = Field(0.01, ge=0, le=10, description="minimum τ of a layer")
     most: float = Field(0.2, ge=0, le=10, description="maximum τ of a layer")
 

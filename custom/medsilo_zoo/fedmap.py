@@ -133,13 +133,24 @@ class FedMAP(WeighingMethod):
 
     name: Literal["fedmap"] = "fedmap"
     hidden: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = Field(
-        (64, 32), min_length=1, max_length=8, description="widths of the hidden layers of f_ψ"
+        (64, 32), min_length=1, max_length=8, description="numbers of features of the hidden layers of the network f_ψ"
     )
-    alpha: float = Field(0.01, gt=0, le=1000, description="α: strength of the pull of θ to μ in R")
-    epsilon: float = Field(1e-4, ge=0, le=1000, description="ε: strength of the pull of θ and μ to zero in R")
-    prior_step: float = Field(1e-3, gt=0, le=10, description="η: learning rate of ψ at the server")
+    alpha: float = Field(
+        0.01,
+        gt=0,
+        le=1000,
+        description="α: how strongly the regulariser R pulls a site's weights θ towards the prior's weights μ",
+    )
+    epsilon: float = Field(
+        1e-4, ge=0, le=1000, description="ε: how strongly the regulariser R pulls the weights θ and μ towards zero"
+    )
+    prior_step: float = Field(1e-3, gt=0, le=10, description="η: learning rate with which the server trains ψ")
     prior_steps: int = Field(
-        2, ge=0, le=1000, description="steps of ψ in a round; with 0, the prior keeps its random initial values"
+        2,
+        ge=0,
+        le=1000,
+        description="number of steps in a round with which the server trains ψ; with 0, the prior keeps its random "
+        "initial values",
     )
 
     def networks(self, build: ModelFactory) -> Modules:

@@ -26,7 +26,9 @@ def check(
     changes: options.Changes,
     kit: options.SiteKit = None,
     settings_folder: options.SettingsFolder = None,
-    data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
+    data: Annotated[
+        Path | None, option("FOLDER", "a data folder to use instead of the folder that the settings name")
+    ] = None,
     site: Annotated[str | None, option("SITE", "this site's name in the job (default: the name in the kit)")] = None,
     private: Annotated[
         Path,

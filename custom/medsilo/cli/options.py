@@ -71,7 +71,7 @@ def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
 DEVICES = "auto, cpu, cuda or cuda:<n>"
 SETTINGS_FOLDER = "a folder with a medsilo.yaml, which describes data and labels (medsilo docs start/your-data)"
 SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/<site>/medsilo.yaml applies only to the named site"
-DATA = "folder with the sites' data, for tasks that need one"
+DATA = "folder with the sites' data, for tasks that read a data folder"
 
 A_JOB = typer.Argument(
     help="a job's folder, for example jobs/fedavg, or the name of a job that medsilo includes, for example fedavg",
@@ -87,7 +87,7 @@ Changes = Annotated[
     list[str],
     several(
         "KEY=VALUE",
-        "change the plan, as often as wanted: training.rounds=3 ('medsilo docs KEY' explains a key)",
+        "change a key of the plan, such as training.rounds=3; may be repeated ('medsilo docs KEY' explains a key)",
         "--set",
         autocompletion=completion.changes,
     ),

@@ -57,7 +57,7 @@ def approve(
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     changes: options.Changes,
     expires: Annotated[
-        int | None, option("TIME", "maximum duration: 12h, 30d or 8w (default: no end)", parser=lasting)
+        int | None, option("TIME", "how long the approval is valid: 12h, 30d or 8w (default: no end)", parser=lasting)
     ] = None,
     rounds: Annotated[
         int | None,
@@ -281,7 +281,8 @@ def disclosure(
     kit: options.SiteKit = None,
     local: options.SettingsFolder = None,
     site: Annotated[
-        str | None, option("SITE", "the hospital whose settings apply, if the folder of settings has several")
+        str | None,
+        option("SITE", "the hospital whose settings apply, if the settings folder has settings of several hospitals"),
     ] = None,
 ) -> None:
     """Print the disclosure report of a job before it runs, or of a finished run.

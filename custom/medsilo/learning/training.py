@@ -41,9 +41,10 @@ class Training(Feature):
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd",
-        description="the optimizer at the sites. If `--set` changes the optimizer, medsilo drops the plan's settings "
-        "of its optimizer, unless `--set` gives these settings, too. `learning_rate` then becomes 0.01 for `sgd`, "
-        "else 0.001; `weight_decay` becomes 0.01 for `adamw`, else 0",
+        description="the optimizer at the sites. If `--set` changes the optimizer, medsilo drops the settings that "
+        "the plan gives for the old optimizer, except for settings that `--set` also gives. After a "
+        "change of the optimizer, the default of `learning_rate` is 0.01 for `sgd`, else 0.001, and the "
+        "default of `weight_decay` is 0.01 for `adamw`, else 0",
     )
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="learning rate of the optimizer")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
@@ -58,8 +59,8 @@ class Training(Feature):
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",
         description="`poly` multiplies the learning rate of round r of R by `(1 − (r − 1) / R)^0.9`, as nnU-Net does "
-        "for epochs. `cosine` multiplies this learning rate by `(1 + cos(π (r − 1) / R)) / 2`. Both schedules count "
-        "rounds from the first round after the warm-up",
+        "for epochs. `cosine` multiplies the learning rate of round r by `(1 + cos(π (r − 1) / R)) / 2`. "
+        "`poly` and `cosine` count rounds from the first round after the warm-up",
     )
     warmup: int = Field(
         0,
@@ -75,7 +76,7 @@ class Training(Feature):
         gt=0,
         le=1e6,
         description="the greatest norm of a mini-batch's gradient over all of a network's weights, before a method "
-        "corrects it. A gradient with a larger norm is scaled down. `null`: any norm",
+        "corrects the gradient. A gradient with a larger norm is scaled down. `null`: any norm",
     )
     truncate: bool = Field(
         False,
@@ -90,7 +91,8 @@ class Training(Feature):
     )
     optimizer_state: Literal["keep", "reset"] = Field(
         "keep",
-        description="momentum at the sites when a round begins with new weights: `keep` it, or `reset` it to zero",
+        description="treatment of the optimizer's momentum at a site when a round begins with new weights: `keep` "
+        "the momentum, or `reset` the momentum to zero",
     )
 
     @model_validator(mode="after")

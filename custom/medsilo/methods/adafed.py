@@ -112,12 +112,13 @@ class StatisticsMixture(Algorithm):
     )
     weights: Literal["similarity", "uniform"] = Field(
         "similarity",
-        description="`uniform` is a control experiment: the λ of `similarity`, and equal weights for all other sites",
+        description="`uniform` is a control experiment: λ is the same as with `similarity`, and all other sites have "
+        "equal weights",
     )
     bn_share: Literal["local", "weighted", "mean"] = Field(
         "local",
-        description="`local`: batch norm stays at the site. `weighted`: batch norm is mixed by W like other weights. "
-        "`mean`: batch norm is averaged over all sites",
+        description="`local`: batch norm stays at the site. `weighted`: batch norm is mixed with the sites' weights W, "
+        "like all other layers. `mean`: batch norm is averaged over all sites",
     )
 
     def networks(self, build: ModelFactory) -> Modules:
@@ -232,8 +233,8 @@ class AdaFed(StatisticsMixture):
     )
     init_from_pretrained: bool = Field(
         False,
-        description="whether the sites' models start from the weights of f; the paper does not specify this, and the "
-        "paper's code does not do it",
+        description="whether the sites' models start from the weights of f. The paper does not specify whether "
+        "models start from f, and models in the paper's code do not start from f",
     )
 
     @property

@@ -52,8 +52,8 @@ class FedAdam(ServerStep):
     )
     variant: Literal["reddi", "torch"] = Field(
         "reddi",
-        description="`reddi`: the paper, where v starts at τ² and the first steps are not corrected. `torch`: torch's "
-        "Adam at the server, as NVFlare does it",
+        description="`reddi`: as in the paper, v starts at τ², and the first steps have no bias correction. `torch`: "
+        "the server uses torch's Adam, as NVFlare does",
     )
 
     def step(self, server: ServerSide) -> steps.FedAdam:

@@ -30,8 +30,8 @@ class FedProx(FedAvg):
         0.0,
         ge=0,
         le=1,
-        description="probability that a site is slow in a round and makes only a random share of its steps. The server "
-        "also uses the result of a slow site (Section 5.2)",
+        description="probability that a site is slow in a round and makes only a random share of its steps. The "
+        "server uses the result of a slow site, too (Section 5.2)",
     )
 
     def check_training(self, training: Training) -> None:

@@ -91,7 +91,8 @@ class ModelsAndSelector(Algorithm):
         0.7,
         gt=0,
         le=1,
-        description="λ of Eq. 11: the weight of a site's personal model in its update; below 1/K there is a warning",
+        description="λ of Eq. 11: the weight of a site's own model when the server updates the site's personal "
+        "model. If λ is below 1 / number of sites, medsilo warns",
     )
     selector: Literal["compact", "vgg11"] = Field(
         "compact",
@@ -294,25 +295,26 @@ class FedSM(ModelsAndSelector):
     name: Literal["fedsm"] = "fedsm"
     selector_sync: Literal["closed-form", "server-adam", "adam-moments", "none"] = Field(  # type: ignore[assignment]
         "closed-form",
-        description="how the selector is trained. `closed-form` needs one round: the last layer is the linear "
-        "discriminant of the hospitals, from means over each hospital's cases. The selector's other layers keep "
-        "their weights, and every hospital has the same weight. All values except `closed-form` train the selector "
-        "by gradient steps, although each hospital has only one label. `server-adam`: the sites use SGD, and the "
-        "server takes steps of Adam along the sites' mean change. `adam-moments`: Adam's moments and the weights are "
-        "averaged. `none`: only the weights are averaged, as in the paper's text",
+        description="how the selector is trained. `closed-form` needs one round: the selector's last layer becomes a "
+        "linear discriminant of the hospitals, computed from means over each hospital's cases. The "
+        "selector's other layers keep their initial weights, and all hospitals count equally. All values "
+        "except `closed-form` train the selector by gradient steps, although all cases of a hospital have "
+        "the same label. `server-adam`: the sites use SGD, and the server takes steps of Adam along the "
+        "sites' mean change. `adam-moments`: Adam's moments and the weights are averaged. `none`: only the "
+        "weights are averaged, as in the paper's text",
     )
     personal_method: PersonalMethod | None = Field(
         None,
-        description="the method that trains the personal models instead of SoftPull, with the settings of that method. "
-        "The sites then send their personal models only once, in an additional last round (Table 6)",
+        description="name and keys of the method that trains the personal models instead of SoftPull. With such a "
+        "method, the sites send their personal models only once, in an additional last round (Table 6)",
     )
     selector_least: float = Field(
         0.9,
         ge=0,
         le=1,
-        description="the minimum accuracy of the selector: the share of validation cases that the selector assigns to "
-        "the right hospital, as a mean over hospitals. Below this value, the global model predicts every image, and "
-        "the summary has a warning",
+        description="the minimum accuracy of the selector: the share of validation cases that the selector assigns "
+        "to the right hospital, as a mean over hospitals. If the selector's accuracy is below "
+        "`selector_least`, the global model predicts every image, and the summary has a warning",
     )
 
     @model_validator(mode="after")

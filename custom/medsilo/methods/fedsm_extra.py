@@ -32,8 +32,8 @@ class SelectorAfterwards(ModelsAndSelector):
     selector_rounds: int | None = Field(
         None,
         ge=1,
-        description="the number of the last rounds that train the selector; `null` means a third of `training.rounds`, "
-        "as in the paper",
+        description="how many of the last rounds train the selector; `null` means a third of `training.rounds`, as in "
+        "the paper",
     )
 
     def phases(self, rounds: int) -> Sequence[Phase]:

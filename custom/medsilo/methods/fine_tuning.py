@@ -20,7 +20,11 @@ class FineTuning(SharedAndOwn):
 
     name: Literal["fine-tuning"] = "fine-tuning"
     epochs: int = Field(
-        1, ge=0, le=1000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
+        1,
+        ge=0,
+        le=1000,
+        description="number of fine-tuning passes over a site's training data before each evaluation; with 0, the "
+        "method is FedAvg",
     )
 
     steps: int | None = Field(

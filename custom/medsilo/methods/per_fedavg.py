@@ -32,7 +32,8 @@ class PerFedAvg(SharedAndOwn):
         0.01,
         ge=0,
         le=1000,
-        description="a: step size of the adaptation at a site; the paper's b is the plan's learning rate",
+        description="a: step size with which a site adapts the shared model; the paper's step size b is the plan's "
+        "learning rate",
     )
 
     def personalise(self, bench: TrainContext) -> None:

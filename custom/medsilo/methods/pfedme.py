@@ -40,7 +40,12 @@ class PFedMe(SharedAndOwn):
         description="η: step size of the shared model; `outer_lr` times `pull` is at most 1. A small step size needs "
         "hundreds of rounds, because the shared model follows the personal models slowly",
     )
-    server_lr: float = Field(1.0, gt=0, le=10, description="β: weight of the new average in the server's update")
+    server_lr: float = Field(
+        1.0,
+        gt=0,
+        le=10,
+        description="β: weight of the sites' new average, which the server mixes with the previous shared model",
+    )
 
     @model_validator(mode="after")
     def _stays_between(self) -> Self:

@@ -38,8 +38,8 @@ class Scaffold(ServerStep):
     )
     optimizer: Literal["sgd", "any"] = Field(
         "sgd",
-        description="`sgd`: only SGD is allowed, as in the paper. `any`: gradients are corrected before "
-        "another optimizer uses them",
+        description="`sgd`: only SGD is allowed, as in the paper. `any`: every optimizer is allowed, and gradients are "
+        "corrected before the optimizer uses them",
     )
 
     def check_training(self, training: Training) -> None:

@@ -98,7 +98,11 @@ class TrimmedMean(Coordinatewise):
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
     bad: int = Field(
-        1, ge=1, le=2000, description="b: for each weight, the rule leaves out the b largest and the b smallest values"
+        1,
+        ge=1,
+        le=2000,
+        description="b: for each weight of the network, the rule leaves out the b largest and the b smallest values of "
+        "the hospitals",
     )
 
     @property
@@ -121,7 +125,10 @@ class MultiKrum(Reweighting):
         1, ge=1, le=2000, description="largest number of dishonest sites (f); the rule needs 2 f + 3 sites"
     )
     keep: int | None = Field(
-        None, ge=1, le=4096, description="number of averaged updates (m); 1 is Krum; `null`: all updates except f"
+        None,
+        ge=1,
+        le=4096,
+        description="m: how many updates the rule averages; with 1, the rule is Krum; `null`: all updates except f",
     )
 
     @property

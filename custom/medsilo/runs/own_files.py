@@ -28,8 +28,12 @@ class Weighed(RecordPart):
     told_patients: Count = Field(description="disclosed number of training patients")
     cases: Count = Field(description="exact number of training cases")
     told_cases: Count = Field(description="disclosed number of training cases")
-    weight: Count = Field(description="weight of an update from all training cases, from the exact numbers")
-    told_weight: Count = Field(description="weight of an update from all training cases, from the disclosed numbers")
+    weight: Count = Field(
+        description="weight of an update from training on all training cases, computed from the exact numbers"
+    )
+    told_weight: Count = Field(
+        description="weight of an update from training on all training cases, computed from the disclosed numbers"
+    )
 
     @property
     def off(self) -> float:

@@ -16,12 +16,14 @@ class SentUpdate(RecordPart):
     norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
         None,
-        description="cosine between the site's change and the mean of the other sites' changes, each divided by "
-        "its length; exact to about 0.02. `null` if no weight changed or no other site answered",
+        description="cosine between the site's change of weights and the mean of all other sites' changes, with each "
+        "change scaled to length 1; exact to about 0.02. `null` if no weight changed or no other site "
+        "answered",
     )
     agreement: Cosine | None = Field(
         None,
-        description="mean cosine between the changes of two other sites; `null` if fewer than two other sites answered",
+        description="mean cosine between the changes of each pair of other sites; `null` if fewer than two other "
+        "sites answered",
     )
 
 
@@ -29,12 +31,12 @@ class SiteRound(RecordPart):
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
     validation: Metric | None = Field(
         None,
-        description="validation score of the received model, from the previous round; `null` if the site does not "
-        "disclose it",
+        description="validation score of the received model, which is from the previous round; `null` if the site "
+        "does not disclose the score",
     )
     step: Amount = Field(0.0, description="step to which the site rounds `validation`; 0: no rounding")
     validated: Count | None = Field(
-        None, description="number of validation cases; `null` if the site does not disclose it"
+        None, description="number of validation cases; `null` if the site does not disclose this number"
     )
     validation_loss: Number | None = Field(None, description="validation loss of the received model")
     samples: Count | None = Field(
@@ -72,12 +74,12 @@ class Round(RecordPart):
         {}, description="site → reason why the site declined, or why the server rejected the site's answer"
     )
     lost: dict[str, Text] = Field({}, description="site → reason why no answer arrived")
-    warnings: dict[str, list[Text]] = Field({}, description="site → warnings in its answer")
-    sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
+    warnings: dict[str, list[Text]] = Field({}, description="site → warnings in the site's answer")
+    sites: dict[str, SiteRound] = Field({}, description="site → the site's numbers")
     weights: list[list[Number]] | None = Field(
         None,
-        description="AdaFed's weights W, if the weights have changed since the last round with this key. Row i has "
-        "the weights of all sites in the mixture of site i, in the order of `asked`",
+        description="AdaFed's weights W; a line has this key only if W has changed since the previous line with this "
+        "key. Row i has the weights of all sites in the mixture of site i, in the order of `asked`",
     )
 
     def absence(self, site: str) -> str | None:

@@ -65,8 +65,8 @@ class Decisions(RecordPart):
     confusion: list[list[Count]] = Field(description="row: true class of a case; column: most probable class")
     threshold: Share | None = Field(
         None,
-        description="with two classes: threshold on the second class's probability, chosen on the site's "
-        "validation cases; `null` if the site does not disclose it",
+        description="with two classes: threshold on the second class's probability, chosen on the site's validation "
+        "cases; `null` if the site does not disclose the threshold",
     )
     decided: list[Count] | None = Field(
         None, description="true negatives, false positives, false negatives, true positives at `threshold`"
@@ -97,8 +97,8 @@ class SubgroupResult(RecordPart):
     )
     score: Metric | None = Field(
         None,
-        description="test score; `null` if the site suppresses it, because it covers too few patients by itself, or "
-        "in the difference to other scores",
+        description="test score; `null` if the site suppresses the score, because the score or its difference from "
+        "another score covers too few patients",
     )
     spread: Amount | None = Field(None, description="variance of one patient's score, rounded up")
     step: Amount = Field(0.0, description="step to which the score is rounded; 0: no rounding")
@@ -109,16 +109,19 @@ class SiteResult(RecordPart):
 
     cases: dict[str, Count | None] | None = Field(
         None,
-        description="part (`train`, `validation`, `test`) → number of cases; `null` if the site does not disclose it",
+        description="part (`train`, `validation`, `test`) → number of cases; `null` if the site does not disclose "
+        "this number",
     )
     patients: dict[str, Count | None] | None = Field(
-        None, description="part → number of patients; `null` if the site never answered or does not disclose it"
+        None,
+        description="part → number of patients; `null` if the site never answered or does not disclose this number",
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,
-        description="part → number of cases of each class, in the classes' order, or of patients if the site "
-        "rounds counts. `null` for a part without classes, or with a class of fewer patients than the site's"
-        " `min_patients_per_metric`. `null` for all parts if the site did not join",
+        description="part → number of cases of each class, in the order of `labels`. If the site rounds counts, "
+        "patients are counted instead of cases. `null` for a part without classes, or with a class of "
+        "fewer patients than the site's `min_patients_per_metric`. `null` for all parts if the site did "
+        "not join",
     )
     machine: dict[str, Text] = Field(
         {},
@@ -157,8 +160,8 @@ class SiteResult(RecordPart):
     suppressed: list[str] = Field(
         [],
         description="counts that the site suppressed because they cover too few cases. Metrics that need suppressed "
-        "counts are missing in `figures`. Means over sites leave a site with suppressed counts out, and all other "
-        "sites choose the best round",
+        "counts are missing in `figures`. A site with suppressed counts is left out of means over sites, "
+        "and does not affect the choice of the best round",
     )
     decisions: Decisions | None = Field(None, description="a classifier's decisions on the test cases, see below")
     subgroups: list[SubgroupResult] = Field(
@@ -170,7 +173,7 @@ class SiteResult(RecordPart):
     memory: Count | None = Field(None, description="peak memory of the site's process in bytes, over all rounds")
     readiness: Readiness | None = Field(
         None,
-        description="in a canary study: whether the site can read its data, and its resources, see below",
+        description="in a canary study: whether the site can read its data, and the site's resources, see below",
     )
 
     @model_validator(mode="after")
@@ -182,7 +185,7 @@ class SiteResult(RecordPart):
 
 
 class Similarity(RecordPart):
-    sites: list[str] = Field(description="the order of rows and columns")
+    sites: list[str] = Field(description="the order of the sites in the rows and columns of `weights`")
     weights: list[list[Number]] = Field(description="row i: the weights of all sites in site i's model")
 
     @model_validator(mode="after")
@@ -203,15 +206,18 @@ class SuperModelFacts(RecordPart):
     agreed: list[str] = Field([], description="the sites whose personal models the super model contains")
     threshold: Share | None = Field(None, description="the chosen γ")
     plateau: tuple[Share, Share] | None = Field(
-        None, description="the range of γ with the best score; `threshold` is its middle"
+        None, description="the range of γ with the best score; `threshold` is the middle of this range"
     )
-    curve: list[tuple[Share, Count, Number]] = Field([], description="(γ, pooled validation cases, mean score)")
+    curve: list[tuple[Share, Count, Number]] = Field(
+        [], description="for each tested γ: γ, number of all sites' validation cases, mean score"
+    )
     validated: dict[str, dict[str, Count]] = Field(
-        {}, description="site → model → number of validation cases for which it was chosen, with γ = 0"
+        {}, description="site → model → number of validation cases for which this model was chosen, with γ = 0"
     )
     tested: dict[str, dict[str, Count]] = Field(
         {},
-        description="site → model → number of test cases (or windows) for which it was chosen, with γ = `threshold`",
+        description="site → model → number of test cases (or windows) for which this model was chosen, with γ = "
+        "`threshold`",
     )
 
 
@@ -234,7 +240,8 @@ class Details(RecordPart):
     pretraining: dict[str, JsonValue] | None = Field(
         None,
         description="AdaFed's pre-trained network f: `source`, `data` (in words), `start` (whether the sites' models "
-        "began with f). The source `share` also has `cases`, `epochs` and `train_loss`; the source `file` has `sha256`",
+        "began with f). If the source is `share`, the further keys are `cases`, `epochs` and "
+        "`train_loss`. If the source is `file`, the further key is `sha256`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     warnings: list[Text] = Field([], description="unusual settings of the plan")
@@ -256,7 +263,7 @@ class StudyFacts(RecordPart):
 class Summary(RecordPart):
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="schema version of this file")
     status: Literal["finished", "failed"] = Field(description="how the run ended")
-    reason: Text | None = Field(None, description="why it failed, in one line")
+    reason: Text | None = Field(None, description="why the run failed, in one line")
     passing: bool = Field(
         False,
         strict=True,
@@ -273,7 +280,9 @@ class Summary(RecordPart):
     seed: Seed | None = Field(None, description="the plan's seed")
     protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
-    packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
+    packages: dict[Text, Package] = Field(
+        {}, description="package whose code ran → `version` and `hash` of the package"
+    )
     study: Text | None = Field(None, description="the run's name")
     description: StudyFacts = Field(StudyFacts(), description="`title`, `purpose`, `contact`: the study in words")
     labels: list[Text] = Field([], description="the names of the classes or structures, in their order")
@@ -282,7 +291,7 @@ class Summary(RecordPart):
     rounds: RoundCount = Field(description="`planned` and `done`")
     agreed: Agreement = Field(Agreement(), description="`sites`, `minimum`, `when_missing`: the terms of participation")
     selected: Selection = Field(Selection(), description="the choice of the tested model, see below")
-    sites: dict[str, SiteResult] = Field(description="site → its results, see below")
+    sites: dict[str, SiteResult] = Field(description="site → the site's results, see below")
     evaluation_sites: dict[str, SiteResult] = Field(
         {},
         description="site → results of an evaluation site, which did not train; means over sites leave evaluation "
@@ -290,11 +299,13 @@ class Summary(RecordPart):
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that disclose their test score; `null` if none does. If sites annotated "
-        "different "
-        "structures: first the mean of each structure over its sites, then the mean over structures",
+        description="mean over the sites that disclose their test score; `null` if no site discloses its score. If "
+        "sites annotated different structures: first the mean of each structure over its sites, then the "
+        "mean over structures",
     )
-    pooled_test: Metric | None = Field(None, description="the mean weighted by test cases")
+    pooled_test: Metric | None = Field(
+        None, description="mean test score over sites, weighted by their numbers of test cases"
+    )
     pooled: dict[str, Number | None] = Field(
         {},
         description="`figures` of all sites together, computed from the sum of the sites' counts. A site that does "

@@ -21,15 +21,15 @@ Interval = tuple[float, float]
 
 class Score(RecordPart):
     kind: Literal["value", "range", "suppressed", "missing"] = Field(
-        description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because "
-        "it covers too few patients; `missing`: no score"
+        description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because the score "
+        "covers too few patients; `missing`: no score"
     )
     value: Metric | None = Field(None, description="the score, if it is exact")
     low: Metric | None = Field(None, description="smallest possible value")
     high: Metric | None = Field(None, description="largest possible value")
     n: Count | None = Field(
         None,
-        description="number of test patients, else of test cases; `null` if unknown",
+        description="number of test patients or, if this is unknown, of test cases; `null` if both are unknown",
     )
     step: Amount = Field(0.0, description="step to which the score was rounded; 0: no rounding")
     trained: bool = Field(True, description="whether the model was trained; `false`: the initial model of round 0")

@@ -37,7 +37,9 @@ class Package(RecordPart):
 class Provenance(RecordPart):
     """The content of provenance.json: versions, plan and seed that produced a run's results."""
 
-    packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
+    packages: dict[Text, Package] = Field(
+        {}, description="package whose code ran → `version` and `hash` of the package"
+    )
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     seed: Seed | None = Field(None, description="the plan's seed")
     protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")
@@ -45,7 +47,7 @@ class Provenance(RecordPart):
     python: Text | None = Field(None, description="Python's version")
     platform: Text | None = Field(None, description="operating system and processor")
     versions: dict[str, Text] = Field({}, description="library → version")
-    device: Text | None = Field(None, description="at a site: the training device, and its precision")
+    device: Text | None = Field(None, description="at a site: the device and the numerical precision of training")
 
     @property
     def code(self) -> dict[str, dict[str, Any]]:

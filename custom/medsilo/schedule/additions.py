@@ -31,16 +31,17 @@ class Amplitude(Section):
         None,
         ge=0,
         le=0.5,
-        description="which frequencies take the shared amplitude. `null`: all; 0: the mean alone; up to 0.5: a square "
-        "of low frequencies",
+        description="the frequencies at which images get the shared amplitude. `null`: all frequencies; 0: only the "
+        "image's mean; up to 0.5: a square of low frequencies",
     )
     start: Literal["batch", "zero"] = Field(
-        "batch", description="the running average starts from the first batch, or from zero"
+        "batch",
+        description="initial value of the amplitude's running average: the amplitude of the first batch, or zero",
     )
     measured: Literal["while-training", "before"] = Field(
         "while-training",
-        description="`before`: in a separate round, from the unchanged training images. A plan with `privacy` needs "
-        "this separate round; a narrow `band` then keeps the noise small",
+        description="`before`: sites measure the amplitude in a separate round, from the unchanged training images. A "
+        "plan with `privacy` needs `before`, and a narrow `band` keeps the noise small",
     )
 
     @property

@@ -66,21 +66,21 @@ class Algorithm(Section):
     name: str
     weighting: Weighting | None = Field(
         None,
-        description="weight of a site's update in a weighted mean: its number of `patients`, its number of "
-        "`cases`, or `uniform`. `null`: patients where a patient may have several cases, as in a "
-        "hospital's own data; otherwise cases. Numbers count as they are disclosed, which may be "
-        "rounded",
+        description="weight of a site's update in a weighted mean: the site's number of `patients` or of `cases`, or "
+        "the same weight for all sites (`uniform`). `null`: `patients` if a patient may have several "
+        "cases, as in a hospital's own data; otherwise `cases`. The weights are computed from the "
+        "disclosed numbers, which may be rounded",
     )
     # Additions that a plan can make to any method
     amplitude: Amplitude | None = Field(
         None,
-        description="all images take one amplitude spectrum. `{}` switches this normalisation on with its defaults; "
-        "HarmoFL normalises by default",
+        description="normalises images so that all images have the same amplitude spectrum. `{}` switches the "
+        "amplitude normalisation on with default values; HarmoFL normalises by default",
     )
     perturbation: Perturbation | None = Field(
         None,
-        description="gradients are taken at perturbed weights. `{}` switches the perturbation on; HarmoFL perturbs "
-        "by default. medsilo rejects the perturbation for Per-FedAvg, which has its own training step",
+        description="computes gradients at perturbed weights. `{}` switches the perturbation on; HarmoFL perturbs by "
+        "default. medsilo rejects the perturbation for Per-FedAvg, which has its own training step",
     )
 
     @model_validator(mode="after")

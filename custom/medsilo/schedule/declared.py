@@ -31,7 +31,7 @@ class Private:
 class NumbersOffer(Section):
     """The fraction of ε that is spent on the scores or counts that a site sends in addition to tensors."""
 
-    epsilon: Epsilon = Field(description="part of the study's ε that all numbers of this section cost together")
+    epsilon: Epsilon = Field(description="part of `privacy.epsilon` that all numbers of this section cost together")
 
 
 class StatisticsOffer(NumbersOffer):
@@ -41,8 +41,9 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the norm is that of "
-        "the amplitude divided by the number of pixels. With AdaFed, it is the root mean square of the features",
+        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the clipped norm is the "
+        "norm of the amplitude divided by the number of pixels. With AdaFed, the clipped norm is the "
+        "root mean square of the features",
     )
 
 
@@ -50,8 +51,14 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     epsilon: Epsilon = Field(
         description="ε of all rounds together, at every hospital; a hospital may demand a smaller ε"
     )
-    delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
-    unit: Unit = Field("record", description="the protected unit: a record, or a patient with all cases")
+    delta: Delta = Field(
+        description="δ of the guarantee with `privacy.epsilon`; must be less than 1 / number of patients of the "
+        "largest hospital"
+    )
+    unit: Unit = Field(
+        "record",
+        description="the unit that the guarantee protects: one record, or one patient with all of the patient's cases",
+    )
     clip: float = Field(
         1.0,
         gt=0,
@@ -67,15 +74,17 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     )
     counts: NumbersOffer | None = Field(
         None,
-        description="numbers of cases leave with geometric noise, which is drawn once; with this key, all numbers, "
-        "even the batch size, count units. `null`: a hospital that does not declare its numbers of cases public "
-        "can't join",
+        description="numbers of cases leave a hospital with geometric noise, which is drawn once. With "
+        "`privacy.counts`, all numbers, even the batch size, count records or patients, as "
+        "`privacy.unit` says. `null`: a hospital that does not declare its numbers of cases public can't "
+        "join",
     )
 
     statistics: StatisticsOffer | None = Field(
         None,
-        description="Gaussian noise on means over a hospital's cases that leave before training: AdaFed's "
-        "statistics, HarmoFL's amplitude. A plan with one of these means needs this noise",
+        description="adds Gaussian noise to the means over cases that a hospital sends before training: AdaFed's "
+        "statistics or HarmoFL's amplitude. A plan under which hospitals send means before training "
+        "needs `privacy.statistics`",
     )
 
     @property

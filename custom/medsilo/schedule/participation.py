@@ -44,24 +44,26 @@ class Participation(Feature):
         gt=0,
         le=1,
         description="the largest share of all training cases that one hospital may state when it joins; the server "
-        "rejects a larger share. If updates are weighted by numbers of patients, the limit is a share of all "
-        "patients instead of all cases. 1: no limit. The limit has no effect if numbers of cases give no weight: "
-        "`algorithm.weighting` uniform, `aggregation.max_weight` or `aggregation.robust`",
+        "rejects a larger share. If updates are weighted by numbers of patients, the limit is a share of "
+        "all patients instead of all cases. 1: no limit. The limit has no effect if weights do not depend "
+        "on numbers of cases: with `algorithm.weighting: uniform`, `aggregation.max_weight` or "
+        "`aggregation.robust`",
     )
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
         description="`stop`: the server repeats its request once if the site's training process crashed or its disk "
-        "is full. If a site is still missing, the study ends. `wait`: until `retry_timeout` is over, the server "
-        "repeats its request to a site that is lost, whose training process crashed or whose disk is full. A refusal "
-        "for any other reason is final. `continue`: the study continues without the missing site. With each of the "
-        "three values, the study ends when fewer than `minimum` sites contribute",
+        "is full. With `stop`, the study ends if the answer of any site remains missing. `wait`: until "
+        "`retry_timeout` is over, the server repeats its request to a site that is lost, whose training "
+        "process crashed or whose disk is full. A site's refusal is final, unless its training process "
+        "crashed or its disk is full. `continue`: the study continues without the missing site. With "
+        "`stop`, `wait` and `continue`, the study ends when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
         MEASURED["timeout"],
         ge=1,
         le=86_400,
-        description="seconds that a site has for one answer. With 600, the default, medsilo measures whether the "
-        "site is alive and works, and sets no limit while the site does",
+        description="seconds that a site has for one answer. With 600, the default, medsilo checks whether the site is "
+        "alive and works, and sets no time limit for a working site",
     )
     retry_timeout: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
@@ -70,15 +72,16 @@ class Participation(Feature):
         0,
         ge=0,
         le=100,
-        description="how often in a day a study resumes by itself after its job or the server's "
-        "machine died, or after the server's disk was full. A restart counts until the study has finished "
-        "ten more rounds. 0: never; a lead must run `medsilo resume`",
+        description="how often in a day a study resumes by itself after its job or the server's machine died, or "
+        "after the server's disk was full. A restart no longer counts towards `resume` once the study "
+        "has finished ten more rounds. 0: never; a lead must run `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
         description="the parts that must be the same at every site as at the server: the version of `python`, "
-        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a site where "
-        "one of these parts differs. If a part that is not listed differs, medsilo prints a warning",
+        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a "
+        "site where one of the listed parts differs. If a part that is not listed differs, medsilo "
+        "prints a warning",
     )
     heartbeat_timeout: int = Field(
         MEASURED["heartbeat_timeout"],

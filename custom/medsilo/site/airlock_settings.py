@@ -60,10 +60,15 @@ class BorderSettings(Section):
         le=1e9,
         description="largest L2 norm of an update; medsilo rejects a larger update. null: any",
     )
-    clip: float | None = Field(None, gt=0, le=1e9, description="L2 norm to which a larger update is scaled down")
-    bfloat16: bool = Field(False, description="whether updates are rounded to bfloat16, which halves their capacity")
+    clip: float | None = Field(
+        None, gt=0, le=1e9, description="largest L2 norm of an update; a larger update is scaled down to this norm"
+    )
+    bfloat16: bool = Field(
+        False,
+        description="whether updates are rounded to bfloat16, which halves the information that an update can carry",
+    )
     noise: float | None = Field(
-        None, gt=0, le=1000, description="standard deviation of Gaussian noise on an update, divided by `clip`"
+        None, gt=0, le=1000, description="standard deviation of Gaussian noise on an update, as a multiple of `clip`"
     )
     digits: int = Field(3, ge=1, le=9, description="significant digits of disclosed scores and losses")
 

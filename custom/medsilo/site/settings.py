@@ -38,7 +38,9 @@ class PrivacyRequirements(Section):
     """The differential privacy that a hospital demands for its patients."""
 
     epsilon: Epsilon = Field(description="total ε that all studies of the same data may cost")
-    delta: Delta = Field(description="δ of the guarantee with this ε; less than 1 / number of patients")
+    delta: Delta = Field(
+        description="δ of the privacy guarantee with `privacy.epsilon`; must be less than 1 / number of patients"
+    )
     public: dict[Told, Reason] = Field(
         {},
         description="the numbers that this hospital declares public, each with the reason; public numbers have no "
@@ -64,9 +66,10 @@ class SiteSettings(PartySettings):
     answers: int = Field(
         2000,
         ge=0,
-        description="largest number of validation scores that leave, per lead and data set. The limit on test scores "
-        f"is a twentieth of this number. The limit on training losses is this number, but at least {TRAIN_ANSWERS}. "
-        f"The limit on studies is a twentieth of this number, but at least {TESTS}",
+        description="how many validation scores may leave the hospital, per lead and data set. The limit on test "
+        "scores is "
+        f"a twentieth of `answers`. The limit on training losses is `answers`, but at least {TRAIN_ANSWERS}. "
+        f"The limit on studies is a twentieth of `answers`, but at least {TESTS}",
     )
     privacy: PrivacyRequirements | None = Field(
         None,
@@ -76,23 +79,24 @@ class SiteSettings(PartySettings):
     approval: Approval | None = Field(
         None,
         description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key "
-        "(`medsilo approve`) before the plan runs at this hospital. The server cannot change this setting. "
-        "`except-canary`: as `required`, but a canary, which is one round on synthetic data, needs no approval. "
-        "`none`: every plan runs. `null`: required in a kit with `data`, unless a plan's data are synthetic or "
-        "declared public",
+        "(`medsilo approve`) before the plan runs at this hospital. The server cannot change `approval`. "
+        "`except-canary`: as `required`, but a canary, which is one round on synthetic data, needs no "
+        "approval. `none`: every plan runs. `null`: in a kit with `data`, as `required`, unless a plan's "
+        "data are synthetic or declared public",
     )
     takes_part: TakesPart = Field(
         "train",
         description="`observe`: this hospital takes part in no study. `test`: this hospital only tests models on its "
-        "cases: releases, and models of studies that name the hospital in participation.evaluation_sites. `train`: "
-        "this hospital tests and trains models. No plan can override this setting",
+        "cases: releases, and models of studies that name the hospital in "
+        "participation.evaluation_sites. `train`: this hospital tests and trains models. No plan can "
+        "override `takes_part`",
     )
     airlock: Airlock = Field(
         "off",
-        description="`required`: a lead's training script runs in an isolated process without network, and its "
-        "answers are checked before they leave. If this machine cannot isolate the script, the hospital rejects the "
-        "job. `wanted`: the script is isolated if this machine can isolate it. `off`: the script runs as the kit's "
-        "account",
+        description="`required`: a lead's training script runs in an isolated process without network, and the "
+        "script's answers are checked before they leave the hospital. If this machine cannot isolate the "
+        "script, the hospital rejects the job. `wanted`: the script is isolated if this machine can "
+        "isolate it. `off`: the script runs as the kit's account",
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
     border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
@@ -101,19 +105,20 @@ class SiteSettings(PartySettings):
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
-        description="true: the data are public, such as a published data set. Then the plan determines the split, "
-        "numbers leave without rounding, and answers are not counted",
+        description="true: the data are public, such as a published data set. If the data are public, the plan "
+        "determines the split, numbers leave without rounding, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
         description="smallest number of patients for training, and for each score or class that is disclosed. "
-        f"Disclosed counts are multiples of this number. null: {MIN_PATIENTS_PER_METRIC}; 1 for synthetic data",
+        f"Disclosed counts are multiples of `min_patients_per_metric`. null: {MIN_PATIENTS_PER_METRIC}, "
+        "or 1 for synthetic data",
     )
     state_dir: Path | None = Field(
         None,
-        description="folder of this hospital's split and its record of answers; null: `_hospital` in "
-        "`output`. If several kits use the same data, set the same folder in each kit",
+        description="folder in which this hospital records its split and the answers that it sent; null: `_hospital` "
+        "in `output`. If several kits use the same data, set the same folder in each kit",
     )
     pictures: bool = False  # whether this site's results and report contain pictures of images
 

@@ -60,16 +60,16 @@ class Facts:
     seconds: float = 0.0  # length of a recording
     # number of gaps between the times of a recording, plus the number of the recording's rows without a value
     gaps: int = 0
-    short: int = 0  # number of sequences of rows with one label that are shorter than a window, in one recording
+    short: int = 0  # number of a recording's sequences of equally labelled rows that are shorter than a window
 
 
-FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
+FACTS = TypeAdapter(Facts)  # converts the lists that JSON contains to tuples
 
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An image or recording as inputs [cases, C, *grid], and as targets, which are classes [cases] or masks [cases,
-    *grid] in uint8.
+    """The tensors of an image or recording: inputs [cases, C, *grid], and targets. Targets are classes [cases], or
+    masks [cases, *grid] in uint8.
     """
 
     inputs: Tensor
@@ -81,7 +81,7 @@ class PreparedEntry:
 
 
 class StoredCase:
-    """One case of a tensor [cases, ...] in a file; only indexed slices of the case are read."""
+    """A case in a tensor [cases, ...] of a cache file; an index reads only the indexed values from the file."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -219,7 +219,9 @@ class ReadyCases(Dataset):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the cases; a name does not depend on other images or recordings."""
+        """For each case, a name that consists of the name of the image or recording, and the index of the case within
+        it.
+        """
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 

@@ -66,9 +66,7 @@ class CaseIndex:
 
     @property
     def usable(self) -> list[Entry]:
-        """All usable cases. Raises DataError if the data have problems because of which training must reject the
-        data.
-        """
+        """All usable cases. Raises DataError if a problem of the data stops training."""
         refuse_what_stops(self.problems)
         return self.entries
 
@@ -94,7 +92,7 @@ class CaseIndex:
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Record a problem of the named cases, unless there are no names."""
+        """Record a problem and the names of the affected cases; if there are no names, record nothing."""
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -124,11 +122,11 @@ class CaseIndex:
     @staticmethod
     @uncollected()
     def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
-        """Return the regular files in a folder and all subfolders by relative path; also return the problems of other
-        entries and of unreadable folders.
+        """Map the relative paths of all regular files in a folder and its subfolders to the files. The second result
+        contains the problems of unreadable folders, and of entries that are not regular files.
 
-        Hidden files are ignored. On request, symbolic links to missing files are returned, too, so that the caller can
-        report these links.
+        Hidden files are ignored. If `missing` is true, symbolic links to missing files are returned, too, so that the
+        caller can report these links.
         """
         found: dict[str, Path] = {}
         links, special, closed = list[str](), list[str](), list[str]()
@@ -416,9 +414,7 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """If a table assigns any case to training, validation or test, record the cases that the table does not validly
-    assign.
-    """
+    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
@@ -441,6 +437,6 @@ def refuse_links(listing: CaseIndex, root: Path) -> None:
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the cases of excluded patients; this is not recorded as a problem."""
+    """Leave out the cases of excluded patients, without recording a problem."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

@@ -44,7 +44,7 @@ def days(texts: Sequence[str]) -> list[float]:
     behind = [own for own in parts if own and own[0] <= 31]
     months_first = any(own[1] > 12 for own in behind)
     if any(own[3] == "/" for own in behind) and not months_first and all(own[0] <= 12 for own in behind):
-        raise DataError("dates are written so that day and month may be either; write them as 2024-12-31")
+        raise DataError("dates do not show which number is the day and which is the month; write them as 2024-12-31")
     told = []
     for own in parts:
         year, month, day = own[:3] if own and own[0] > 31 else (own[2], own[1], own[0]) if own else (0, 0, 0)
@@ -58,7 +58,7 @@ def days(texts: Sequence[str]) -> list[float]:
 
 
 def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """If the decimal sign is a comma, remove points that separate thousands from the cells of a column.
+    """If the decimal sign is a comma, remove all points between thousands in the cells of a column.
 
     Raises DataError if a point may either be a decimal point or separate thousands.
 
@@ -73,7 +73,10 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
         return cells
     marked = (cell for cell in cells if "," in cell or (cell in pointed and cell.count(".") > 1))
     if not alike or all(number(cell.replace(".", ""), decimal) is None for cell in marked):
-        raise DataError(f"column {name!r}: points may stand for thousands or for decimals; write its numbers without")
+        raise DataError(
+            f"column {name!r}: points may stand for thousands or for decimals; write its numbers without "
+            "points between thousands"
+        )
     return [cell.replace(".", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells]
 
 

@@ -22,8 +22,9 @@ from medsilo.tasks.objective import Objective
 class Classification(Objective):
     """Classification with cross entropy as loss and accuracy as metric.
 
-    The test of a classification also reports balanced accuracy, the area under the ROC curve and calibration. If there
-    are two classes, the test also reports sensitivity and specificity at a threshold on the probability.
+    Besides the accuracy, the test of a classification reports balanced accuracy, the area under the ROC curve and
+    calibration. If there are two classes, the test reports sensitivity and specificity at a threshold on the
+    probability, too.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -66,8 +67,8 @@ class Classification(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
 
-        The confusion matrix and the histograms are left out if any class has too few cases; a class without cases does
-        not count.
+        The confusion matrix and the histograms are left out if a class has too few cases; a class without any case is
+        ignored.
         """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()

@@ -46,7 +46,9 @@ LANES = 2  # number of 64-bit words in the hash of a row
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A table's column of strings, which stores distinct strings and, for each row, the index of the row's string."""
+    """A column of strings in a table. The column stores each distinct string once, and for each row the index of the
+    row's string.
+    """
 
     values: tuple[str, ...]
     codes: np.ndarray  # for each row, the index of the row's string, [rows]
@@ -148,7 +150,7 @@ class Columns:
     path: Path
     names: tuple[str, ...]
     count: int
-    # columns that were not used yet; in each column, all chunks have the same dictionary
+    # columns that were not read as strings yet; in each column, all chunks have the same dictionary
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
     uneven: int = 0  # number of rows that have more or fewer cells than the first row
@@ -169,8 +171,8 @@ class Columns:
         return self._known[name]
 
     def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
-        """Return the names of some rows for messages, such as line 12: at most SHOWN names, in the order of the
-        file.
+        """Return names, such as "line 12", by which messages refer to the given rows: at most SHOWN names, in the order
+        of the file.
         """
         numbers = self._numbers
         return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
@@ -251,7 +253,7 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """For each row of a column, look up an element by the index of the row's string."""
+    """For each row of a column, return the element of `found` at the index of the row's string."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 

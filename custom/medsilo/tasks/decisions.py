@@ -24,7 +24,7 @@ class ClassCounts:
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless the counts of a classification fit the number of test cases."""
+        """Raise Refused unless the counts of a classification agree with the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
             # for each class, the histograms contain every case
@@ -40,9 +40,9 @@ class ClassCounts:
         bins.
         """
         if CHANCES not in counts:
-            raise Refused("unexpected field: threshold, whose counts are missing")
+            raise Refused("unexpected field: threshold, because the site's counts contain no histograms")
         if not on_a_place(threshold):
-            raise Refused(f"the site's threshold {threshold:g} is not a whole number of 1/{BINS}")
+            raise Refused(f"the site's threshold {threshold:g} is not a multiple of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
         """Return the counts that one site disclosed, and the counts that the server derives from the disclosed
@@ -78,7 +78,8 @@ def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
         low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))
         if not low - 1e-3 <= total <= high + 1e-3:
             raise Refused(
-                f"the site's sum of probabilities, {total:g}, is not one of {count:g} from {low:g} to {high:g} in all"
+                f"the site's sum of probabilities is {total:g}, but {count:g} cases in this bin have a sum from "
+                f"{low:g} to {high:g}"
             )
 
 

@@ -19,7 +19,7 @@ LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 SEQUENCE_ENDS = (ITEM, 0xE0DD)
-# the DICOM transfer syntax for deflated files, by which a small file may decompress to any size
+# the DICOM transfer syntax of deflated files; a small deflated file may decompress to any size
 DEFLATED = b"1.2.840.10008.1.2.1.99"
 UNKNOWN = 0xFFFFFFFF  # undefined length, which means that a delimiter ends the element
 MOST = 1_000_000  # limit on the number of DICOM elements in a file
@@ -53,7 +53,7 @@ def tags_in(data: bytes) -> set[tuple[int, int]]:
     tags = set()
     for number, tag in enumerate(_Walk(data)):
         if number > MOST:
-            raise ValueError("it has too many elements")
+            raise ValueError("the file has too many elements")
         tags.add(tag)
     return tags
 
@@ -118,8 +118,8 @@ READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
 HEAD = 1 << 20  # largest number of bytes in a text header
 LONGEST = 400  # largest number of characters in a line of a text header
 # Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant,
-# plus a factor that is multiplied by the number of bytes in the file. The factors are below the largest compression
-# ratio of zlib, 1032, which only small masks nearly reach.
+# plus a factor that is multiplied by the number of bytes in the file. All factors are below 1032, the largest
+# compression ratio of zlib; only small masks come close to this ratio.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks the format BigTIFF
 ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF, and value with which TIFF marks CIELAB colours
@@ -173,7 +173,7 @@ def _head(path: Path) -> bytes:
 
 
 def _file_of_meta(path: Path) -> Path:
-    """Return the file that contains the values of a MetaImage; an .mhd file may name a file in its folder."""
+    """Return the file that contains the values of a MetaImage; an .mhd file may name a file in the same folder."""
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
     lines = before.split(b"\n")
@@ -220,7 +220,7 @@ def _check_tiff(path: Path) -> None:
     check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)
     if tags.get(PHOTOMETRIC_INTERPRETATION) == LAB or tags.get(ORIENTATION, 1) != 1:
         raise DataError(
-            "TIFF files have LAB colours or are stored turned; save them upright, as grey or RGB", str(path)
+            "TIFF files have LAB colours or are stored rotated; save them upright, as grey or RGB", str(path)
         )
 
 

@@ -50,8 +50,8 @@ class Percentiles(_ByMonai):
     """
 
     kind: Literal["percentiles"] = "percentiles"
-    low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
-    high: float = Field(99.5, gt=0, le=100, description="the percentile that becomes 1")
+    low: float = Field(0.5, ge=0, lt=100, description="percentile of an image's values that is mapped to 0")
+    high: float = Field(99.5, gt=0, le=100, description="percentile of an image's values that is mapped to 1")
 
     @property
     def _transform(self) -> tuple[str, dict[str, Any]]:
@@ -65,8 +65,8 @@ class Window(_ByMonai):
     """
 
     kind: Literal["window"] = "window"
-    low: float = Field(-160.0, description="the value that becomes 0")
-    high: float = Field(240.0, description="the value that becomes 1")
+    low: float = Field(-160.0, description="value of an image that is mapped to 0")
+    high: float = Field(240.0, description="value of an image that is mapped to 1")
 
     @property
     def _transform(self) -> tuple[str, dict[str, Any]]:

@@ -73,7 +73,7 @@ class Objective(ABC):
         Args:
             name: The column name of a regression's predicted value.
         """
-        raise TypeError(f"{type(self).__name__} has no answers in words")
+        raise TypeError(f"{type(self).__name__} does not convert outputs to predictions")
 
     def name_of(self, name: str, structure: str) -> str:
         return f"{name}_{structure}" if len(self.structures) > 1 else name
@@ -114,7 +114,7 @@ class Objective(ABC):
 
     @property
     def layout(self) -> dict[str, int]:
-        """The number of values in each count, by the name of the count."""
+        """For the name of each count, the number of values in the count."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:

@@ -16,8 +16,8 @@ class Regression(Objective):
     possible value).
 
     The network's output is scaled so that 0 stands for the least possible value, and 1 for the greatest possible value.
-    Scores clip the network's outputs to [0, 1], but the loss does not clip outputs. The test of a regression also
-    reports the mean absolute error and the root mean squared error.
+    Scores clip the network's outputs to [0, 1], but the loss does not clip outputs. Besides the closeness, the test of
+    a regression reports the mean absolute error and the root mean squared error.
     """
 
     metric = "closeness"

@@ -76,7 +76,7 @@ class Scan:
         except DataError as error:
             raise DataError(str(error).replace("an image", "a mask"), error.private) from error
         if len(mask.values) != 1:
-            raise DataError("masks have several channels; save them with one number per place, not as colours")
+            raise DataError("masks have several channels; save them with one number per pixel or voxel, not as colours")
         values = mask.values
         whole = np.rint(values) if values.dtype.kind == "f" else values
         if whole is not values and not np.allclose(values, whole, atol=1e-3):

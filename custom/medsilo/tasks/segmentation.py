@@ -24,7 +24,7 @@ FAR = 100.0  # limit on the distance that a site discloses, which bounds one pat
 def likeliest(output: Tensor) -> Tensor:
     """Return the label with the largest output at every pixel or voxel; if outputs are equal, return the lowest label.
 
-    The function `argmax` gives equal labels, but takes ten times as long on a CPU as this function.
+    The function `argmax` gives the same labels, but takes ten times as long on a CPU as this function.
     """
     return output.max(1).indices
 
@@ -57,9 +57,9 @@ def _dice_and_entropy() -> Any:
 class Segmentation(Objective):
     """Segmentation whose metric is the mean Dice score over structures, computed by MONAI.
 
-    The test of a segmentation also reports the Dice score of each structure, and distances between predicted and true
-    surfaces. Targets are labels [batch, *grid], and outputs are [batch, classes, *grid]. A structure has one or more
-    labels.
+    Besides the mean Dice score, the test of a segmentation reports the Dice score of each structure, and distances
+    between predicted and true surfaces. Targets are labels [batch, *grid], and outputs are [batch, classes, *grid]. A
+    structure has one or more labels.
 
     >>> from torch.nn.functional import cross_entropy
     >>> Segmentation(2, cross_entropy).output_of((1, 64, 64))
@@ -121,7 +121,7 @@ class Segmentation(Objective):
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
 
-        The function returns the metric, surface distances and volumes; for several structures, it also returns the Dice
+        The function returns the metric, surface distances and volumes, and, if there are several structures, the Dice
         score of each structure.
 
         Args:
@@ -187,7 +187,9 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the part of a case's labels that encodes the structures without annotations, as a number."""
+        """Return the number that is contained in a case's labels, and that encodes which structures are not
+        annotated.
+        """
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)

@@ -29,17 +29,17 @@ PARTS = ("train", "validation", "test")
 class Partition(Section):
     """The method by which the patients in one folder are distributed to simulated sites.
 
-    In this distribution, all cases of a patient go to one site. The kind `iid` distributes patients at random, so that
-    the numbers of patients at two sites differ by at most one.
+    All cases of a patient go to the same simulated site. The kind `iid` distributes patients at random, so that the
+    numbers of patients at two sites differ by at most one.
 
-    The kind `dirichlet` samples, for each class, the sites' fractions of patients from Dirichlet(alpha). The kind
-    `column` uses the table's column `site`.
+    The kind `dirichlet` samples, for each class, the sites' fractions of patients from Dirichlet(alpha). With the kind
+    `column`, the table's column `site` names the site of each case.
     """
 
     kind: Literal["iid", "dirichlet", "column"] = Field(
         "iid",
-        description="cases are divided at random, by class in shares drawn from a Dirichlet distribution, or by the "
-        "table's `site` column",
+        description="cases are divided at random (`iid`), by class in shares from a Dirichlet distribution "
+        "(`dirichlet`), or by the table's `site` column (`column`)",
     )
     alpha: Alpha = Field(
         0.5, description="parameter of the Dirichlet distribution: the smaller, the more the sites differ"

@@ -104,7 +104,7 @@ class SiteData:
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Create the training, validation and test part of the data from a list with the part of each case.
+        """Create the training, validation and test part of the data from a list that names the part of each case.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
@@ -125,7 +125,7 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
         return task.load(site, sites, seed, None)
     if source.is_described:
         what = "give nothing but folder under 'data'"
-        raise DataError(f"task {task.name} has a layout of its own; {what}")
+        raise DataError(f"task {task.name} prescribes the layout of files; {what}")
     if links := links_out(source.folder):
         what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
         raise DataError(what, private=", ".join(links))
@@ -133,11 +133,15 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """If the plan has a fold, divide a site's data accordingly; otherwise, return the data unchanged."""
+    """If the plan has a cross-validation fold, divide a site's data as the fold requires; otherwise, return the data
+    unchanged.
+    """
     if task.fold is None:
         return data
     if task.mixes_patients:
-        raise DataError("a patient's cases are in several parts of this task or split, so it has no folds")
+        raise DataError(
+            "in this task or split, a patient's cases are in several parts, so a cross-validation is impossible"
+        )
     return folded(data, task.fold, (source.split if source else None) or 0)
 
 
@@ -161,7 +165,9 @@ def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[in
     """
     names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
     if len(names) < fold.of:
-        raise DataError(f"{fold.of} folds need a patient each, and this site has {len(names)}; ask for fewer folds")
+        raise DataError(
+            f"{fold.of} folds need at least as many patients, and this site has {len(names)}; ask for fewer folds"
+        )
     turn = {name: place % fold.of for place, name in enumerate(names)}
     part = {(fold.number - 1) % fold.of: 2, fold.number % fold.of: 1}
     dealt: list[list[int]] = [[], [], []]

@@ -36,8 +36,8 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# A function that assigns all patients to parts of the data, and that takes the parts of patients who already have a
-# part.
+# A function that assigns all patients to parts of the data. The function's argument contains the parts of patients who
+# already have a part.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
 # A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
 # parts may be recorded.
@@ -81,11 +81,11 @@ class DataSource(Section):
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If a site declares such columns, a plan can predict only these columns, and rows
-    # without a value in these columns are left out.
+    # Columns that a plan may predict. If a site declares columns that a plan may predict, plans can predict no other
+    # column. Rows without a value in the declared columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # if a row has no value in one of these columns, the row is left out
+    required: Names = ()  # columns that need a value: a row without a value in one of these columns is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
     # The next keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
     # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
@@ -101,7 +101,7 @@ class DataSource(Section):
     subgroups: Subgroups = {}
     # file that names patients to leave out, one per line; results do not disclose whether such a file exists
     exclude_patients: Path | None = None
-    data_set: Path | None = None  # if an accepted data set contains these settings, the folder of the data set
+    data_set: Path | None = None  # the folder of the accepted data set that contains these settings, if any
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
     cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
@@ -123,13 +123,16 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the site's name of a column; by default, this is the plan's name."""
+        """Return the name that a column of the plan has at the site; by default, the site uses the plan's name."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
         if strangers := [name for name in self.columns if name not in ROLES]:
             hint = f"; did you mean {near}?" if (near := near_key(strangers[0], ROLES)) else ""
-            raise DataError(f"data.columns: a table of files has {', '.join(ROLES)}{hint}", private=strangers[0])
+            raise DataError(
+                f"data.columns: a table that lists files can only have the columns {', '.join(ROLES)}{hint}",
+                private=strangers[0],
+            )
 
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
@@ -143,7 +146,7 @@ class DataSource(Section):
     def own_names(
         self, read: Sequence[str], roles: Mapping[str, str | None], key: str, known: Sequence[str] = ()
     ) -> dict[str, str]:
-        """Return the site's names of the plan's columns.
+        """Return the names that the plan's columns have at the site.
 
         Args:
             read: The plan's columns.
@@ -157,11 +160,12 @@ class DataSource(Section):
             unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]
         ):
             raise DataError(
-                f"data.{key} or data.levels has a column that the plan does not read; write the plan's name first",
+                f"data.{key} or data.levels has a column that the plan does not read; begin each entry with the "
+                "plan's name of the column",
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        # If the names of two columns differ only by upper and lower case, they count as equal.
+        # Two names of columns count as equal if they differ only by upper and lower case.
         closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
@@ -189,7 +193,9 @@ class DataSource(Section):
             hint = "correct data.table" if self.table else f"name it under data.table, or call it {name}"
             raise DataError(f"there is no table in the data folder; {hint}", str(path))
         if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
+            raise DataError(
+                "the table is a link that leads out of the data folder; copy the table into the data folder", str(path)
+            )
         return path
 
     def without(self) -> frozenset[str]:
@@ -223,7 +229,7 @@ class DataSource(Section):
 
     @property
     def leaves_out_rare(self) -> bool:
-        """True if cases whose label few patients have are left out.
+        """True if cases are left out because too few patients have the cases' label.
 
         If no patients need protection, cases with a rare label are not left out. Under differential privacy, cases with
         a rare label stay, because a patient must not affect the cases of other patients.

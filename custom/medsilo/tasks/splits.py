@@ -23,8 +23,8 @@ NEAR = 1e-9  # tolerance for rounding errors in products that would be integers 
 
 
 def parts_in_turn(patients: int) -> np.ndarray:
-    """Return the part of each patient, [patients]: one half of the patients train, one fifth validation, three tenths
-    test.
+    """Return the part of each patient, [patients]: one half of the patients are for training, one fifth for validation,
+    and three tenths for test.
 
     >>> sorted(parts_in_turn(10).tolist())
     [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
@@ -35,7 +35,8 @@ def parts_in_turn(patients: int) -> np.ndarray:
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
     """Assign cases to parts at random: 0 train, 1 validation, 2 test.
 
-    Cases of one group get one part, no part is empty, and the sizes of the parts approximate the given fractions.
+    All cases of a group get the same part, no part is empty, and the sizes of the parts approximate the given
+    fractions.
 
     Args:
         groups: For each case, the name of the patient, or of another group that must not be divided.
@@ -65,8 +66,8 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient, such that the parts have the given fractions, approximately, of all patients
-    and of each class.
+    """Return the part of every patient, so that each part has about the given fraction of all patients, and of each
+    class's patients.
 
     If there are enough patients, no part of the data is empty.
 
@@ -96,8 +97,8 @@ def parts_by_rank(
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
     """For each class, return the number of patients in each part.
 
-    First, the number of patients of each class and part is rounded down. Then each remaining patient of a class goes to
-    the part with the largest remainder; parts that are full are left out.
+    First, the number of patients of each class and part is rounded down. Each patient who remains after rounding goes
+    to the part with the largest remainder; parts that are full are left out.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -197,7 +198,7 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
     dealt = [np.flatnonzero(column == number) for number in range(len(sites))]
     without = [site for site, chosen in zip(sites, dealt, strict=True) if not len(chosen)]
     if without:
-        raise DataError(f"the table's site column gives no case to {', '.join(without)}; name sites as it does")
+        raise DataError(f"the table's site column gives no case to {', '.join(without)}; name sites as the table does")
     return dealt
 
 

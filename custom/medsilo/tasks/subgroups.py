@@ -105,7 +105,9 @@ def column_of(
     from medsilo.tasks.columns import read_columns
 
     if table is None and (source.table is None or Path(source.table).is_absolute()):
-        raise DataError(f"data.subgroups: name the table of {name!r}, as no table of the data folder lists the cases")
+        raise DataError(
+            f"data.subgroups: name the table of subgroup {name!r}, because no table in the data folder lists the cases"
+        )
     found = read_columns((source.model_copy(update={"table": table}) if table else source).table_file(folder))
     own, patient = found.find(column), found.find(source.column("patient"))
     if own is None:

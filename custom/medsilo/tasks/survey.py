@@ -72,7 +72,7 @@ class Survey:
     size: tuple[Range, ...] | None = None  # range of the number of voxels in the files along x, y (and z)
     spacing: tuple[Range, ...] | None = None  # range of the voxel spacing in millimetres along x, y (and z)
     intensity: Range | None = None
-    seconds: Range | None = None  # range of the length of recordings
+    seconds: Range | None = None  # range of the recordings' lengths in seconds
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # True if a table assigns cases to training, validation or test
     # False if the site's data name no patients, so that each case counts as a separate patient.
@@ -89,7 +89,7 @@ class Survey:
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """If the data could not be read, create a survey with this single problem."""
+        """Create the survey of data that could not be read; the reason is the survey's only problem."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 

@@ -88,8 +88,8 @@ class Survival(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the concordance index multiplied by the number of cases, and the number of cases.
 
-        If both numbers are added over hospitals, the quotient of the sums is the mean concordance index, weighted by
-        numbers of cases.
+        If products and numbers of cases are added over hospitals, the quotient of both sums is the mean concordance
+        index, weighted by cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else COIN
@@ -111,8 +111,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # For each earlier event, a case is the second case of one pair. A censored case also forms a pair with each
-        # event at the same time.
+        # A case forms one pair with each earlier event, and is the second case of this pair. A censored case also forms
+        # a pair with each event at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
@@ -123,8 +123,8 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """For each case with an event, count the concordant and the comparable pairs, [cases] in float64.
 
     A case with an event is compared with every case that was observed for a longer time, or for an equal time without
-    an event. A pair is concordant if the case with the event has the higher risk of both cases; equal risks count half
-    (Harrell 1982).
+    an event. A pair is concordant if the case with the event has the higher risk of the two cases; equal risks count
+    half (Harrell 1982).
     """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for first, better, later in _pairs(risks, target):

@@ -27,7 +27,7 @@ PARQUET = (".parquet", ".pq")
 # For each file suffix, the function of pandas that reads the file.
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
 Lines = Iterator[tuple[str, list[str]]]  # for each row, the row's name in messages, and the cells
-Read = tuple[list[str], Lines]  # names of the columns, and the rows
+Read = tuple[list[str], Lines]  # pair of the columns' names and the table's rows
 TITLE = 0.6  # minimum fraction of non-empty cells in a header; a row with a smaller fraction is a title
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
@@ -278,14 +278,16 @@ def _sheet(sheets: Mapping[str, Any]) -> Any:
         below.columns = ["" if name is None else str(name) for name in top.iloc[titles]]
         tables[name] = below
     if not tables:
-        raise DataError("the workbook has no sheet with a table; save the one with a line per patient alone")
+        raise DataError(
+            "the workbook has no sheet with a table; save the sheet with a line per patient as a separate file"
+        )
     order = sorted(tables, key=lambda name: -tables[name].size)
     if others := [
         name for name in order[1:] if len(tables[name]) > 4 and tables[name].size > tables[order[0]].size / 10
     ]:
         raise DataError(
-            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per patient, or "
-            "save the one to be learned from alone",
+            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per "
+            "patient, or save only the sheet to learn from",
             private=", ".join([order[0], *others]),
         )
     return tables[order[0]]

@@ -29,7 +29,7 @@ class Fold(Section):
     used for validation.
     """
 
-    number: int = Field(ge=1, le=100, description="number of the part that is tested")
+    number: int = Field(ge=1, le=100, description="which fold is tested, counted from 1")
     of: int = Field(ge=3, le=100, description="number of folds; each patient is tested in one fold")
 
     @model_validator(mode="after")
@@ -72,8 +72,8 @@ class Task(Section):
     name: str
     fold: Fold | None = Field(
         None,
-        description="`{number: 1, of: 5}`: cross-validation fold; each site assigns its patients to folds; "
-        "`medsilo compare --folds 5` runs all folds. `null`: the task's usual split",
+        description="`{number: 1, of: 5}`: the first of five folds of a cross-validation. Each site assigns its "
+        "patients to folds; `medsilo compare --folds 5` runs all folds. `null`: the task's usual split",
     )
 
     @property
@@ -225,10 +225,9 @@ class Task(Section):
 
     @property
     def piece(self) -> "Draw | None":
-        """The function that crops a case at random, from a given seed, to the task's shape, and that does not augment
-        the case.
+        """The function that crops a case to the task's shape, at random from a given seed and without augmentation.
 
-        If no function is returned, cases already have the task's shape.
+        If the method returns None, cases already have the task's shape.
         """
         return None
 

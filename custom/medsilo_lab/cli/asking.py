@@ -31,8 +31,10 @@ Subgroups = Annotated[
     ),
 ]
 AnswersFile = Annotated[Path | None, option("FILE", "answers as YAML, KEY: VALUE in each line")]
-Yes = Annotated[bool, typer.Option("--yes", help="accept safe default answers, and stop at other questions")]
-Target = Annotated[str | None, option("COLUMN", "the table's column that is to be learned")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="accept safe default answers, and stop at a question without a safe default")
+]
+Target = Annotated[str | None, option("COLUMN", "the column of the table that the network learns to predict")]
 
 
 def answers_of(pairs: list[str] | None, file: Path | None) -> dict[str, str]:

@@ -39,7 +39,7 @@ def seeds_of(value: object) -> tuple[int, ...]:
 def demo(
     screen: Console,
     *,
-    rounds: Annotated[int, option("N", "of each study", min=1)] = 12,
+    rounds: Annotated[int, option("N", "number of rounds of each run", min=1)] = 12,
     seeds: Annotated[Any, option("N,N,N", "seeds of data, weights and order", parser=seeds_of)] = DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
@@ -71,12 +71,12 @@ def compare(
     screen: Console,
     *,
     task: Annotated[str | None, option("TASK", f"the task, of 'medsilo list' (default: {USUAL_TASK})")] = None,
-    plan: Annotated[Path | None, typer.Option(help="plan or job folder that the configurations change")] = None,
+    plan: Annotated[Path | None, typer.Option(help="plan or job folder from which every configuration starts")] = None,
     methods: Annotated[
         list[str],
         several(
             "M,M:KEY=VALUE",
-            "rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1",
+            "methods, one per row, each with changes to the method's keys: local,fedavg,fedprox:mu=0.1",
             autocompletion=completion.methods,
         ),
     ],
@@ -84,7 +84,7 @@ def compare(
         list[str],
         several(
             "'TITLE: KEY=VALUE ...'",
-            "a row with changes anywhere in the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",
+            "a row that changes any keys of the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",
             parser=row_of,
         ),
     ],
@@ -113,7 +113,7 @@ def compare(
         typer.Option(
             "--power",
             help=(
-                "run nothing: estimate the differences that these hospitals can detect, and the patients or "
+                "run nothing: estimate the differences that the hospitals can detect, and the patients or "
                 "repetitions needed for smaller differences"
             ),
         ),

@@ -33,7 +33,7 @@ def data(
     ] = None,
     *,
     out: options.OutFolderOrNone = None,
-    name: Annotated[str, option("NAME", "of the data set")] = "hospital-a",
+    name: Annotated[str, option("NAME", "the hospital's name in the data set")] = "hospital-a",
     target: asking.Target = None,
     said: asking.Said = None,
     answers: asking.AnswersFile = None,

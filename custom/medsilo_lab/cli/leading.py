@@ -117,7 +117,7 @@ def status(
     kit: options.Kit,
     watch: Annotated[bool, typer.Option("--watch", help="show the rounds of the job until it ends")] = False,
     require: Annotated[
-        str | None, option("A,B", "for monitoring: end with 1 unless all these hospitals are connected")
+        str | None, option("A,B", "for monitoring: exit with code 1 unless all these hospitals are connected")
     ] = None,
 ) -> int:
     """Show the connected hospitals and the jobs. With --watch, show the rounds of one job until it ends.

@@ -24,7 +24,9 @@ def init(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help=("images and labels, tables or recordings; of one hospital, or with a folder for each hospital")
+            help=(
+                "one hospital's images and labels, tables or recordings; or a folder with a subfolder for each hospital"
+            )
         ),
     ] = None,
     *,
@@ -34,7 +36,10 @@ def init(
     slices: Annotated[bool, typer.Option("--slices", help="train a 2-D network on the slices of volumes")] = False,
     hospitals: Annotated[
         bool,
-        typer.Option("--hospitals", help=("each folder or table belongs to one hospital, and the plan uses its name")),
+        typer.Option(
+            "--hospitals",
+            help=("each folder or table belongs to one hospital, and its name is the hospital's name in the plan"),
+        ),
     ] = False,
     said: asking.Said = None,
     answers: asking.AnswersFile = None,

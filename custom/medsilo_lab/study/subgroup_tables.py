@@ -16,7 +16,9 @@ class SubgroupPair(RecordPart):
     low: Difference = Field(
         description=("lower end of the 95 % interval, corrected for all differences between subgroups (Holm)")
     )
-    high: Difference = Field(description="upper end of the 95 % interval, corrected as the lower end")
+    high: Difference = Field(
+        description="upper end of the 95 % interval, corrected for all differences between subgroups (Holm)"
+    )
     adjusted: Share = Field(description="p-value after Holm's correction")
     sure: bool = Field(
         strict=True,
@@ -30,8 +32,8 @@ class SubgroupLevel(RecordPart):
     hospitals: Count = Field(0, description="number of hospitals that disclose this level")
     score: Score = Field(
         description=(
-            "score over these patients of all hospitals; `suppressed` if this level or the remaining patients are "
-            "too few"
+            "score over the patients with this level at all hospitals; `suppressed` if too few patients have "
+            "this level, or too few have another level"
         )
     )
     low: Number | None = Field(None, description="lower end of the 95 % interval of the score")
@@ -48,9 +50,11 @@ class SubgroupLevel(RecordPart):
 
 class SubgroupTable(RecordPart):
     subgroup: Text = Field(
-        description=("name of the subgroup, as data sets declare it; `hospital` if the levels are the hospitals")
+        description=(
+            "name of the subgroup, such as `sex`, as data sets declare it; `hospital` if the levels are the hospitals"
+        )
     )
-    row: Text = Field("", description="in a comparison: the configuration of these scores")
+    row: Text = Field("", description="in a comparison: the configuration to which the subgroup's scores belong")
     baseline: Text = Field(
         "",
         validation_alias=AliasChoices("baseline", "against"),

@@ -48,14 +48,15 @@ class Level(RecordPart):
 class PairedDifference(RecordPart):
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
-        description="lower end of the 95 % interval for similar patients; -1 and 1 if the interval cannot be estimated"
+        description="lower end of the 95 % interval for similar patients; if the interval cannot be estimated, its "
+        "ends are -1 and 1"
     )
     high: Difference = Field(description="upper end of the 95 % interval for similar patients")
     corrected_low: Difference | None = Field(
         None,
         description=(
-            "lower end of the interval after correction for multiple comparisons; it decides the verdict, and "
-            "pages show it"
+            "lower end of the interval after correction for multiple comparisons; the corrected interval "
+            "decides the verdict, and pages show this interval"
         ),
     )
     corrected_high: Difference | None = Field(
@@ -156,14 +157,19 @@ class HospitalVerdict(RecordPart):
         description="score of the configuration's model minus the score of the single-site model",
     )
     needed: Needed | None = Field(
-        None, description=("the additional sample that an inconclusive verdict needs, if known")
+        None,
+        description=(
+            "if the verdict is inconclusive: the number of patients or seeds that a conclusive verdict needs, if known"
+        ),
     )
 
 
 class VerdictRow(RecordPart):
     title: Text = Field(description="title of the configuration")
     method: Text = Field(description="name of the method in plans")
-    changes: list[Text] = Field([], description="changes of the configuration to the plan")
+    changes: list[Text] = Field(
+        [], description="the keys of the plan that the configuration changes, with their values"
+    )
     seeds: list[Seed] = Field([], description="seeds with a finished run")
     score: Level | None = Field(None, description="mean test score over sites")
     pooled: Level | None = Field(None, description="mean test score over all cases")
@@ -171,12 +177,12 @@ class VerdictRow(RecordPart):
     baseline: Text | None = Field(
         None,
         validation_alias=AliasChoices("baseline", "against"),
-        description="the baseline of this configuration; `null` without a baseline",
+        description="the baseline of this configuration; `null` if the configuration has no baseline",
     )
     unlike: Text | None = Field(
         None,
-        description="differences between the two configurations' networks that do not come from the method but "
-        "also change the score",
+        description="differences between the networks of this configuration and its baseline that change the score "
+        "but do not come from the method",
     )
     difference: Differences = Field(
         Differences(), description="differences from the baseline: `mean`, `pooled`, `worst` and `sites`"
@@ -194,7 +200,7 @@ class Notice(RecordPart):
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
         description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
     )
-    word: Text = Field(description="the subject, such as `Untrained`, `Not learned` or `Rounded scores`")
+    word: Text = Field(description="the subject of the warning, such as `Untrained`, `Not learned` or `Rounded scores`")
     text: Text = Field(description="the warning; it begins with the configurations or runs to which it applies")
 
     def __str__(self) -> str:
@@ -224,35 +230,42 @@ class Verdict(RecordPart):
     network: Text = Field(description="name of the network")
     seeds: list[Seed] = Field(description="the requested seeds")
     folds: Count | None = Field(None, description="number of cross-validation folds; `null` without cross-validation")
-    sites: list[str] = Field(description="the sites with a score")
+    sites: list[str] = Field(description="the sites that have a score in the comparison")
     patients: dict[str, Count] = Field({}, description="site → number of test patients")
     level: Share = Field(description="confidence level of the intervals, 0.95")
     baseline: Text | None = Field(
         None,
         validation_alias=AliasChoices("baseline", "against"),
-        description="the baseline, with which all configurations are compared",
+        description="the configuration with which all other configurations are compared",
     )
     single: list[str] = Field(
         [],
         description="sites with a single test patient; the intervals of these sites cover only the variation "
         "between seeds",
     )
-    headline: str = Field(description="the answer to the first question, in words")
+    headline: str = Field(
+        description="the answer to the comparison's first question: whether federated training is better than "
+        "single-site training"
+    )
     between: str = Field("", description="the methods that are better than the baseline, in words")
     first: PairedDifference | None = Field(
         None,
         description=(
-            "answer to the first question, which is fixed before any result. It is the score of the baseline minus the "
-            "score of single-site training; `null` if one of the two scores is missing"
+            "the difference that answers the comparison's first question: the score of the baseline minus "
+            "the score of single-site training. `null` if the score of the baseline or of single-site "
+            "training is missing"
         ),
     )
     needed: Needed | None = Field(
-        None, description="the additional sample that the first question needs if it is inconclusive, if known"
+        None,
+        description="if the answer to the first question is inconclusive: the number of patients or seeds that a "
+        "conclusive answer needs, if known",
     )
     declared: Text | None = Field(
         None,
         description=(
-            "the configuration that the first question is about; `null` if the question is about every federation"
+            "the configuration that the comparison's first question is about; `null` if the question is "
+            "about every federated configuration"
         ),
     )
     hospitals: dict[str, HospitalVerdict] = Field(
@@ -264,8 +277,8 @@ class Verdict(RecordPart):
     subgroups: list[SubgroupTable] = Field(
         [],
         description=(
-            "scores by subgroup of patients, of the declared configuration; without a declared configuration, of the "
-            "baseline or the first federated method"
+            "scores of the declared configuration by subgroup of patients; without a declared configuration, "
+            "scores of the baseline or of the first federated method"
         ),
     )
     about: About = Field(description="further texts: `title`, `command`, `machine`, `cells` and `failures`")

@@ -229,8 +229,8 @@ def test_impossible_sums_and_thresholds_are_refused() -> None:
     check_counts(counts, plan, cases)
     check_threshold(0.5, counts, plan)
     wrong = {
-        "is not one of 1 from 0 to 0.1 in all": counts | {RELIABILITY: [0.2, *counts[RELIABILITY][1:]]},
-        "is not one of 0 from 0 to 0": counts | {RELIABILITY: [0.05, 0.1, *counts[RELIABILITY][2:]]},
+        "but 1 cases in this bin have a sum from 0 to 0.1": counts | {RELIABILITY: [0.2, *counts[RELIABILITY][1:]]},
+        "but 0 cases in this bin have a sum from 0 to 0": counts | {RELIABILITY: [0.05, 0.1, *counts[RELIABILITY][2:]]},
         "have reliability and not chances": {RELIABILITY: counts[RELIABILITY]},
         "of reliability are not 10 numbers": counts | {RELIABILITY: [0.5]},
         "of chances are not 800 numbers": {RELIABILITY: counts[RELIABILITY], CHANCES: [1.0]},
@@ -239,7 +239,7 @@ def test_impossible_sums_and_thresholds_are_refused() -> None:
     for words, values in wrong.items():
         with pytest.raises(Refused, match=words):
             check_counts(values, plan, cases)
-    with pytest.raises(Refused, match="not a whole number of 1/200"):
+    with pytest.raises(Refused, match="not a multiple of 1/200"):
         check_threshold(0.5021, counts, plan)
     for asked, given in ((plan, {}), (make_plan("fedavg"), counts)):
         with pytest.raises(Refused, match="unexpected field: threshold"):

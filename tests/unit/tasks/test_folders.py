@@ -703,11 +703,11 @@ BAD_PHOTOS = [
     ("images", lambda path: saved(path, "LA", "PNG"), "grey with an alpha channel"),
     ("images", lambda path: saved(path, "RGB", "PNG", 2), "several pictures"),
     ("images", lambda path: saved(path, "LAB", "TIFF"), "LAB colours"),
-    ("images", lambda path: saved(path, "RGB", "TIFF", tiffinfo={274: 6}), "stored turned"),
+    ("images", lambda path: saved(path, "RGB", "TIFF", tiffinfo={274: 6}), "stored rotated"),
     ("images", lambda path: saved(path, "L", "TIFF", 2), "volumes where the plan reads flat images"),
     ("images", lambda path: saved(path, "1", "BMP"), "stored in an unusual way"),
     ("images", lambda path: saved(path, "RGB", "GIF", 2), "stored in an unusual way"),
-    ("images", turned, "stored turned"),
+    ("images", turned, "stored rotated"),
     ("images", palette, "have a palette"),
     ("labels", palette, "have a palette"),
     ("images", real_pixels_of, "32 bits per value and signs where the plan reads 8 or 16"),
@@ -1028,7 +1028,7 @@ def test_a_classification_s_images_lie_in_their_classes_folders_when_nothing_els
 
 
 def test_other_tasks_take_a_folder_and_no_description(squares: Path) -> None:
-    with pytest.raises(DataError, match="layout of its own"):
+    with pytest.raises(DataError, match="prescribes the layout of files"):
         TASKS["nuclei"]().read("a", ["a"], 0, source(squares, images="*"))
     for settings in (None, source(squares, images="*")):
         survey = TASKS["synthetic-prostate"](patients=4).survey("a", ["a", "b"], 0, settings)
@@ -1068,7 +1068,7 @@ def planned(task: str, **numbers) -> Plan:
         ("nifti-folder", {"shares": [0.5, 0.5, 0.5]}, "three shares above 0 that add up to 1"),
         ("nifti-folder", {"size": [32, 16, 16], "augmentation": ["rotate90"]}, "the same size along x and y"),
         ("image-folder", {"augmentation": ["flip-z"]}, "flip-z needs volumes"),
-        ("nifti-folder", {"partition": {"kind": "dirichlet"}}, "dirichlet deals classes"),
+        ("nifti-folder", {"partition": {"kind": "dirichlet"}}, "dirichlet divides cases by class"),
         ("nifti-folder", {"size": [30, 30, 30]}, "inputs of task nifti-folder"),
     ],
 )

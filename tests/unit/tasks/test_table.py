@@ -290,7 +290,7 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "leave out columns" in words()
     path.unlink()
     path.symlink_to(write(tmp_path.parent / "elsewhere", lines()))
-    assert "leads out of it" in words()
+    assert "leads out of the data folder" in words()
 
 
 @pytest.mark.parametrize(
@@ -583,5 +583,5 @@ def test_dates_that_could_be_two_days_are_refused(tmp_path: Path) -> None:
     table = write(
         tmp_path, [("a", 61, "M", "3/4/2020", "5/6/2020", 1)], ("pid", "age", "sex", "diagnosed", "seen", "event")
     )
-    with pytest.raises(DataError, match="day and month may be either"):
+    with pytest.raises(DataError, match="which number is the day and which is the month"):
         plan_of(kind="survival").task.rows(table, source)  # type: ignore[attr-defined]

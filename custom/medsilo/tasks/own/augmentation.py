@@ -27,7 +27,7 @@ STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05
 
 
 def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
-    """Augment a batch in place, and return the batch; the images in it have the memory format channels last.
+    """Augment a batch in place, and return the batch; the batch's images have the memory format channels last.
 
     Args:
         batch: The images [B, C, (D,) H, W] and the targets.
@@ -89,7 +89,8 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     y, x = (_centred(places, images.device) for places in (height, width))
     numbers = _there(torch.stack([turns.cos(), turns.sin(), *scales.T]), images.device)[..., None, None]
     cosine, sine, *along, down, across = numbers
-    rows = cosine * down * y[:, None] - sine * across * x  # row in the original image for each pixel of the output
+    # for each pixel of the output, the pixel's row in the original image
+    rows = cosine * down * y[:, None] - sine * across * x
     columns = sine * down * y[:, None] + cosine * across * x
     depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
     grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)

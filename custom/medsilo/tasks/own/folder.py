@@ -56,14 +56,15 @@ class FolderTask(OwnFolder):
         default=("structure",),
         min_length=1,
         max_length=254,
-        description="names of structures, with the labels 1, 2, ... (0 is background); or of classes 0, 1, ...",
+        description="names of structures, whose labels are 1, 2 and so on, or names of classes, whose labels are 0, "
+        "1 and so on",
     )
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="size of the network's input in training")
     intensity: Intensity = Field(Percentiles(), description="scaling of intensities")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="random changes of training images")
     foreground: float = Field(default=0.5, ge=0, le=1, description="share of training patches that contain a structure")
     overlap: float = Field(
-        default=0.25, ge=0, lt=1, description="overlap of sliding windows in evaluation, as a share of their size"
+        default=0.25, ge=0, lt=1, description="overlap of sliding windows in evaluation, as a share of a window's size"
     )
 
     @field_validator("labels")
@@ -84,7 +85,9 @@ class FolderTask(OwnFolder):
         if "rotate90" in self.augmentation and self.size[0] != self.size[1]:
             raise ValueError("augmentation: rotate90 needs the same size along x and y")
         if self.segments and self.partition and self.partition.kind == "dirichlet":
-            raise ValueError("partition: dirichlet deals classes, and a segmentation has none; take iid or column")
+            raise ValueError(
+                "partition: dirichlet divides cases by class, and a segmentation has no classes; take iid or column"
+            )
         if "flip-z" in self.augmentation and self.axes == 2:
             raise ValueError("augmentation: flip-z needs volumes")
         return self
@@ -201,7 +204,7 @@ class FolderTask(OwnFolder):
     @property
     @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
-        """The names of an image's channels, each in a separate file."""
+        """The names of an image's channels; each channel is in a separate file."""
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
@@ -234,7 +237,7 @@ class FolderTask(OwnFolder):
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
-                # a value that stands for no structure at this site
+                # a value that does not occur in this site's masks
                 own[label] = max(*own.values(), self.goal.classes) + 1
         return own
 

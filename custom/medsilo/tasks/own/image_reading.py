@@ -42,7 +42,7 @@ def made(
     """Read one image and the label of the image, and convert both to the network's inputs and targets."""
     # The mask may have been drawn on the image as the file stores it, or on the rotated image.
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
-        raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
+        raise DataError("images are stored rotated, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
     # The range of values is computed before scaling, because z-score scaling changes values in place.
     between = float(scan.values.min()), float(scan.values.max())

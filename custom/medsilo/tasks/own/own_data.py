@@ -1,4 +1,4 @@
-"""Define the keys of a plan that are common to all tasks over a hospital's images, tables or recordings."""
+"""Define the keys of a plan that all tasks with a hospital's images, tables or recordings have in common."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,8 @@ class OwnData(Task):
 
     shares: Shares = Field(
         default=(0.6, 0.2, 0.2),
-        description="shares of patients in training, validation and test, unless the site fixes the parts",
+        description="shares of patients for training, validation and test, unless the site's data already assign "
+        "patients to these parts",
     )
     split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
     partition: Partition | None = Field(
@@ -71,7 +72,7 @@ class OwnData(Task):
         return reading.survey_of(self, site, sites, source)
 
     def completed(self, data: "SiteData") -> "SiteData":
-        """Apply the last steps of preparation, such as standardisation; these steps depend on the training cases."""
+        """Apply the steps of preparation that depend on the training cases, such as standardisation."""
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:
@@ -79,7 +80,9 @@ class OwnData(Task):
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
-            raise DataError(f"data.unannotated: {unknown[0]!r} can't be absent; {known} can", ", ".join(names))
+            raise DataError(
+                f"data.unannotated: {unknown[0]!r} can't be absent; {known} can be absent", ", ".join(names)
+            )
         return tuple(name for name in self.may_be_absent if name in names)
 
     @property
@@ -114,7 +117,7 @@ class OwnFolder(OwnData):
     (0.6, 0.2, 0.2)
     """
 
-    files: ClassVar[str] = "images"  # word for the data files in messages
+    files: ClassVar[str] = "images"  # the word that messages use for a data file
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
         """Read the files of one image or recording, and return the network's inputs, [cases, *shape]. Raises DataError
@@ -180,8 +183,8 @@ class OwnFolder(OwnData):
         return names
 
     def undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels that a site did not annotate; if structures may overlap, return the numbers of these
-        structures.
+        """Return the labels of the structures that a site did not annotate. If structures may overlap, return the
+        structures' numbers instead of labels.
         """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:

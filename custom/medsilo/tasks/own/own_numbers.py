@@ -33,15 +33,20 @@ class Column(Section):
     """
 
     name: Text = Field(
-        description="name of the column in the plan; a hospital maps it to its own name in `data.columns`"
+        description="name of the column in the plan; in `data.columns`, a hospital maps this name to the name in its "
+        "own table"
     )
     levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
-        (), max_length=1000, description="all possible categories, in order; each becomes an input of 0 or 1"
+        (), max_length=1000, description="all possible categories, in order; each category becomes an input of 0 or 1"
     )
     low: float = Field(-LARGEST, ge=-LARGEST, le=LARGEST, description="least possible number")
     high: float = Field(LARGEST, ge=-LARGEST, le=LARGEST, description="greatest possible number")
-    mean: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="mean of numbers for `standardise: plan`")
-    deviation: float | None = Field(None, gt=0, le=LARGEST, description="standard deviation for `standardise: plan`")
+    mean: float | None = Field(
+        None, ge=-LARGEST, le=LARGEST, description="mean of the column's numbers, which `standardise: plan` uses"
+    )
+    deviation: float | None = Field(
+        None, gt=0, le=LARGEST, description="standard deviation of the column's numbers, which `standardise: plan` uses"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -95,7 +100,7 @@ def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -
 
 Standardise = Literal["site", "plan", "none"]
 FURTHEST = 100.0  # largest absolute value of standardised inputs, to which inputs are clipped
-# For each input, the number to subtract, and the number by which the difference is divided.
+# For each input, the mean to subtract from values, and the standard deviation by which the difference is divided.
 Scales = tuple[Tensor, Tensor]
 
 
@@ -129,8 +134,8 @@ class Standardised(OwnData):
     )
     standardise: Standardise = Field(
         "site",
-        description="subtract the mean and divide by the standard deviation: those of each site's training cases, or "
-        "those that the plan gives for each column",
+        description="source of the mean and the standard deviation that standardise the inputs: each site's training "
+        "cases, or the plan's values for each column",
     )
 
     @model_validator(mode="after")
@@ -164,7 +169,7 @@ class Standardised(OwnData):
         return self.standardise == "site"
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return the means and standard deviations that a survey made earlier contains."""
+        """Return the means and standard deviations that an earlier survey contains."""
         # The last inputs indicate missing values and have no scales.
         names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)

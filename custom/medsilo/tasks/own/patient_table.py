@@ -66,15 +66,17 @@ class PatientTable(Standardised):
         description="inputs of the network: names of columns with numbers, or `{name: ..., levels: [...]}` for "
         "categories",
     )
-    target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
+    target: Text = Field(
+        default="outcome", description="column with the class of a case, or with the number that a regression predicts"
+    )
     time: Text = Field("time", description="for survival: column with the time until the event or the last visit")
     event: Text = Field("event", description="for survival: column with 1 (event) or 0 (censored)")
     missing: Literal["mean", "mark"] = Field(
         "mean",
-        description="input of the network where a value is missing or invalid. `mean`: the mean of the column's "
-        "standardisation, or else the column's `mean` in the plan, or 0; for a category, all inputs are 0. `mark`: "
-        "as `mean`, and each column has a further input that is 1 if the value is missing. Each hospital's data set "
-        "determines which patients count",
+        description="input of the network where a value is missing or invalid. `mean`: the mean with which the column "
+        "is standardised, otherwise the column's `mean` in the plan, otherwise 0; for a category, all "
+        "inputs are 0. `mark`: as `mean`, and each column has a further input that is 1 if the value is "
+        "missing. Each hospital's data set determines which patients are used",
     )
 
     @model_validator(mode="after")
@@ -82,7 +84,9 @@ class PatientTable(Standardised):
         names = [column.name for column in self.columns]
         outcomes = self.outcomes
         if twice := sorted(name for name, count in Counter([*names, *outcomes]).items() if count > 1):
-            raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
+            raise ValueError(
+                f"column {twice[0]!r} is named twice; name each column once, and name no outcome among the columns"
+            )
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would have {self.channels} inputs; the limit is {MOST_INPUTS}")
         if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
@@ -90,7 +94,9 @@ class PatientTable(Standardised):
                 f"range {list(self.range)}: give the least and the greatest possible outcome of a regression"
             )
         if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
+            raise ValueError(
+                "partition: dirichlet divides cases by class, and a regression has no classes; take iid or column"
+            )
         return self
 
     # ----------------------------------------------------------------------------------------- the kind of task

@@ -37,7 +37,10 @@ def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource |
     data = SiteData(*(parts[part] for part in PARTS), survey=survey)
     if task.fold is not None:
         if survey.fixed:
-            raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
+            raise DataError(
+                "this site's table names the test patients, so a cross-validation is impossible; compare without "
+                "--folds"
+            )
         data = folded(data, task.fold, (source.split if source else None) or 0)
     return task.completed(data)
 
@@ -60,8 +63,8 @@ def needed(source: DataSource) -> Sequence[str]:
 def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, PartFacts], source: DataSource) -> None:
     """Record a problem if a part (training, validation, test) has no cases, or if all training cases have one class.
 
-    If a problem that stops training was already recorded, no problem is added, because that problem may be the reason
-    for an empty part.
+    If a recorded problem already stops training, the function records nothing, because the recorded problem may be the
+    reason for the empty part.
     """
     if any(problem.severity == "stops" for problem in problems):
         return
@@ -139,7 +142,7 @@ def drawn_parts(
 
     If a table assigns patients to parts of the data, the function returns the table's assignment. If no table assigns
     patients, the function ranks patients by a hash of their names, and divides the patients by rank. With differential
-    privacy, a patient's part depends only on the hash of the patient's name.
+    privacy, only the hash of a patient's name determines whether the patient is for training, validation or test.
 
     Args:
         classes: The name that the site gives the class of each patient.
@@ -161,7 +164,7 @@ def drawn_parts(
 
 
 def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
-    """For each patient, return the most frequent class, in the spelling of the site.
+    """For each patient, return the most frequent class of the patient's cases, as the site names the class.
 
     The class names of the plan are not used, because the parts of the data must not depend on the plan.
     """
@@ -172,9 +175,10 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """If the site does not train and has fewer than three patients, assign all of the site's patients to parts.
+    """Return the part of each patient, for a site that does not train and has fewer than three patients.
 
-    Patients without an earlier part become test patients.
+    If an earlier study assigned a patient to a part, the patient keeps this part. Patients without an earlier part are
+    test patients.
     """
     return {patient: known.get(patient, "test") for patient in classes}
 

@@ -2,8 +2,8 @@
 
 The table and the hospital's settings determine which rows are cases, and a plan cannot exclude rows.
 
-A number outside the limits that the plan states for the column counts as missing. If the plan does not list a
-category's level, all inputs of the category are 0.
+A number outside the limits that the plan states for the column counts as missing. If a category in the table is not
+among the plan's levels, all inputs of the column are 0.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -153,12 +153,13 @@ class TableRows:
     lines: np.ndarray  # for each case, the index of the row in the table, [cases]
     inputs: np.ndarray  # [cases, inputs]; missing and invalid values are NaN
     outcomes: np.ndarray  # [cases, 1], or, for survival analysis, [cases, 2] with time and event
-    labels: np.ndarray  # [cases], the number of the class; for survival analysis, 1 for an event; for a regression, 0
-    classes: TextColumn  # names of classes in the spelling of the hospital
+    labels: np.ndarray  # [cases], the class's index; in a survival analysis, 1 for an event; in a regression, 0
+    classes: TextColumn  # names of classes, as the hospital spells them
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    odd: Mapping[str, np.ndarray]  # maps reasons to Boolean arrays [rows] that are true if the row has an invalid value
+    # maps each kind of invalid value to a Boolean array [rows], which is true for rows with such a value
+    odd: Mapping[str, np.ndarray]
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
     identifiers: dict[str, int] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class TableRows:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Names of the rows that are cases, such as line 12, for messages."""
+        """Names, such as "line 12", by which messages refer to the rows that are cases."""
         return self.table.lines_called(self.lines)
 
     def taken(self, cases: np.ndarray) -> "TableRows":
@@ -180,7 +181,7 @@ class TableRows:
         return replace(self, **taken)
 
     def without(self, patients: Collection[str]) -> "TableRows":
-        """Leave out the cases of the given patients; this is not recorded as a problem."""
+        """Leave out the cases of the given patients, without recording a problem."""
         return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
 
     def cases(self, cases: np.ndarray) -> Cases:
@@ -209,7 +210,7 @@ class TableRows:
         return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
 
     def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
-        """Return the part that the table assigns to each patient, and record invalid parts and patients in two
+        """Return the part that the table assigns to each patient, and record invalid parts, and patients who are in two
         parts.
         """
         if any(value not in PARTS for value in parts.values):
@@ -225,7 +226,7 @@ class TableRows:
         return {patients.values[who]: parts.values[part] for who, part in pairs.T.tolist()}
 
     def class_of_each(self, patients: TextColumn) -> dict[str, str]:
-        """For each patient, return the most frequent class, in the spelling of the hospital.
+        """For each patient, return the most frequent class of the patient's cases, as the hospital names the class.
 
         The class names of the plan are not used, because the parts of the data must not depend on the plan.
         """
@@ -275,7 +276,10 @@ class _Reading:
                 private=f"{others[0]}; data.outcome has {', '.join(source.outcome)}",
             )
         if outcome and source.learned_as not in (None, task.kind):
-            raise DataError(f"the plan learns a {task.kind} of it, and this hospital's data set a {source.learned_as}")
+            raise DataError(
+                f"the plan learns a {task.kind} of the outcome, and this hospital's data set declares a "
+                f"{source.learned_as}"
+            )
         self.table = read_columns(path)
         self.table.require(required, tuple(self.roles.values()))
 
@@ -341,7 +345,7 @@ class _Reading:
         lacking = [value in self.missing or one in codes for value, one in zip(own.values, own.levels(), strict=True)]
         return np.array(lacking, bool)[own.codes] if lacking else np.zeros(0, bool)
 
-    # ---------------------------------------------------- the lines that are cases
+    # ---------------------------------------------------- select the rows that are cases
     def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
         """Leave out the given rows, and record each row that no earlier call left out."""
         self._note("left out", what, lines & kept)

@@ -30,8 +30,8 @@ class VolumeFolder(FolderTask):
     If the plan has a target spacing, volumes are resampled to the target spacing, and a segmentation trains on patches
     of the plan's size. If the plan has no target spacing, volumes are resized to the plan's size.
 
-    If the plan has two dimensions, every slice is a case, and lists with one number per axis have the order x, y. All
-    slices of a volume are in the same part (training, validation or test).
+    If the plan's key `dimensions` is 2, every slice is a case, and lists with one number per axis have the order x, y.
+    All slices of a volume are in the same part (training, validation or test).
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)

@@ -86,7 +86,8 @@ class SyntheticActivity(Task):
 
     name: Literal["synthetic-activity"] = "synthetic-activity"
     shift: Literal["label", "feature", "both", "none"] = Field(
-        "both", description="difference between sites: activities (label), sensors (feature), both or none"
+        "both",
+        description="how sites differ: in activities (`label`), in sensors (`feature`), in both or in nothing (`none`)",
     )
     alpha: Alpha = Field(
         default=0.1,

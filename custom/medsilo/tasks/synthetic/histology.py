@@ -85,8 +85,8 @@ class SyntheticHistology(Task):
     "amplitude", amplitude normalisation lowers the accuracy, so this coding is a negative control.
 
     Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
-    texture. The plan's shift scales the differences in appearance between sites; with a shift of 0, all sites have one
-    appearance.
+    texture. The plan's shift scales the differences in appearance between sites; with a shift of 0, all sites have the
+    same appearance.
 
     Patients differ in the strength of staining, the size of cells and the number of cells.
     """
@@ -173,7 +173,9 @@ class SyntheticHistology(Task):
 
 
 def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.ndarray, size: int) -> np.ndarray:
-    """Draw the disks of each case with soft edges, [cases, size, size], from arguments [cases, disks]."""
+    """Draw disks with soft edges, and return one image for each case, [cases, size, size]; each argument has the shape
+    [cases, disks].
+    """
     pixels = np.arange(size, dtype=np.float32)
     canvas = np.zeros((len(rows), size, size), np.float32)
     for disk in range(rows.shape[1]):

@@ -18,7 +18,7 @@ def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
 def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int:
     """Return the index of a site among the study's sorted sites. Raises PlanError if the study has too many sites."""
     if site not in sites:
-        raise PlanError(f"participation.sites: '{site}' is not among them; add it or start another site")
+        raise PlanError(f"participation.sites: '{site}' is not in this list; add it or start another site")
     if most is not None and len(sites) > most:
         raise PlanError(f"participation.sites: {len(sites)} sites, but this synthetic task has {most}; name fewer")
     return sorted(sites).index(site)

@@ -70,9 +70,9 @@ class SyntheticProstate(Task):
     similarity is "low", a single model is correct at all sites only if it recognises the site by background and
     brightness.
 
-    Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times the
-    smallest site's number). The values of each patient's volume are multiplied by an individual factor. Each case is a
-    slice that shows the organ, and the network returns two logits for each pixel.
+    With either similarity, sites differ in brightness, contrast, stripes, bias field, noise and number of patients (1
+    to 4 times the smallest site's number). The values of each patient's volume are multiplied by an individual factor.
+    Each case is a slice that shows the organ, and the network returns two logits for each pixel.
 
     In design B of the benchmarks, but not in this task, each patient has only one slice.
     """
