@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 NAME = "medsilo-room"
+KIT = "medsilo-kit"  # name of the subgroup with the kit's own processes
 # Files of a control group: the limit, further settings with their values, and the number of killed processes
 FIRST = "memory.limit_in_bytes", {"memory.memsw.limit_in_bytes": "{most}"}, "memory.oom_control"
 SECOND = "memory.max", {"memory.swap.max": "0", "memory.oom.group": "1"}, "memory.events"
@@ -91,20 +92,38 @@ def limits_memory() -> bool:
 
 
 def _parents() -> Iterator[Path]:
-    """Yield control groups in which this process may be able to create a subgroup.
-
-    In the second version of control groups, a group with processes can't limit the memory of its subgroups. If a
-    service has the settings `Delegate` and `DelegateSubgroup`, its control group lies in a group that has no processes
-    itself.
-    """
+    """Yield the groups in which this process may be allowed to create a group."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, own = line.split(":", 2)
         for _, place, kind, options, *_ in mounts:
             if controllers == "" and kind == "cgroup2":
-                yield (Path(place) / own.lstrip("/")).parent
+                yield from _without_processes(Path(place) / own.lstrip("/"))
             elif "memory" in controllers.split(",") and kind == "cgroup" and "memory" in options.split(","):
                 yield Path(place) / own.lstrip("/")
+
+
+def _without_processes(own: Path) -> Iterator[Path]:
+    """Yield groups of the second version that can limit the memory of subgroups, because they have no process.
+
+    systemd delegates a service's group to the service's account, and starts the service's processes in this group. So
+    this function moves the processes into a subgroup, unless systemd already did so (`DelegateSubgroup`).
+
+    Args:
+        own: the group of this process
+    """
+    for parent in (own.parent, own):
+        with suppress(OSError):
+            if "memory" not in (parent / "cgroup.controllers").read_text().split():
+                continue
+            if parent == own and (own / "cgroup.type").exists():  # the root of all groups may have processes
+                (own / KIT).mkdir(exist_ok=True)
+                while processes := (own / "cgroup.procs").read_text().split():  # new ones may start meanwhile
+                    for process in processes:
+                        with suppress(ProcessLookupError):
+                            (own / KIT / "cgroup.procs").write_text(process)
+            (parent / "cgroup.subtree_control").write_text("+memory")
+            yield parent
 
 
 def _remove_old(parent: Path) -> None:
