@@ -55,8 +55,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 # ---------------------------------------------------------------------------------------------------- the hash
 def source_hash(*things: Any) -> str:
-    """Return a SHA-256 hash of the source of classes and functions, and of everything from the same program that this
-    source uses.
+    """Return a SHA-256 hash of the source of classes and functions, and of all code of the program that this source
+    uses.
     """
     found: dict[str, str] = {}
     waiting = list(things)

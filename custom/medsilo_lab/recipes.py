@@ -278,8 +278,8 @@ class MethodRecipe(Recipe):
         return Path(env.workspace_root).resolve() / self._job.name
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
-        """Store arguments of single sites, such as `train_args`; NVFlare's `set_per_site_config` passes these
-        arguments.
+        """Store the arguments in which single sites differ, such as `train_args`. NVFlare's `set_per_site_config`
+        passes these arguments.
         """
         for site, given in config.items():
             if odd := sorted(given.keys() - self._runner.keys()):

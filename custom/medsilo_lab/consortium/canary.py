@@ -61,7 +61,7 @@ class CanaryResult:
 
 
 def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryResult]:
-    """Run a canary with the hospitals in participation.sites if the changes set this key, otherwise with all connected
+    """Run a canary with the hospitals that the changes name in participation.sites; by default, with all connected
     hospitals.
     """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites

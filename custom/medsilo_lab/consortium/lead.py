@@ -174,7 +174,7 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
     """
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
-    # NVFlare's status is the only source of the reason for the end of the job
+    # without a recorded reason, the status is the only fact about the end of the job
     if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):
         unable = (
             f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "
@@ -186,8 +186,8 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
 
 
 def cancel(job_id: str, kit: Path, say: Say) -> str:
-    """Stop a job and wait until the job has ended, so that `resume` can follow immediately. Return the final status of
-    the job.
+    """Stop a job, and wait until the job has ended, because `resume` can only continue an ended job. Return the final
+    status of the job.
     """
     with connected(kit) as session:
         with suppress(*NOT_THERE):
@@ -214,7 +214,7 @@ def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> st
 def resume(run: str, kit: Path, say: Say) -> str:
     """Continue the study of an ended job. `run` is the id of the job, or a run folder that `download` wrote.
 
-    As in `submit`, the function waits until the new job has started, and returns the id of the new job.
+    Like `submit`, this function waits until the new job has started, and returns the id of the new job.
 
     The new job is a clone of the ended job. From the id of the ended job, the server finds the study and its
     checkpoint.
@@ -323,7 +323,8 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
 
 
 def heard_lately(info: SystemInfo) -> set[str]:
-    """Return the hospitals whose last heartbeat is about as recent as the latest heartbeat of all hospitals.
+    """Return the connected hospitals: their last heartbeat is less than SILENCE seconds older than the latest heartbeat
+    of any hospital.
 
     If a hospital's kit was started twice, the second process is connected to the server but gets no job.
     """
@@ -374,8 +375,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job, with the lead's name if another lead submitted the job. A job in `others` may be a job
-    that continues the study of `job`.
+    """Return the state of a job, with the lead's name if another lead submitted the job. If a job in `others` continues
+    the study of `job`, no automatic restart is reported.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
@@ -592,7 +593,7 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
 
 
 def _check_earlier(own: Path, run: Path) -> None:
-    """The folder `own` already exists. Raise MedsiloError unless it is an earlier download of the study in `run`."""
+    """Raise MedsiloError unless the existing folder `own` is an earlier download of the study in `run`."""
     before, now = (
         (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
     )

@@ -33,7 +33,7 @@ VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", 
 
 
 def network(folder: str) -> nn.Module:
-    """Return the network in a bundle's models/ folder; the configuration of a bundle names this function."""
+    """Return the network from a bundle's folder models/. The configuration of each bundle names this function."""
     return Source.open(Path(folder)).network
 
 

@@ -13,7 +13,7 @@ from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
 CHECKPOINT = "checkpoint_final.pth"
-# file extensions of nnU-Net's readers that do not read .nii.gz
+# readers of nnU-Net that do not read .nii.gz, with the file extension that each reader reads
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}
 
 

@@ -152,8 +152,7 @@ def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
 
 
 def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
-    """Return a table row for each site that discloses decisions, and a row for all sites that disclose decisions
-    together.
+    """Return a table row for each site that discloses decisions, and a row with the sums over these sites.
 
     Args:
         name: the label of the run, if the page shows more than one run

@@ -239,8 +239,7 @@ def _tested(line: DifferenceLine, differ: bool) -> str:
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
     """Draw the difference or the federated score of a row, with the confidence interval of the difference.
 
-    If the difference is significant, an interval around the federated score excludes the single-site score; otherwise,
-    the interval includes the single-site score.
+    An interval around the federated score excludes the single-site score only if the difference is significant.
     """
     found, look = line.difference, 0 if scores else LOOKS.get(line.verdict, 5)
     if scores and line.together and line.alone:

@@ -37,8 +37,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the title of the run. The function `read_all` extends equal titles, so
-    that every label is unique.
+    """The contents of a run folder. `label` is the title of the run. If several runs have the same title, the function
+    `read_all` appends text to their labels, so that every label is unique.
     """
 
     folder: str
@@ -89,8 +89,8 @@ class RunResult:
         return self.summary.metric in self.site(site).suppressed
 
     def step(self, site: str, part: str = "test") -> float:
-        """Return the step to which a site rounds its scores on a part of its data (`validation` or `test`), or 0 for
-        exact scores.
+        """Return the step to which a site rounds its scores on its validation or test cases (`validation` or `test`); 0
+        means exact scores.
         """
         return self.site(site).steps.get(part, 0.0)
 

@@ -20,7 +20,7 @@ LEAST_TRAINED = 9  # minimum number of patients of a hospital that trains
 FEWEST = 2
 THIN = 16  # volumes with fewer slices are too thin for a 3-D network
 AIR = -500  # images that contain a value below this number count as CT images, because −1000 Hounsfield units are air
-# an intensity window is wider at each end than the intensity range of the structures, by this fraction of the range
+# an intensity window extends beyond the intensity range of the structures at both ends, by this fraction of the range
 WIDER = 0.25
 STEPS = 12
 LONGEST_ROUND = 8

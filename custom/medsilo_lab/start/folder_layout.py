@@ -318,8 +318,8 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1. In
-    all other cases, all paths get the key "".
+    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1.
+    Otherwise, return all paths as one group with the key "".
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:

@@ -64,7 +64,7 @@ OF_TABLE = "table."  # prefix of answers that change how a table is read
 OF_ALL = ("hospitals", "alone", "annotations")  # keys of answers that apply to all tables or all recordings in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
-MOST_VALUES = 1000  # maximum number of a column's different values that questions about the column may use
+MOST_VALUES = 1000  # questions about a column use at most this number of the column's different values
 Ask = Callable[[Question], str]
 
 
@@ -309,8 +309,8 @@ class _Maker:
                     return  # after an answer, the hospital may have too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
-        """Return the proposal about which questions are asked. Also return the hospital's data, or None if the data
-        were not read.
+        """Return the proposal to which the questions refer, and the hospital's data. If the data were not read, return
+        None in place of the data.
         """
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
@@ -338,8 +338,8 @@ class _Maker:
         return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
 
     def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
-        """List the files of the data set. Files that are listed in the earlier data set in the folder `before` are not
-        read again.
+        """List the files of the data set. A file that is already listed in the earlier data set (folder `before`) is
+        not read again.
         """
         self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
         known: Mapping[str, KnownFile] = {}
@@ -574,8 +574,8 @@ def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Return the proposed answer if a wrong proposal could do no serious harm. In all other cases, raise MedsiloError
-    with the question.
+    """Return the proposed answer if a wrong proposal could do no serious harm. If a wrong proposal could do harm, raise
+    MedsiloError with the question.
     """
     if question.safe:
         return question.proposed

@@ -170,9 +170,7 @@ def _like_names(table: CaseTable) -> list[str]:
 
 
 def _nested(table: CaseTable, coarse: str, others: Sequence[str]) -> bool:
-    """Return True if, for each column of `others`, all lines with the same value have the same value in the column
-    `coarse`.
-    """
+    """Return True if each value of each column in `others` occurs with only one value of the column `coarse`."""
     first = table.of(coarse).codes
     for name in others:
         own = table.of(name).codes
@@ -362,8 +360,9 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival with times of entry. If
-    the table has times of entry, ask whether to learn classes.
+    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival if patients enter the
+    study at different times. If a column has such entry times, ask whether to learn the event as classes, without
+    times.
     """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
@@ -578,8 +577,8 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask whether to leave out some inputs: those that reveal the outcome, are measured after the outcome, or are
-    missing in lines with an outcome.
+    """Ask whether to leave out three kinds of inputs: inputs that reveal the outcome, are measured after the outcome,
+    or are empty if the outcome is known.
     """
     if (found := facts_of(seen)) is None:
         return

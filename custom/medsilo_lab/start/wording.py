@@ -147,8 +147,8 @@ def names_somebody(column: str) -> bool:
 
 
 def yes_last(classes: Iterable[str]) -> list[str]:
-    """Sort classes so that words for yes come last. Of two classes, a report states the sensitivity for the second
-    class.
+    """Sort classes so that words for yes come last. If there are two classes, a report states the sensitivity for the
+    second class.
 
     >>> yes_last(["ja", "nein"]), yes_last(["malignant", "naevus"]), yes_last(["no", "yes"])
     (['nein', 'ja'], ['naevus', 'malignant'], ['no', 'yes'])

@@ -76,8 +76,9 @@ def unlike(one: Plan, other: Plan) -> str | None:
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
-    """If the comparison includes single-site training, each federated configuration needs a single-site configuration
-    with the same network and normalisation layers. Add single-site configurations that are missing.
+    """If the comparison includes single-site training, each federated configuration is compared with a single-site
+    configuration. Both configurations must have the same network and normalisation layers. Add single-site
+    configurations that are missing.
     """
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
@@ -268,7 +269,7 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-# the description of differences contains at most this number of keys, and at most this number of characters of a value
+# a description of differences names at most MOST_KEYS keys, and shortens each value to LONGEST_VALUE characters
 MOST_KEYS, LONGEST_VALUE = 3, 80
 
 

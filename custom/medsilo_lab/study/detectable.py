@@ -1,11 +1,11 @@
 """Simulate comparisons that resemble an observed comparison. The simulations estimate a comparison's power, smallest
 detectable difference and necessary sample.
 
-Each simulated study draws patients at random from the tested patients. For each drawn patient, the method has the
-observed effect. The effects of seeds vary in a simulated study as much as in the observed study. Variances that are
-estimated from few patients and seeds are uncertain. Each simulated study therefore draws its variances from a
-distribution of likely values. If a study has the power 0.8 for a difference, the difference is significant in four of
-five studies.
+Each simulated study draws patients at random from the tested patients. The effect of the method on a drawn patient is
+the effect that was observed for this patient. The effects of seeds vary in a simulated study as much as in the observed
+study. Variances that are estimated from few patients and seeds are uncertain. Each simulated study therefore draws its
+variances from a distribution of likely values. If a study has the power 0.8 for a difference, the difference is
+significant in four of five studies.
 """
 
 import math
@@ -56,7 +56,7 @@ class Pilot:
 
     def power(self, difference: float, design: Design, error: float) -> float:
         """Return the fraction of simulated studies in which the difference is significant at the level `error`.
-        `design` is the sample of each simulated study.
+        `design` is the number of patients and seeds in each simulated study.
 
         The simulation adds `difference` to the patients' mean score, and keeps all scores between 0 and 1.
         """

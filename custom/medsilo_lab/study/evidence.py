@@ -99,8 +99,8 @@ class Difference:
         return self.law.within(error) if self.law else (self.low, self.high)
 
     def if_unseen(self, error: float) -> Interval:
-        """Return a confidence interval with the error rate `error`. It allows for an untested kind of patients for whom
-        a method fails.
+        """Return a confidence interval with the error rate `error`, which allows for patients of an untested kind, for
+        whom a method may fail.
 
         The returned interval contains the interval that `within` returns.
         """
@@ -193,8 +193,8 @@ def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: En
 
 
 def by_patient(study: Study, name: str) -> np.ndarray:
-    """Return the mean score of each patient in each seed, as an array [seeds, patients]. If seeds have different
-    numbers of test patients, the array has the smallest number of patients.
+    """Return the mean score of each patient in each seed, as an array [seeds, patients]. Each seed must have the same
+    number of patients in the array, so only the smallest number of patients over all seeds is kept.
     """
     means = [np.bincount(own[name].patients, own[name].values) / np.bincount(own[name].patients) for own in study]
     return np.array([own[: min(map(len, means))] for own in means])
@@ -248,8 +248,8 @@ class _Part(NamedTuple):
 
     @property
     def of_cells(self) -> float:
-        """The variance of the site's contribution to the estimate that comes from the interaction of patients with a
-        single seed.
+        """The variance that the interaction of patients with a single seed adds to the site's contribution to the
+        estimate.
         """
         seeds, patients = self.moves.shape
         if seeds < 2 or patients < 2:
@@ -319,8 +319,8 @@ class _Analysis:
 
     @cached_property
     def cells(self) -> float:
-        """The variance from the interaction of seeds and patients. The variance due to patients also contains the
-        variance from this interaction.
+        """The variance from the interaction of seeds and patients. The variance due to patients includes the variance
+        from the interaction.
         """
         return sum(part.of_cells for part in self.parts)
 

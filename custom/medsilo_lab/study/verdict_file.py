@@ -135,12 +135,16 @@ class Needed(RecordPart):
         ),
     )
     seeds: Count | None = Field(
-        None, description="number of seeds that a study with `number` patients needs, if more than in this study"
+        None,
+        description=(
+            "number of seeds that a study with `number` test patients needs; `null` if this study has enough seeds"
+        ),
     )
     difference: Difference | None = Field(
         None,
         description=(
-            "difference that a study with the sample `number` would detect; `null` if a smaller sample gives no verdict"
+            "difference for which `number` is calculated; `null` if this study has too few seeds or test patients for "
+            "any verdict"
         ),
     )
     reach: Difference | None = Field(None, description="half the expected width of the confidence interval, if known")
