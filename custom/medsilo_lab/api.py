@@ -481,7 +481,7 @@ class Comparison:
 
     @property
     def subgroups(self) -> "DataFrame":
-        """A table that compares a method with the baseline in each level of each declared subgroup, one row per level.
+        """A table with a row per level of each declared subgroup. Each row compares a method with the baseline.
 
         The table `Comparison.subgroups` has the columns of the table `Run.subgroups`, and columns for the difference
         from the baseline. The column `difference` is the score of the method minus the score of the baseline. The

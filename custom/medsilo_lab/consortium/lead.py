@@ -31,7 +31,7 @@ from medsilo.runs.events import SILENCE
 from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, OUTCOME, PROGRESS
 from nvflare_reliability.kit_patches import connect
 
-# The models of a study are imported later, because this import takes a sixth of the time of the command `status`.
+# Only type checkers import the models of a study here, because this import would take a sixth of the time of `status`.
 if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress, Round
     from medsilo.runs.schema import Summary
@@ -49,7 +49,7 @@ NEXT = 4.0
 NOT_CLONED = ("scope", "launcher_spec")  # metadata keys that NVFlare 2.9 does not copy from a job to its clone
 # hides NVFlare's log messages about a connection, because medsilo writes its own messages
 SILENT = logging.NullHandler()
-NOT_THERE = (  # NVFlare's errors for an unreachable controller of a job, and for a user without permission
+NOT_THERE = (  # NVFlare raises these errors if a job's controller is unreachable, or if the user lacks a permission
     *(api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply),
     api_spec.AuthorizationError,
 )
@@ -404,7 +404,7 @@ def obstacles(job: dict[str, Any]) -> list[str]:
     report them.
     """
     if job["status"] == "SUBMITTED":
-        # NVFlare's line begins with the time of the entry, which is removed
+        # NVFlare's line begins with a time, which is removed
         return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
@@ -416,8 +416,8 @@ def watch(
     study's last job.
 
     After a lost connection, this function connects again and reports the missed rounds. If the study restarts
-    automatically in a new job, this function watches the new job. `on_progress` receives the study's progress, even
-    between the ends of two rounds.
+    automatically in a new job, this function watches the new job. Between the ends of two rounds, `on_progress` also
+    receives the progress of the study.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -568,7 +568,9 @@ def _run_in(workspace: Path) -> Path | None:
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return the reason why a job failed, which the controller writes into a file even if no study began."""
+    """If a job failed, return the reason, which the controller writes into a file. The file exists even if no study
+    began.
+    """
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 

@@ -327,7 +327,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     if alone:
         yield f"Test {verdict.metric}, single-site", _level(alone[0])
     tested = verdict.patients.get(site)
-    same = tested is None or run.patients.get(site) == tested  # runs with other seeds may have other test patients
+    # runs with different seeds may have different test patients
+    same = tested is None or run.patients.get(site) == tested
     words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
     yield "Tested on", f"{words}, {repetitions(len(verdict.seeds))}"
     if learned_from := _learned_from(site, run):

@@ -53,7 +53,7 @@ class RunResult:
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the folder contains the scores of single cases
     patients: dict[str, int] = field(default_factory=dict)
-    # in a regression, for each site: the score of a prediction that is always the mean
+    # in a regression, for each site: the score of a constant prediction, which is the mean of the site's test cases
     means: dict[str, float] = field(default_factory=dict)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost of each site whose folder is on this machine

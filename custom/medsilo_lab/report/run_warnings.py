@@ -56,8 +56,8 @@ def of_run(run: RunResult) -> list[Notice]:
 def learning(rows: Rows, site: str | None = None) -> list[Notice]:
     """Return the warnings about untrained models, and about models that did not learn or did not converge.
 
-    A configuration gets the warning that it did not learn, or did not converge, if this applies to more than half of
-    its runs.
+    A configuration gets the warning "did not learn" or "did not converge" only if this is true of more than half of its
+    runs.
 
     Args:
         site: the only hospital for which there are warnings about untrained models

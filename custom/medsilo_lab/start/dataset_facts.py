@@ -73,8 +73,8 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. If the folder contains grey images and colour images, the number of channels of the
-        colour images.
+        """The number of channels. In a mixture of grey images and colour images, the number of channels of a colour
+        image.
         """
         return max(look.channels for look in self.looked)
 

@@ -158,7 +158,8 @@ class DatasetLayout:
                 *found,
                 "hospital-1 and so on may be people: --hospitals names them as their folders",
             ]
-        divided = "shares" in TASKS[task].model_fields  # a task without the key `shares` divides the data by itself
+        # a task without the key `shares` decides itself how to divide the data
+        divided = "shares" in TASKS[task].model_fields
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {

@@ -459,8 +459,8 @@ def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
 
 
 def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
-    """Convert the hospital's settings to the description of its data, and return the plan and the description. The
-    description contains the outcome, all classes and the default fractions `shares`.
+    """Convert the hospital's settings to the description of its data, and return the plan and the description. Besides
+    the settings, the description contains the outcome, all classes and the default fractions `shares`.
     """
     task, known = plan.task, data.get("label_map", {})
     if isinstance(task, PatientTable):

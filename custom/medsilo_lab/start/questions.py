@@ -32,9 +32,10 @@ BY_RHYTHMS, BY_FOLDERS = "rhythms", "names of folders"
 class Question:
     key: str
     text: str
-    answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposed answer
+    # each possible answer, with the new values of keys that the answer sets; the first answer is proposed to the user
+    answers: Mapping[str, Values]
     safe: bool = False  # true if the proposed answer may be accepted without asking a person
-    # returns the changes for an answer that is not in `answers`; None if only the listed answers are allowed
+    # returns the new values of keys for a free answer, which is not in `answers`; None if free answers are not allowed
     free: Callable[[str], Values] | None = None
     of_all: bool = False
 

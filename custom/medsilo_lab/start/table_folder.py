@@ -136,8 +136,8 @@ class CaseTable:
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns whose names match a word in `words`. Columns whose names equal a word come first; apart
-        from this, columns are in the order of `words`.
+        """Return the columns whose names match a word in `words`. First come the columns whose names equal a word, then
+        the columns whose names only match a word.
         """
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
@@ -254,8 +254,8 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """True if the table is a recording, whose lines are time steps. In a recording, times never decrease, or labels
-        recur but rarely change from line to line.
+        """True if the table is a recording, whose lines are time steps. A table counts as a recording if its times
+        never decrease, or if labels recur but rarely change from line to line.
         """
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             numbers = self.of(name).of_lines

@@ -67,7 +67,7 @@ ENDS: tuple[str, ...] = (
     "censor",
 )
 ENDS += ("letzterkontakt", "dernierenouvelle", "ultimocontacto", "status", "lfu")
-AFTER = re.compile(  # matches parts of column names, if the column contains a fact that is known only after the outcome
+AFTER = re.compile(  # matches a column name which shows that the column is known only after the outcome
     r"discharg|lengthofstay|hospitalstay|autopsy|morgue|causeofdeath|deathcause|dateofdeath|deathdate|hospice|"
     r"entlass|liegedauer|verweildauer|todesursache|sortie|dureedesejour|alta$|fechadealta|dimission|"
     r"readmi|postop|followup|lastcontact|lastvisit|outcome|^los$|losdays|losd$|billing|drg"
@@ -261,8 +261,8 @@ def _counts_up(table: CaseTable, name: str) -> bool:
 
 
 def hospitals(seen: Proposal) -> Iterator[Question]:
-    """Ask whether a patient who occurs at two hospitals is the same person. Also ask about identical lines at two
-    hospitals.
+    """If a patient has the same name or number at two hospitals, ask whether this is one person. Also ask about
+    identical lines at two hospitals.
     """
     if (found := facts_of(seen)) is None or not (site := found[1].site):
         return

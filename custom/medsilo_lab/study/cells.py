@@ -182,7 +182,9 @@ def fill(
     for cell in left:
         for site in cell.plan.participation.everyone:
             cell.plan.task.check_source(settings.of(site).data)
-    if at_once == 1:  # if runs are not started in subprocesses, a user's script needs no `if __name__ == "__main__"`
+    # runs that are started one after the other need no subprocesses, so a user's script needs no `if __name__ ==
+    # "__main__"`
+    if at_once == 1:
         for cell in left:
             done(cell, run_cell(cell, settings, tensorboard))
         return

@@ -139,9 +139,9 @@ def compare(
     freedom of the variance. Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's
     transformation (1978) is used where Hall's transformation can't be inverted.
 
-    `low` and `high` ignore kinds of patients that were not tested. The method `if_unseen` returns a wider interval,
-    which includes untested kinds of patients. The interval of `if_unseen` is estimated from the failures of both
-    methods at all hospitals.
+    The interval from `low` to `high` ignores kinds of patients that were not tested. The method `if_unseen` returns a
+    wider interval, which includes untested kinds of patients. The interval of `if_unseen` is estimated from the
+    failures of both methods at all hospitals.
 
     Args:
         luck: between-seed variance that was estimated from all configurations; if the observed variance is larger, the
@@ -216,7 +216,7 @@ def interval(scores: Scores) -> Interval | None:
 
     If the score is a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P
     interval (see `_Resampled`). In simulations with two or more patients, the interval covers the true score in at
-    least 93 % of studies. The interval covers the true score equally often if the model fails for only a few patients.
+    least 93 % of studies. This is also true for models that fail for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None
@@ -226,7 +226,7 @@ def interval(scores: Scores) -> Interval | None:
 
 class _Part(NamedTuple):
     """A site's weight, and an array [seeds, patients] with the contributions of the site's patients to the difference.
-    Over the patients of a site, the contributions of a seed have the mean 0.
+    For each seed, the mean of the contributions of a site's patients is 0.
     """
 
     moves: np.ndarray
@@ -395,7 +395,7 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
     """Convert the contributions of a site's patients to contributions to the mean over the patients of all sites. The
-    variance within the site stays the same.
+    conversion does not change the variance within the site.
     """
     if part.patients < 2:
         return np.zeros(part.patients)
@@ -429,7 +429,7 @@ def _moves(scores: Scores) -> np.ndarray:
 
 
 def _of_people(ways: np.ndarray, shares: np.ndarray) -> _Part:
-    """If each site is a single person, return the contribution of each person to the difference.
+    """Return the contributions of single persons to the difference, for a study in which each site is one person.
 
     Args:
         ways: the contribution of each person to the difference, [people, seeds]

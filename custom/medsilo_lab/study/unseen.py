@@ -80,8 +80,9 @@ class Failing(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """A difference as the sum of three parts. The parts are patients for whom only the method fails, patients for whom
-    only the baseline fails, and all other patients.
+    """A difference between two methods, which is the sum of three parts. The first part comes from patients for whom
+    only the method fails, the second from patients for whom only the baseline fails. The third part comes from all
+    other patients.
 
     The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). If a method fails
     for an untested patient, the score is assumed to be zero.

@@ -103,9 +103,7 @@ class PairedDifference(RecordPart):
 
     @property
     def open(self) -> bool:
-        """True if there is no confidence interval, because the sample does not show the variance of patients
-        and seeds.
-        """
+        """True if there is no confidence interval, because the variance of patients or of seeds is unknown."""
         return self.low <= -1 and self.high >= 1
 
     @property
@@ -147,7 +145,12 @@ class Needed(RecordPart):
             "any verdict"
         ),
     )
-    reach: Difference | None = Field(None, description="half the expected width of the confidence interval, if known")
+    reach: Difference | None = Field(
+        None,
+        description=(
+            "expected half width of the confidence interval in a study with `number` test patients; `null` if unknown"
+        ),
+    )
     hospitals: Count = Field(1, description="number of hospitals to which the difference refers")
 
 
