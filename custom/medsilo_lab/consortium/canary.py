@@ -1,4 +1,4 @@
-"""Run a canary in a consortium: a study of one round on synthetic data that shows which hospitals are ready."""
+"""Run a canary in a consortium: a study of one round on synthetic data, to find out which hospitals are ready."""
 
 import tempfile
 from collections.abc import Iterable

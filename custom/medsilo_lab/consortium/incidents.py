@@ -56,7 +56,7 @@ class Incident:
     beside: list[News] = field(default_factory=list)  # events that are not problems, and are not yet reported
     began: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())
-    ended: float | None = None  # monotonic time since which the end of a problem waits to be reported
+    ended: float | None = None  # monotonic time at which the first problem in `over` ended; None if `over` is empty
 
 
 @dataclass

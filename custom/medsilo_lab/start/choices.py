@@ -101,7 +101,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the labels of the plan. Also return a map from the hospital's labels to the plan's labels."""
+    """Return the labels for the plan, and a map from the hospital's labels to the labels for the plan."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}

@@ -356,8 +356,8 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Keep only the cases in `entries`. All other cases are omitted for the reason `why`; `patients` is the number
-        of patients of the omitted cases.
+        """Keep the cases in `entries`, and omit all other cases for the reason `why`. `patients` is the number of
+        patients of the omitted cases.
         """
         channels, folder = len(entries[0].images), self.place()
         heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
@@ -496,7 +496,7 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
     """`called` maps words in the data to names in plans. Rename the words in the plan and in the description of the
-    data. If the plan does not contain a word, raise DataError.
+    data. If `called` contains a word that the plan lacks, raise DataError.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):

@@ -261,8 +261,8 @@ def _counts_up(table: CaseTable, name: str) -> bool:
 
 
 def hospitals(seen: Proposal) -> Iterator[Question]:
-    """If a patient has the same name or number at two hospitals, ask whether this is one person. Also ask about
-    identical lines at two hospitals.
+    """If a patient has the same name or number at two hospitals, ask whether this is one person. Ask about lines that
+    are identical at two hospitals.
     """
     if (found := facts_of(seen)) is None or not (site := found[1].site):
         return

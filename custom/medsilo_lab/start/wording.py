@@ -4,8 +4,8 @@ Every hospital receives the plan. If few patients have a value in a column, the 
 address. A plan therefore contains no sentences, and no value that fewer than `LEAST_NAMED` patients have. A value that
 fewer patients have is called "other" in the plan.
 
-The comments in a plan give no numbers of patients. If the data do not name the patients, five cases may be from the
-same person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and
+The comments in a plan give no numbers of patients. If the data do not name the patients, even five cases may be from a
+single person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and
 so on in the plan. A plan never contains words that look like a person's name.
 """
 
@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from medsilo.core.text import WHOLE
 
-# a plan contains a value only if at least this number of patients have it; equal to the default of
-# min_patients_per_metric
+# a plan may contain a value that at least this number of patients have; min_patients_per_metric has the same default
 LEAST_NAMED = 5
 LONGEST_NAMED = 60  # maximum length of a value in a plan, because longer values may be sentences
 OTHER = "other"

@@ -172,7 +172,7 @@ def fill(
     done: Callable[[Cell, str], None],
     tensorboard: bool = False,
 ) -> None:
-    """Start all unfinished runs, at most `at_once` at the same time. A failure does not stop the other runs.
+    """Start all unfinished runs, at most `at_once` at the same time. If one run fails, all other runs continue.
 
     Args:
         done: A function that receives each ended run with its failure, which is empty if the run succeeded.

@@ -18,7 +18,7 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     (Winer 1971). The estimate assumes that configurations have similar variances. An F test therefore compares the
     variance of each configuration with the residual variance of all other configurations. If the variance of a
     configuration is significantly larger, the configuration is excluded from the estimate. If the observed between-seed
-    variance of a difference is larger than this estimate, the function `compare` uses the observed variance.
+    variance of a difference is larger than the estimated variance, the function `compare` uses the observed variance.
 
     Args:
         scores: [..., configurations, seeds]
