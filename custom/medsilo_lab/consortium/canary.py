@@ -76,9 +76,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the canary's plan. With this plan, the canary continues at ready hospitals if another hospital is not
-    ready.
-    """
+    """Return the plan of a canary that continues at all ready hospitals, even if some hospitals are not ready."""
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:
         minimum = ["participation.minimum=1", "participation.when_missing=continue"]

@@ -375,8 +375,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job, with the lead's name if another lead submitted the job. If a job in `others` continues
-    the study of `job`, no automatic restart is reported.
+    """Return the state of a job, with the name of the lead who submitted the job. If a job in `others` continues the
+    study of `job`, no automatic restart is reported.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)

@@ -38,7 +38,7 @@ class NnUNetExporter(Exporter):
         content = BytesIO()
         # nnU-Net only reads PyTorch's own file format, which is a pickle. The written checkpoint contains only tensors,
         # numbers, strings and lists, so it can also be loaded with weights_only=True, which runs no code. medsilo
-        # itself never loads a checkpoint in this format.
+        # itself never loads a checkpoint in PyTorch's own file format.
         weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
         torch.save({"network_weights": weights, **same}, content)  # noqa: TID251 - nnU-Net reads no other
         return told | {f"{self.part}/{CHECKPOINT}": content.getvalue()}

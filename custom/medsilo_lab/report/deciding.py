@@ -31,7 +31,7 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
 OF_CLASS = re.compile(r"auroc_\d+")
-FEW = 10  # if a class has fewer test cases, hospitals must not be compared by the AUROC of the class
+FEW = 10  # if a class has less than this number of test cases, hospitals must not be compared by the AUROC of the class
 Row = tuple[Any, list[dict[str, Any]]]
 
 

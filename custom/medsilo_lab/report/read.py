@@ -80,7 +80,7 @@ class RunResult:
         return self.summary.score(site) if site in self.summary.sites else None
 
     def score_at(self, site: str) -> Score:
-        """Return a site's test score, which is exact, a range or missing."""
+        """Return what is known about a site's test score: the exact score, a range around the score, or nothing."""
         found = self.summary.score_at(site)
         return found.changed(n=self.patients.get(site, found.n))
 
@@ -281,7 +281,7 @@ def picture_of(path: Path) -> str | None:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
         with Image.open(BytesIO(content), formats=["PNG"]) as image:
             image.verify()
-    # Pillow raises these errors for a damaged file
+    # errors that Pillow raises for a damaged file
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"

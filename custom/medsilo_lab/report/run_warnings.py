@@ -179,7 +179,7 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 GUESSES = {"dice": 0.0, "concordance": 0.5}  # metric → score of guessing an empty mask or a random order
 BELOW, LITTLE = 0.02, 0.1  # limits for the score of a run, on a scale on which 0 is guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # limit for masks in place of LITTLE, because masks may overlap by chance
-ENOUGH = 6  # a validation curve with fewer values is not tested for a rise
+ENOUGH = 6  # a validation curve with less than this number of values is not tested for a rise
 STEEP = 0.02  # if the last half of a validation curve rises by more than this number, the model has not converged
 
 
@@ -288,7 +288,7 @@ def _guess(run: RunResult) -> str:
 
 
 GUESS = {"dice": "an empty mask", "concordance": "a coin"}
-RANKS = 0.6  # if the AUROC is lower, the model does not separate the classes
+RANKS = 0.6  # if the AUROC is below this number, the model does not separate the classes
 # first words of a warning → function that returns the rest of the warning, or an empty text
 LEARNED: dict[str, Callable[[RunResult], str]] = {
     "Below guessing": _below,

@@ -1,8 +1,8 @@
 """Find out which kind of data a folder contains, and propose a plan and the next commands. The first dataset probe that
 matches the folder makes the proposal.
 
-This module also writes the proposal: a medsilo.yaml for each hospital, and a job with the plan. In both files, a
-comment gives the reason for each key.
+This module also writes the proposal: a medsilo.yaml for each hospital, and a job with the plan. In the plan and in each
+medsilo.yaml, a comment gives the reason for each key.
 """
 
 import textwrap

@@ -64,7 +64,7 @@ def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
 def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, ...]:
     """Return the subfolders, if each subfolder contains the studies of one hospital. Each subfolder must have several
     patients, and no patient may be in two subfolders. If the user has said that hospitals number their patients
-    separately, patients are not checked.
+    separately, the same patient number may occur in two subfolders.
     """
     patients: dict[str, set[str]] = {}
     for headers in tree.images.values():

@@ -45,8 +45,8 @@ MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
 # maximum number of different values in a label column, and minimum number of images in a class folder
 MOST_CLASSES, LEAST_OF_CLASS = 20, 3
-# COVERED: minimum fraction of all images that a table must name. NAMED: minimum fraction of a table's lines that must
-# have an image, or else the user is asked.
+# COVERED: minimum fraction of all images that a table must name. NAMED: if less than this fraction of a table's lines
+# have an image, the user is asked.
 COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # matches masks in Kaggle's run-length format
 LARGEST_JSON = 1 << 28

@@ -75,7 +75,7 @@ class Made:
     plan: Plan
     data: SiteData
     source: DataSource
-    cases: str = ""  # a list of all cases as text, which is empty if file name patterns describe all cases
+    cases: str = ""  # list of all cases as text; empty if file name patterns describe all cases
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:

@@ -71,7 +71,7 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
-SAID = {  # keys of the user's answers about a table; the keys left, patient, survival, alone and event are not listed
+SAID = {  # keys of the user's answers about a table, except the keys left, patient, survival, alone and event
     "codes": "values that mean 'not known'",
     "limits": "columns in which <0.5 stands for 0.5, what could be measured",
     "spans": "days from one date to another",

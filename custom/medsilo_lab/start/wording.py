@@ -1,8 +1,8 @@
 """Keep people's names out of plans: find columns that name people, and choose names in plans for words in the data.
 
 Every hospital receives the plan. If few patients have a value in a column, the value may be a name, a file or an
-address. A plan therefore contains no sentences, and no value that fewer than `LEAST_NAMED` patients have. A value that
-fewer patients have is called "other" in the plan.
+address. A plan therefore contains no sentences. A value that fewer than `LEAST_NAMED` patients have is called "other"
+in the plan.
 
 The comments in a plan give no numbers of patients. If the data do not name the patients, even five cases may be from a
 single person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and
@@ -96,7 +96,7 @@ PLACES = frozenset(
     ospedale szpital hastane ziekenhuis sjukhus university universität universitaet uniklinik institute
     """.split()  # noqa: SIM905 - as above
 )
-# Frequent personal names. Names that are also diagnoses or colours are left out.
+# Frequent personal names. Personal names that are also diagnoses or colours are not in this list.
 PEOPLE = frozenset(
     """
     anna anne maria marie mary hans peter thomas michael stefan stephan andreas wolfgang klaus jürgen juergen karl otto

@@ -24,7 +24,8 @@ TAIL = (1 - LEVEL) / 2
 LEAST_SEEDS = 4  # minimum number of seeds for a verdict, because fewer seeds do not show the variance of training
 # minimum number of patients for a verdict, because the interval for fewer patients with skewed scores is too narrow
 LEAST_PATIENTS = 8
-ALIKE = 1e-12  # if the results of seeds have a smaller standard deviation, all seeds count as having the same result
+# if the standard deviation of the seeds' results is below this number, all seeds count as having the same result
+ALIKE = 1e-12
 # number of bootstrap resamples, and maximum number of random numbers for all resamples together
 DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
@@ -134,10 +135,10 @@ def compare(
     """Return the difference between two methods, whose scores are paired by seeds and test cases. The endpoint that is
     compared is the mean over sites, the mean over all cases ("pooled"), or the score at each method's worst site.
 
-    `low` and `high` are the ends of the confidence interval for similar patients and other seeds. In the variance of
-    the difference, patients and seeds are crossed random effects. Satterthwaite's formula (1946) gives the degrees of
-    freedom of the variance. Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's
-    transformation (1978) is used where Hall's transformation can't be inverted.
+    `low` and `high` are the ends of the confidence interval for other seeds and for patients who are similar to the
+    tested patients. In the variance of the difference, patients and seeds are crossed random effects. Satterthwaite's
+    formula (1946) gives the degrees of freedom of the variance. Hall's transformation (1992) corrects for the skewness
+    of the patients' scores. Johnson's transformation (1978) is used where Hall's transformation can't be inverted.
 
     The interval from `low` to `high` ignores kinds of patients that were not tested. The method `if_unseen` returns a
     wider interval, which includes untested kinds of patients. The interval of `if_unseen` is estimated from the
