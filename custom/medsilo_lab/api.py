@@ -167,8 +167,8 @@ class Run:
     def table(self) -> "DataFrame":
         """A table with a row per site: test cases, test score, selected round, traffic in bytes, and further columns.
 
-        If a site rounds its score, the exact score is missing, and `low` and `high` are the limits of the exact score.
-        `n` is the number of test patients, or the number of test cases if patients are unknown.
+        If a site rounds its score, the table lacks the exact score, which lies between `low` and `high`. `n` is the
+        number of test patients, or the number of test cases if patients are unknown.
         """
         run, metric = self._result, self._result.summary.metric
         rows = []
@@ -377,7 +377,8 @@ class _Models(Mapping[str, nn.Module]):
         self.run = run
 
     def __iter__(self) -> Iterator[str]:
-        if self.run.plan.algorithm.pooled:  # no site is named, because all hospitals receive the same model
+        # in pooled training, all hospitals receive the same model, so no hospital has a file of its own
+        if self.run.plan.algorithm.pooled:
             return iter(self.run._result.sites)
         return iter(sorted(path.parent.name for path in self.run.folder.glob("sites/*/best.safetensors")))
 
@@ -480,11 +481,12 @@ class Comparison:
 
     @property
     def subgroups(self) -> "DataFrame":
-        """A table that compares a method with the baseline in each level of each declared subgroup, one row per level.
+        """A table with a row per level of each declared subgroup. Each row compares a method with the baseline.
 
-        `Comparison.subgroups` has all columns of `Run.subgroups`. The column `difference` is the score of the method
-        minus the score of the baseline. The confidence interval of the difference is corrected for the number of
-        levels. For the differences between levels, see `comparison.verdict.subgroups`.
+        The table `Comparison.subgroups` has the columns of the table `Run.subgroups`, and columns for the difference
+        from the baseline. The column `difference` is the score of the method minus the score of the baseline. The
+        confidence interval of the difference is corrected for the number of levels. For the differences between levels,
+        see `comparison.verdict.subgroups`.
         """
         return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
 

@@ -42,8 +42,8 @@ class Findings(Objective):
         return ((output > 0) == (target > 0)).float().mean(1)
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric of each case. For each finding of each case, also return its presence, its predicted
-        probability, and the correctness of the prediction.
+        """Return the metric of each case. For each finding, the result also contains its presence, its predicted
+        probability, and whether the prediction is correct.
         """
         measures, there = super().measures(output, target), target > 0
         right, chances = ((output > 0) == there).double(), output.double().sigmoid()

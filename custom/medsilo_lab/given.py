@@ -169,7 +169,7 @@ def data(
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
     """If labels are words, or if cases have several labels, convert the data of the hospitals with the function `data`.
-    All other data are returned unchanged.
+    Data with numbers as labels, and one label per case, are returned unchanged.
 
     task: The argument `task` that the program gave.
     """

@@ -55,8 +55,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 # ---------------------------------------------------------------------------------------------------- the hash
 def source_hash(*things: Any) -> str:
-    """Return a SHA-256 hash of the source of classes and functions, and of everything from the same program that this
-    source uses.
+    """Return a SHA-256 hash of the source of classes and functions, and of all code of the program that this source
+    uses.
     """
     found: dict[str, str] = {}
     waiting = list(things)
@@ -111,7 +111,7 @@ def state_hash(thing: Any) -> str:
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     """Convert an object to nested tuples of texts, from which a hash is computed. `seen` contains each visited object
-    by its address. Python cannot give the address of an object in `seen` to another object.
+    by its address. While an object is in `seen`, Python cannot give its address to another object.
     """
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
@@ -366,8 +366,8 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """Converts the program's targets to the targets that an objective needs. If the program's targets have an
-    additional axis, the object remembers this axis.
+    """Converts the program's targets to the targets that an objective needs. If the program's targets have one axis
+    more than the objective's targets, the object remembers this.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -425,8 +425,8 @@ def _pair(sample: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(given: Any) -> Tensor:
-    """Return the inputs of a Dataset or list whose samples have one of the formats that `medsilo.run` accepts. Raise
-    MedsiloError for other formats of samples.
+    """Return the inputs of a Dataset or list; raise MedsiloError if `medsilo.run` does not accept the format of the
+    samples.
     """
     try:
         cases = [given[number] for number in range(len(given))]

@@ -57,8 +57,8 @@ def make_plans(
         "numTraining": fingerprint.cases,
         "file_ending": ".nii.gz",  # nnU-Net's planner requires this key, but does not write its value into the plans
         "overwrite_image_reader_writer": readers[0],
-        # nnU-Net's planner reads the cases only to find a reader class, so an empty case is enough if the reader class
-        # is given
+        # nnU-Net's planner reads the cases only to choose a reader class; because the reader class is given, one empty
+        # case suffices
         "dataset": {"none": {"images": [""], "label": ""}},
     }
     name = question.name
@@ -82,11 +82,12 @@ def make_plans(
 def unsure_keys(
     plans: Mapping[str, Any], fingerprints: Sequence[Fingerprint], plan: Callable[[Fingerprint], Mapping[str, Any]]
 ) -> list[str]:
-    """Return the keys of nnU-Net's configurations whose values may change if the hospitals disclosed exact numbers.
+    """Return the keys of nnU-Net's configurations that could have other values if the hospitals had disclosed exact
+    numbers.
 
-    A hospital discloses one middle case for each group of cases, so the rank of each median is uncertain by half a
-    group per hospital. To find uncertain keys, the plans are made two more times, with the lowest and the highest
-    possible medians.
+    A hospital sorts its cases into groups, and discloses only the middle case of each group. The rank of each median is
+    therefore uncertain by half a group per hospital. To find uncertain keys, the plans are made two more times, with
+    the lowest and the highest possible medians.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:

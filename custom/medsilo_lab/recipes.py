@@ -278,8 +278,8 @@ class MethodRecipe(Recipe):
         return Path(env.workspace_root).resolve() / self._job.name
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
-        """Store arguments of single sites, such as `train_args`; NVFlare's `set_per_site_config` passes these
-        arguments.
+        """Store the arguments in which single sites differ, such as `train_args`. NVFlare's `set_per_site_config`
+        passes these arguments.
         """
         for site, given in config.items():
             if odd := sorted(given.keys() - self._runner.keys()):
@@ -293,7 +293,7 @@ class MethodRecipe(Recipe):
         for site in names or (ALL_SITES,):
             given = self._runner | self._sites.get(site, {})
             script = Path(given["train_script"])
-            # a script with an absolute path may exist only at the sites
+            # a script with an absolute path may be missing here, because only the sites need the script
             if not script.is_absolute() and not script.is_file():
                 raise MedsiloError(
                     f"train_script: {script} is not in the folder {Path.cwd().name}; give the path of a file"

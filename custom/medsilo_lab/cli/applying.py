@@ -66,7 +66,7 @@ def _say_score(screen: Console, run: Path | None, site: str) -> None:
     if not score.known:
         return
     screen.say(f"this model's test score: {score} ({summary.metric})")
-    with suppress(MedsiloError):  # reading fails if this machine lacks some files of the run
+    with suppress(MedsiloError):  # if this machine lacks some files of the run, no warnings are printed
         found = read(run, whole=False)
         screen.say(*(f"warning: {one}" for one in learning({found.label: [found]}, site or None)))
 

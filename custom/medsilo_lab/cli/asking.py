@@ -93,8 +93,8 @@ def _asked(question: "Question") -> str:
 
 
 def progress_on(screen: Console) -> Callable[[int], None]:
-    """Return a function that shows the number of files that were read. For each file that was read, call the function
-    with the size of the file.
+    """Return a function that shows the number of files that were read. For each file, this function must be called with
+    the size of the file.
     """
     read = [0, 0]
 

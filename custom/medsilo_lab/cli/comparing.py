@@ -142,7 +142,7 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another version of medsilo. With --power, it
     only estimates which differences the hospitals can detect, from the scores in --out or from assumptions.
     """
-    # configurations with titles set the method, and may change any other key of the plan
+    # a configuration with a title sets the method, and may change every key of the plan
     known: dict[str, Any] = {"algorithm": None}
     known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))

@@ -139,8 +139,8 @@ def example(
 
 
 def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
-    """Check the plan at each hospital. A subfolder of `out` gets each hospital's private list of the problems that the
-    check found.
+    """Check the plan at each hospital. For each hospital, a subfolder of `out` gets the private list of the problems
+    that the check found.
     """
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS

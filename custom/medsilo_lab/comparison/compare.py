@@ -177,7 +177,7 @@ def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
     """Return the configuration, or a changed configuration if the method does not support the plan.
 
-    The changed configuration has no evaluation sites, or uses batch norm, or both.
+    In the changed configuration, evaluation sites are left out, or batch norm is used, or both changes are made.
     """
     try:
         plan_of(plan, row, changes)

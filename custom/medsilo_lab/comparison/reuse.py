@@ -37,8 +37,8 @@ def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
 
 
 def beside(folder: Path) -> Path:
-    """Return the path if nothing exists there. If something exists, append the smallest number that makes the path
-    free.
+    """Return the path if nothing exists there. If something exists there, return the path with a number at its end: the
+    smallest number for which nothing exists.
     """
     number, free = 1, folder
     while free.exists():

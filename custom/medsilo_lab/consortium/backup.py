@@ -1,4 +1,6 @@
-"""Back up a server's kit, studies, list of expelled hospitals and stored jobs in one file, and restore them from it."""
+"""Back up a server's kit, studies, stored jobs and list of expelled hospitals in one file. Restore a server from a
+backup.
+"""
 
 import json
 import os
@@ -53,8 +55,8 @@ class Backup(BaseModel):
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return a copy of this `Backup` whose storage and studies are in the restored kit `kit`. If `storage` is
-        given, the jobs are in the folder `storage` and not in the kit.
+        """Return a copy of this `Backup` for the restored kit `kit`: the paths of storage and studies then point into
+        this kit. If `storage` is given, the jobs are in the folder `storage` and not in the kit.
         """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(

@@ -1,4 +1,4 @@
-"""Run a canary in a consortium: a study of one round on synthetic data that shows which hospitals are ready."""
+"""Run a canary in a consortium: a study of one round on synthetic data, to find out which hospitals are ready."""
 
 import tempfile
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ class CanaryResult:
 
 
 def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryResult]:
-    """Run a canary with the hospitals in participation.sites if the changes set this key, otherwise with all connected
+    """Run a canary with the hospitals that the changes name in participation.sites; by default, with all connected
     hospitals.
     """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
@@ -76,9 +76,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the canary's plan. With this plan, the canary continues at ready hospitals if another hospital is not
-    ready.
-    """
+    """Return the plan of a canary that continues at all ready hospitals, even if some hospitals are not ready."""
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:
         minimum = ["participation.minimum=1", "participation.when_missing=continue"]

@@ -51,7 +51,8 @@ class Server(Section):
     """The server of the federation. Hospitals and people connect to the server, which itself opens no connections."""
 
     host: Host
-    # further host names of the server's machine or of a replacement machine; the field host has the first name
+    # further names of the server's machine, or names of a machine that may replace it; the first name is in the field
+    # host
     other_names: list[Host] = Field(default_factory=list)
     port: Port = 8002
     organisation: Organisation

@@ -29,7 +29,7 @@ class News:
     at: float  # seconds since 1970
     begins: str = ""
     ends: str = ""
-    about: str = ""  # the party that is concerned
+    about: str = ""  # the party that the event is about
     brief: str = ""  # `text` without the party's name and the time
     joins: bool = False  # whether messages about problems also mention this event
     alone: bool = True  # whether people get a message about this event even if no problem continues
@@ -45,7 +45,7 @@ class Message:
 
 @dataclass
 class Incident:
-    """Problems that began within a minute of each other."""
+    """An incident: problems that began within a minute of each other."""
 
     told: bool = False
     wrong: dict[str, News] = field(default_factory=dict)  # problems that have not ended
@@ -56,7 +56,7 @@ class Incident:
     beside: list[News] = field(default_factory=list)  # events that are not problems, and are not yet reported
     began: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())
-    ended: float | None = None  # monotonic time since which the end of a problem waits to be reported
+    ended: float | None = None  # monotonic time at which the first problem in `over` ended; None if `over` is empty
 
 
 @dataclass
@@ -208,7 +208,7 @@ def news_of(line: str, first: bool = False) -> News | None:
         return News(told, at, ends=of_site, about=who, joins=what == "joined", alone=what == "back")
     if what in ("away", "refused") and who != "-" and warns:
         return News(told, at, begins=of_site, about=who, brief=brief)
-    # in these events, the study waits for an automatic restart, or for a hospital that must connect again
+    # after these events, the study waits for an automatic restart, or for a disconnected hospital to connect again
     if what == "failed" or (what == "waits" and who == "-"):
         return News(told, at, of_study, about=study, brief=f"{study}: {text}", passes=not warns, changes=True)
     if what in ("resumed", "ended") and who == "-":

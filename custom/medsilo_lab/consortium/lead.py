@@ -31,7 +31,7 @@ from medsilo.runs.events import SILENCE
 from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, OUTCOME, PROGRESS
 from nvflare_reliability.kit_patches import connect
 
-# The models of a study are imported later, because this import takes a sixth of the time of the command `status`.
+# Only type checkers import the models of a study here, because this import would take a sixth of the time of `status`.
 if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress, Round
     from medsilo.runs.schema import Summary
@@ -49,7 +49,7 @@ NEXT = 4.0
 NOT_CLONED = ("scope", "launcher_spec")  # metadata keys that NVFlare 2.9 does not copy from a job to its clone
 # hides NVFlare's log messages about a connection, because medsilo writes its own messages
 SILENT = logging.NullHandler()
-NOT_THERE = (  # NVFlare's errors for an unreachable controller of a job, and for a user without permission
+NOT_THERE = (  # NVFlare raises these errors if a job's controller is unreachable, or if the user lacks a permission
     *(api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply),
     api_spec.AuthorizationError,
 )
@@ -174,7 +174,7 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
     """
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
-    # NVFlare's status is the only source of the reason for the end of the job
+    # without a recorded reason, the status is the only fact about the end of the job
     if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):
         unable = (
             f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "
@@ -186,8 +186,8 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
 
 
 def cancel(job_id: str, kit: Path, say: Say) -> str:
-    """Stop a job and wait until the job has ended, so that `resume` can follow immediately. Return the final status of
-    the job.
+    """Stop a job, and wait until the job has ended, because `resume` can only continue an ended job. Return the final
+    status of the job.
     """
     with connected(kit) as session:
         with suppress(*NOT_THERE):
@@ -214,7 +214,7 @@ def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> st
 def resume(run: str, kit: Path, say: Say) -> str:
     """Continue the study of an ended job. `run` is the id of the job, or a run folder that `download` wrote.
 
-    As in `submit`, the function waits until the new job has started, and returns the id of the new job.
+    Like `submit`, this function waits until the new job has started, and returns the id of the new job.
 
     The new job is a clone of the ended job. From the id of the ended job, the server finds the study and its
     checkpoint.
@@ -323,7 +323,8 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
 
 
 def heard_lately(info: SystemInfo) -> set[str]:
-    """Return the hospitals whose last heartbeat is about as recent as the latest heartbeat of all hospitals.
+    """Return the connected hospitals: their last heartbeat is less than SILENCE seconds older than the latest heartbeat
+    of any hospital.
 
     If a hospital's kit was started twice, the second process is connected to the server but gets no job.
     """
@@ -374,8 +375,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job, with the lead's name if another lead submitted the job. A job in `others` may be a job
-    that continues the study of `job`.
+    """Return the state of a job, with the name of the lead who submitted the job. If a job in `others` continues the
+    study of `job`, no automatic restart is reported.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
@@ -403,7 +404,7 @@ def obstacles(job: dict[str, Any]) -> list[str]:
     report them.
     """
     if job["status"] == "SUBMITTED":
-        # NVFlare's line begins with the time of the entry, which is removed
+        # NVFlare's line begins with a time, which is removed
         return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
@@ -415,8 +416,8 @@ def watch(
     study's last job.
 
     After a lost connection, this function connects again and reports the missed rounds. If the study restarts
-    automatically in a new job, this function watches the new job. `on_progress` receives the study's progress, even
-    between the ends of two rounds.
+    automatically in a new job, this function watches the new job. Between the ends of two rounds, `on_progress` also
+    receives the progress of the study.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -567,7 +568,9 @@ def _run_in(workspace: Path) -> Path | None:
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return the reason why a job failed, which the controller writes into a file even if no study began."""
+    """If a job failed, return the reason, which the controller writes into a file. The file exists even if no study
+    began.
+    """
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
@@ -592,7 +595,7 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
 
 
 def _check_earlier(own: Path, run: Path) -> None:
-    """The folder `own` already exists. Raise MedsiloError unless it is an earlier download of the study in `run`."""
+    """Raise MedsiloError unless the existing folder `own` is an earlier download of the study in `run`."""
     before, now = (
         (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
     )

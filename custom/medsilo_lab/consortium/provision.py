@@ -37,8 +37,8 @@ EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier cer
 # the only address in the client's kit.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
 # By default, NVFlare tries ten times to start a job with a disconnected hospital, and doubles the pause after each
-# attempt. With the settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because
-# doubling a float a thousand times would overflow, and NVFlare would then start no further job.
+# attempt. With the settings in WAITING, NVFlare tries twice a minute for a week. The seconds are integers, because a
+# float overflows when NVFlare doubles it a thousand times, and the scheduler then starts no more jobs.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
@@ -57,7 +57,8 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
 
     An existing kit stays unchanged unless its party gets a new certificate. If `new_key` is true, the new certificates
     are for new keys; otherwise, parties keep their keys. A party with a new key also gets a folder startup-before/ with
-    the earlier key. The party needs the earlier key to sign its existing files again with the new key.
+    its earlier key. With the earlier key, the party checks the signatures of its existing files, and then signs these
+    files with the new key.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -177,8 +178,8 @@ def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path])
 
 
 def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
-    """Write a hospital's earlier certificate and key into a folder. With the earlier key, the hospital can sign its
-    existing files again for its new key.
+    """Write a hospital's earlier certificate and key into a folder. With the earlier key, the hospital checks the
+    signatures of its existing files, and then signs these files with its new key.
     """
     make_folder(folder)
     files = {"client.crt": before["cert"], "client.key": before["pri_key"]}
@@ -247,7 +248,9 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[str]) -> None:
-    """Raise MedsiloError if the changed description contradicts an issued certificate or a kit that is not renewed."""
+    """Raise MedsiloError if the changed description contradicts an issued certificate, or the kit of a party that gets
+    no new certificate.
+    """
     if not path.exists():
         return
     try:
@@ -285,8 +288,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return a party's name, the address at which the party listens, and the address to which the party connects. The
-    same three values follow for each relay between the party and the server.
+    """Return the route from a party through relays to the server. The list contains three values for the party and for
+    each relay: name, listening address, and the address to connect to.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -305,8 +308,8 @@ def _forget(path: Path, names: Collection[str]) -> None:
 
 
 def _build(project: dict[str, Any], root: Path) -> Path:
-    """Make NVFlare build the kits of all participants; with the same root certificate and the same state, the kits have
-    identical bytes.
+    """Make NVFlare build the kits of all participants. If the root certificate and the state are unchanged, the kits
+    have the same bytes as before.
     """
     project = copy.deepcopy(project)  # NVFlare modifies this argument
     log, said = logging.Logger("provisioning"), io.StringIO()
@@ -326,8 +329,8 @@ def _build(project: dict[str, Any], root: Path) -> Path:
 
 
 def _seal(folders: list[Path], state: Path) -> None:
-    """Sign every file with the root key, because NVFlare starts a kit only if the kit's certificate, key and addresses
-    are unchanged since signing.
+    """Sign every file with the root key. NVFlare starts a kit only if its signed certificate, key and addresses are
+    unchanged.
     """
     key = load_private_key(json.loads(state.read_text())["root_pri_key"])
     for folder in folders:

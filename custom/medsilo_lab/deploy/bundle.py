@@ -33,7 +33,7 @@ VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", 
 
 
 def network(folder: str) -> nn.Module:
-    """Return the network in a bundle's models/ folder; the configuration of a bundle names this function."""
+    """Return the network from a bundle's folder models/. The configuration of each bundle names this function."""
     return Source.open(Path(folder)).network
 
 
@@ -74,8 +74,8 @@ def _write_scripts(scripts: Path) -> None:
 
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the contents of configs/inference.json. With this file, MONAI's runner predicts every image in
-    dataset_dir. The runner writes masks or a table of classes to output_dir.
+    """Return the contents of configs/inference.json, with which MONAI's runner predicts every image in dataset_dir. The
+    runner writes masks or a table of classes to output_dir.
     """
     facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
     return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))

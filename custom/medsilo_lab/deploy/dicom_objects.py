@@ -55,8 +55,8 @@ class MadeBy:
 
 
 def sources_of(series: ImageSeries) -> list[Any]:
-    """Read the headers of the files of a series, in the order of its slices. Elements of the study that DICOM results
-    need, but that the series lacks, are set to empty values.
+    """Read the headers of the files of a series, in the order of its slices. If a series lacks an element of the study
+    that DICOM results need, the element is set to an empty value.
     """
     pydicom = library()
     sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]

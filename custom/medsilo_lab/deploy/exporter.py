@@ -41,8 +41,8 @@ class Exporter(ABC):
 
     @property
     def part(self) -> str:
-        """The name of the model's subfolder, if an export in this format may contain several models, otherwise an empty
-        text.
+        """If an export in this format may contain several models, the name of the model's subfolder; otherwise, an
+        empty text.
         """
         return ""
 

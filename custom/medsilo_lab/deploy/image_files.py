@@ -17,7 +17,7 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
-# if an image has one of these file formats, the predicted mask has the same format
+# file formats in which masks are written; the mask of an image has the same format as the image
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")
 COMPANIONS = (".raw", ".zraw")  # suffixes of the files that store the values of an image with an .mhd header
 

@@ -1,5 +1,5 @@
-"""Transforms for a MONAI Bundle. Each class replaces a transform of MONAI that differs from medsilo's preprocessing in
-training.
+"""Transforms for a MONAI Bundle. Some transforms of MONAI differ from medsilo's preprocessing in training; each class
+replaces one of these transforms.
 
 A bundle contains copies of this file and of image_patches.py, which import no other file of medsilo.
 """

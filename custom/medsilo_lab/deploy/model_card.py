@@ -25,7 +25,7 @@ from medsilo_lab.report.run_warnings import learning
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
-MEANS = ("dice", "closeness")  # metrics that are a mean over cases, where the value of each case is between 0 and 1
+MEANS = ("dice", "closeness")  # metrics that are the mean of a value per case, which is between 0 and 1
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
     "device. A person who can judge the result looks at each one before it is used."
@@ -89,7 +89,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.as_json()["packages"] if summary else None,
         "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
-        # hospitals whose personal models are part of the super model; each of them agreed to this use
+        # hospitals that agreed that their personal models are part of the super model
         "personal": list(super_model.agreed if super_model else ()),
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
@@ -149,7 +149,7 @@ def _score(summary: Summary, site: str) -> dict[str, Any] | None:
 def _warnings(source: Source) -> list[str]:
     if source.run is None:
         return []
-    with suppress(MedsiloError):  # some files of the run may be missing on this machine
+    with suppress(MedsiloError):  # if this machine lacks some files of the run, the card has no warnings
         found = read(source.run, whole=False)
         return [str(one) for one in learning({found.label: [found]})]
     return []

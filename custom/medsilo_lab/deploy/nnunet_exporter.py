@@ -13,7 +13,7 @@ from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
 CHECKPOINT = "checkpoint_final.pth"
-# file extensions of nnU-Net's readers that do not read .nii.gz
+# readers of nnU-Net that do not read .nii.gz, with the file extension that each reader reads
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}
 
 
@@ -38,7 +38,7 @@ class NnUNetExporter(Exporter):
         content = BytesIO()
         # nnU-Net only reads PyTorch's own file format, which is a pickle. The written checkpoint contains only tensors,
         # numbers, strings and lists, so it can also be loaded with weights_only=True, which runs no code. medsilo
-        # itself never loads a checkpoint in this format.
+        # itself never loads a checkpoint in PyTorch's own file format.
         weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
         torch.save({"network_weights": weights, **same}, content)  # noqa: TID251 - nnU-Net reads no other
         return told | {f"{self.part}/{CHECKPOINT}": content.getvalue()}

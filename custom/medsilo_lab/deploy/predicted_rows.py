@@ -18,7 +18,7 @@ class TablePredictor(Predictor):
     """Predicts every line of tables.
 
     The values of the table are standardised with the means and deviations from training. If this machine lacks the
-    means and deviations from training, those of the table are used.
+    means and deviations from training, the means and deviations of the table are used.
     """
 
     cases = "lines"

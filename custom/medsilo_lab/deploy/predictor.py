@@ -73,8 +73,9 @@ class Predictor(ABC):
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
         """Return the means and deviations with which the values of a hospital are standardised. If the hospital took
-        part in training, its means and deviations are those of training. Otherwise, they are calculated from all data
-        of the hospital. `plain` returns fixed means and deviations for tasks that use no statistics of a hospital.
+        part in training, its stored means and deviations from training are returned. If the hospital did not take part,
+        the means and deviations are calculated from all its data. `plain` returns fixed means and deviations for tasks
+        that use no statistics of a hospital.
         """
         task: Any = self.source.plan.task
         if (self.site_part / paths.DATA).is_file():

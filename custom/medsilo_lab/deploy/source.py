@@ -19,7 +19,7 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-# metadata key of a tensor file that lacks the layers that only training needs
+# metadata key of a tensor file from which the layers that only training needs were removed
 PLAIN = "plain"
 SINGLE = "model"  # name of the expert in a model with only one expert
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"

@@ -72,8 +72,8 @@ class AtHospitals(Evaluation):
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
-    """Change the summary of centralised training so that it lists the hospitals as sites. Each hospital has its number
-    of cases, its curves and its test scores.
+    """In the summary of centralised training, list the hospitals as sites, each with its number of cases, curves and
+    test scores.
     """
     inner, selected = summary.sites[POOL], summary.selected.rounds[POOL]
     assert selected is not None

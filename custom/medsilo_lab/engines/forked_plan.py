@@ -1,5 +1,5 @@
-"""Read the plan in the process from which simulated sites are forked, so that the modules of the plan are already
-imported. This module must be the last module that the process imports.
+"""Read the plan in the process from which simulated sites are forked, so that forked sites need not import the plan's
+modules. This module must be the last module that the process imports.
 """
 
 import gc

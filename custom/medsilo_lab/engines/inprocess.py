@@ -53,7 +53,7 @@ class Line:
         return self.participants[site].answer(parcel, lambda: None)
 
     def pause(self, seconds: float) -> None:
-        """Do not wait, because no site in this process can be late."""
+        """Return immediately, because no site in this process can be late."""
 
 
 class Loop(Line):

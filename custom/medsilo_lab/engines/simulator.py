@@ -43,11 +43,11 @@ START_LIMIT = 120.0, 5.0
 END_LIMIT = 2.0
 MOST_SILENCE = 6.0  # maximum seconds without a progress line while NVFlare and the sites start
 MOST_NAMES = 12
-# prefix of NVFlare's tracking receivers, which a job without code may add
+# classes with this prefix are NVFlare's receivers for experiment tracking, which a job without code may use
 TRACKING = "nvflare.app_opt.tracking."
 STARTS = 3
-# Memory of a simulation in bytes: at the start, and for each site that trains at the same time, measured with
-# `benchmarks/many_sites.py`.
+# Memory of a simulation in bytes, measured with `benchmarks/many_sites.py`: the memory at the start, and the memory for
+# each site that trains at the same time.
 ONCE, EACH = 800 << 20, 128 << 20
 # number of tensors per parameter at a site that trains, for example the received parameter, the gradient and the
 # optimizer's state
@@ -99,8 +99,8 @@ def run(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Run a plan with all its sites in NVFlare's simulator. If `job` is given, the filters, components and code of this
-    job are used, too. Return the record of the finished run.
+    """Run a plan with all its sites in NVFlare's simulator. If `job` is given, the simulation also uses the filters,
+    components and code of `job`. Return the record of the finished run.
 
     say: A function that receives lines of text about the progress until the first round begins.
     """

@@ -10,7 +10,7 @@ from medsilo.runs import paths
 from medsilo.runs.clean import is_finished
 from medsilo.runs.reading import read_summary
 
-STUDIES = "medsilo"  # the server's folder and each site's folder contain a folder of this name with the studies
+STUDIES = "medsilo"  # name of the folder with the studies, in the server's folder and in each site's folder
 EARLIER = "-earlier"  # suffix of the folder into which the finished studies of a workspace are moved
 # matches the last line of a Python traceback in a log; the line may begin with the rank of a process
 RAISED = re.compile(

@@ -13,7 +13,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.registry import TABLES
 
 HERE = Path(__file__).parent
-KINDS = {  # for each kind of plug-in, the plug-in's section in plans and the arguments of the run in the plug-in's test
+# kind of plug-in → the plug-in's section in a plan, and the arguments with which the plug-in's test starts a run
+KINDS = {
     "method": ("algorithm", '"fedavg", method={}, changes={{"training.rounds": 2, "task.patients": 4}}'),
     "task": ("task", 'task={}, sites=["a", "b"], changes={{"training.rounds": 2}}'),
     "network": ("network", '"fedavg", model={}, changes={{"training.rounds": 2, "task.patients": 4}}'),

@@ -1,5 +1,5 @@
-"""Read and write a release: a signed folder with a model, which a hospital can test without a startup kit and without a
-network.
+"""Read and write a release: a signed folder with a model. A hospital can test the model without a startup kit and
+without a network connection.
 """
 
 import shutil

@@ -13,9 +13,9 @@ Table = tuple[str, Sequence[str], Rows, str]
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
-    """Yield two tables about the run with the most sites. One table has the numbers of cases in training, validation
-    and test; the other has the training cases of each class. If no site discloses numbers of cases of each class, the
-    table about classes is omitted.
+    """Yield two tables about a single run: of the given runs, the run with the most sites. One table has the numbers of
+    cases in training, validation and test; the other has the training cases of each class. If no site discloses numbers
+    of cases of each class, the table about classes is omitted.
     """
     run = max(runs, key=lambda run: len(run.sites), default=None)
     if run is None or not any(run.site(site).cases for site in run.sites):
@@ -36,7 +36,7 @@ def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
 def _rows(
     sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return counts as table cells. The larger a count is as a fraction of the site's cases, the darker is the cell."""
+    """Return counts as table cells. A cell is darker if its count is a larger fraction of the site's cases."""
     told = []
     for site, counts in zip(sites, rows, strict=True):
         whole = sum(filter(None, counts)) or 1

@@ -31,7 +31,7 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
 OF_CLASS = re.compile(r"auroc_\d+")
-FEW = 10  # if a class has fewer test cases, hospitals must not be compared by the AUROC of the class
+FEW = 10  # if a class has less than this number of test cases, hospitals must not be compared by the AUROC of the class
 Row = tuple[Any, list[dict[str, Any]]]
 
 
@@ -42,7 +42,8 @@ class DecisionRow:
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # True for the row of all sites; sites may have different thresholds
+    # true for the row of all sites, which shows no threshold, because each site has its own threshold
+    several: bool = False
 
     @property
     def places(self) -> list[ReliabilityBin]:
@@ -90,9 +91,7 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
 
 
 def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
-    """Draw a chart whose axes run from 0 to 1. As an exception, the y axis of the net benefit covers the range of the
-    net benefit.
-    """
+    """Draw a chart. Both axes run from 0 to 1, but an axis of the net benefit covers the range of the net benefit."""
     known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
         series,
@@ -152,8 +151,7 @@ def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
 
 
 def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
-    """Return a table row for each site that discloses decisions, and a row for all sites that disclose decisions
-    together.
+    """Return a table row for each site that discloses decisions, and a row with the sums over these sites.
 
     Args:
         name: the label of the run, if the page shows more than one run

@@ -239,8 +239,7 @@ def _tested(line: DifferenceLine, differ: bool) -> str:
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
     """Draw the difference or the federated score of a row, with the confidence interval of the difference.
 
-    If the difference is significant, an interval around the federated score excludes the single-site score; otherwise,
-    the interval includes the single-site score.
+    An interval around the federated score excludes the single-site score only if the difference is significant.
     """
     found, look = line.difference, 0 if scores else LOOKS.get(line.verdict, 5)
     if scores and line.together and line.alone:
@@ -328,7 +327,8 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     if alone:
         yield f"Test {verdict.metric}, single-site", _level(alone[0])
     tested = verdict.patients.get(site)
-    same = tested is None or run.patients.get(site) == tested  # runs with other seeds may have other test patients
+    # runs with different seeds may have different test patients
+    same = tested is None or run.patients.get(site) == tested
     words = run.tested_in_words(site) if same else f"at least {counted(tested or 0, 'test patient')}"
     yield "Tested on", f"{words}, {repetitions(len(verdict.seeds))}"
     if learned_from := _learned_from(site, run):

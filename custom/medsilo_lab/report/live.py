@@ -37,7 +37,9 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True)
 class _Line:
-    """A curve in the chart: in a comparison for each run, otherwise for each site of the run."""
+    """A curve in the chart. The chart of a comparison has a curve for each run, and the chart of a run has a curve for
+    each site.
+    """
 
     name: str
     values: list[float | None]

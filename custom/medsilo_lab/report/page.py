@@ -239,8 +239,8 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 
 
 def _participation(run: RunResult) -> dict[str, Any]:
-    """For each site, return the number of its contributions to a run, its time and its traffic. Also return the rounds
-    that each site missed, with the reasons.
+    """For each site, return the number of contributions to a run, the time and the traffic. A second table lists the
+    rounds that each site missed, with the reasons.
     """
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
     # (site, reason) → rounds that the site missed for this reason, so that the page lists several rounds in one line

@@ -29,7 +29,9 @@ class Subject:
 
 
 def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
-    """From each subject, remove the runs for which `fact` is false. Yield the subjects that still have runs."""
+    """Yield each subject (a run or a configuration) with only those of its runs for which `fact` is true. Subjects
+    without such runs are left out.
+    """
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
         if runs:
@@ -67,8 +69,8 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """For each FedSM run, return the selection threshold. For each model of the run, also return for which fraction of
-    each site's cases the model was selected.
+    """For each FedSM run, return the selection threshold, and how often each model was selected, as a fraction of each
+    site's cases.
     """
     panels = []
     for run in runs:

@@ -37,8 +37,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the title of the run. The function `read_all` extends equal titles, so
-    that every label is unique.
+    """The contents of a run folder. `label` is the title of the run. If several runs have the same title, the function
+    `read_all` appends text to their labels, so that every label is unique.
     """
 
     folder: str
@@ -53,7 +53,7 @@ class RunResult:
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the folder contains the scores of single cases
     patients: dict[str, int] = field(default_factory=dict)
-    # in a regression, for each site: the score of a prediction that is always the mean
+    # in a regression, for each site: the score of a constant prediction, which is the mean of the site's test cases
     means: dict[str, float] = field(default_factory=dict)
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)
     spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost of each site whose folder is on this machine
@@ -80,7 +80,7 @@ class RunResult:
         return self.summary.score(site) if site in self.summary.sites else None
 
     def score_at(self, site: str) -> Score:
-        """Return a site's test score, which is exact, a range or missing."""
+        """Return what is known about a site's test score: the exact score, a range around the score, or nothing."""
         found = self.summary.score_at(site)
         return found.changed(n=self.patients.get(site, found.n))
 
@@ -89,8 +89,8 @@ class RunResult:
         return self.summary.metric in self.site(site).suppressed
 
     def step(self, site: str, part: str = "test") -> float:
-        """Return the step to which a site rounds its scores on a part of its data (`validation` or `test`), or 0 for
-        exact scores.
+        """Return the step to which a site rounds its scores on its validation or test cases (`validation` or `test`); 0
+        means exact scores.
         """
         return self.site(site).steps.get(part, 0.0)
 
@@ -281,7 +281,7 @@ def picture_of(path: Path) -> str | None:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
         with Image.open(BytesIO(content), formats=["PNG"]) as image:
             image.verify()
-    # Pillow raises these errors for a damaged file
+    # errors that Pillow raises for a damaged file
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -1,4 +1,4 @@
-"""The results of writing a report, which the command line prints."""
+"""What the command line prints after a report was written."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -56,8 +56,8 @@ def of_run(run: RunResult) -> list[Notice]:
 def learning(rows: Rows, site: str | None = None) -> list[Notice]:
     """Return the warnings about untrained models, and about models that did not learn or did not converge.
 
-    A configuration gets the warning that it did not learn, or did not converge, if this applies to more than half of
-    its runs.
+    A configuration gets the warning "did not learn" or "did not converge" only if this is true of more than half of its
+    runs.
 
     Args:
         site: the only hospital for which there are warnings about untrained models
@@ -177,9 +177,9 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 # ---------------------------------------------------------------------------------------------------- learning
 GUESSES = {"dice": 0.0, "concordance": 0.5}  # metric → score of guessing an empty mask or a random order
-BELOW, LITTLE = 0.02, 0.1  # limits on a scale on which 0 is the score of guessing and 1 is a perfect score
+BELOW, LITTLE = 0.02, 0.1  # limits for the score of a run, on a scale on which 0 is guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # limit for masks in place of LITTLE, because masks may overlap by chance
-ENOUGH = 6  # a validation curve with fewer values is not tested for a rise
+ENOUGH = 6  # a validation curve with less than this number of values is not tested for a rise
 STEEP = 0.02  # if the last half of a validation curve rises by more than this number, the model has not converged
 
 
@@ -252,8 +252,8 @@ def _hardly(run: RunResult) -> bool:
 
 
 def _is_below(run: RunResult) -> bool:
-    """Return True if the mean score is lower than the score of guessing. The mean score must be lower by more than
-    BELOW and by at least one test case per site.
+    """Return True if the mean score is lower than the score of guessing. To allow for chance, the mean score must be
+    lower by more than BELOW, and by at least one test case per site.
     """
     held = _held(run)
     return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)
@@ -288,7 +288,7 @@ def _guess(run: RunResult) -> str:
 
 
 GUESS = {"dice": "an empty mask", "concordance": "a coin"}
-RANKS = 0.6  # if the AUROC is lower, the model does not separate the classes
+RANKS = 0.6  # if the AUROC is below this number, the model does not separate the classes
 # first words of a warning → function that returns the rest of the warning, or an empty text
 LEARNED: dict[str, Callable[[RunResult], str]] = {
     "Below guessing": _below,

@@ -24,12 +24,12 @@ from medsilo_lab.study.words import interval_in_points, points, repetitions
 from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
 DARKEST = 0.3  # the table cell of a difference of this size or more has the darkest colour
-# table headers with a word beside the header; "declared" means before the study, and "corrected" means for multiple
-# comparisons
+# table headers, each with a remark: "declared" means declared before the study, and "corrected" means corrected for
+# multiple comparisons
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # the page lists at most this number of seeds; if there are more seeds, the page only contains their number
+FEW = 6  # the page lists at most this number of seeds; instead of a longer list, the page says how many seeds there are
 Rows = dict[str, list[RunResult]]
 
 

@@ -18,9 +18,9 @@ from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, 
 LEAST_TESTED = 5
 LEAST_TRAINED = 9  # minimum number of patients of a hospital that trains
 FEWEST = 2
-THIN = 16  # volumes with fewer slices are too thin for a 3-D network
+THIN = 16  # minimum number of slices of a volume; thinner volumes do not suit a 3-D network
 AIR = -500  # images that contain a value below this number count as CT images, because −1000 Hounsfield units are air
-# an intensity window is wider at each end than the intensity range of the structures, by this fraction of the range
+# an intensity window extends beyond the intensity range of the structures at both ends, by this fraction of the range
 WIDER = 0.25
 STEPS = 12
 LONGEST_ROUND = 8
@@ -51,7 +51,7 @@ BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that foll
 
 
 def in_order(choices: Choices) -> Choices:
-    """Sort choices in the order of the plan's sections. Choices in a section that is not listed come last."""
+    """Sort choices by section, in the order of SECTIONS. Choices in sections that SECTIONS lacks come last."""
     section = {key: key.rpartition(".")[0] for key in choices}
     places = {name: place for place, name in enumerate(SECTIONS)}
     keys = sorted(choices, key=lambda key: (not section[key], places.get(section[key], len(places)), section[key]))
@@ -101,7 +101,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the labels of the plan. Also return a map from the hospital's labels to the plan's labels."""
+    """Return the labels for the plan, and a map from the hospital's labels to the labels for the plan."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}

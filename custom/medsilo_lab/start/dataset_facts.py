@@ -17,7 +17,8 @@ from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
 MOST = 60  # maximum number of cases in the opened sample; each hospital in turn contributes a case
 TAIL = (0.5, 99.5)
-# maximum number of values in a mask; if there are more values, each object has its own value, or the file is no mask
+# maximum number of different values in a mask; in a mask with more values, each object has a separate value, or the
+# file is no mask
 MOST_VALUES = 50
 LEAST_PATIENTS = 6  # minimum number of patients that a pattern must find in each hospital's file names
 TELLING = (
@@ -72,8 +73,8 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. If the folder contains grey images and colour images, the number of channels of the
-        colour images.
+        """The number of channels. In a mixture of grey images and colour images, the number of channels of a colour
+        image.
         """
         return max(look.channels for look in self.looked)
 

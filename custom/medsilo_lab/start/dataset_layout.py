@@ -1,8 +1,8 @@
 """Find out which kind of data a folder contains, and propose a plan and the next commands. The first dataset probe that
 matches the folder makes the proposal.
 
-This module also writes the proposal: a medsilo.yaml for each hospital, and a job with the plan. In both files, a
-comment gives the reason for each key.
+This module also writes the proposal: a medsilo.yaml for each hospital, and a job with the plan. In the plan and in each
+medsilo.yaml, a comment gives the reason for each key.
 """
 
 import textwrap
@@ -70,7 +70,7 @@ class DatasetLayout:
     by_slices: bool = False  # true if the user requests slices instead of volumes
     target: str | None = None  # column of the label, if the user named it
     hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
-    # the user's answers about the columns that all tables have (table_folder.SAID), or about annotations of recordings
+    # the user's answers that apply to all tables (their keys are in table_folder.SAID), or to annotations of recordings
     said: Mapping[str, Any] = field(default_factory=dict)
     # the user's answers about columns of one hospital's table, for each hospital
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -158,7 +158,8 @@ class DatasetLayout:
                 *found,
                 "hospital-1 and so on may be people: --hospitals names them as their folders",
             ]
-        divided = "shares" in TASKS[task].model_fields  # a task without the key `shares` divides the data by itself
+        # a task without the key `shares` decides itself how to divide the data
+        divided = "shares" in TASKS[task].model_fields
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
@@ -260,7 +261,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [*chain(*map(_texts, value))] if isinstance(value, list) else []
 
 
-# reason for the maximum input size: True for a machine with a GPU, False for a machine without a GPU
+# the reason for the maximum input size, on a machine with a GPU (True) or without a GPU (False)
 LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}
 
 

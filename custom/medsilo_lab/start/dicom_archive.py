@@ -19,7 +19,7 @@ from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
 from medsilo_lab.start.dataset_layout import DatasetLayout
 
-# a hospital's folder must have at least this number of patients, and a structure must be in at least as many studies
+# minimum number of patients in a hospital's folder, and minimum number of studies that contain a structure
 LEAST = 3
 TRIED = 2  # number of studies of each hospital that are checked for overlapping structures
 OFTEN = 0.5  # a structure is learned only if at least this fraction of a hospital's studies contain the structure
@@ -64,7 +64,7 @@ def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
 def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, ...]:
     """Return the subfolders, if each subfolder contains the studies of one hospital. Each subfolder must have several
     patients, and no patient may be in two subfolders. If the user has said that hospitals number their patients
-    separately, patients are not checked.
+    separately, the same patient number may occur in two subfolders.
     """
     patients: dict[str, set[str]] = {}
     for headers in tree.images.values():

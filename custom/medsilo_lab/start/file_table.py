@@ -99,8 +99,8 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
 
 
 def called(columns: Collection[str], words: Collection[str]) -> str | None:
-    """Return a column whose name is in `words`. If several columns match, the column with the earliest word is
-    returned.
+    """Return a column whose name is in `words`. If several columns match, return the column whose name comes first in
+    `words`.
     """
     return next((name for word in words for name in columns if is_called(name, (word,))), None)
 

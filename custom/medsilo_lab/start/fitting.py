@@ -13,8 +13,8 @@ WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Fit:
-    """A network that a machine can train in reasonable time. Further fields are the maximum input size, the batch size,
-    and the features of a U-Net.
+    """A network that a machine can train in reasonable time, with three sizes: maximum input size, batch size, and
+    features of a U-Net.
     """
 
     caps: tuple[int, ...]
@@ -38,7 +38,7 @@ class Fit:
 
 
 def fit_for(segments: bool, dimensions: int, gpu: bool) -> Fit:
-    """Choose a network and its sizes so that training needs 5 GB on a GPU, or minutes per round on a CPU."""
+    """Choose a network and its sizes. On a GPU, training then needs 5 GB of memory; on a CPU, a round takes minutes."""
     if segments and dimensions == 3:
         return Fit((128, 128, 64), 2, WIDE) if gpu else Fit((64, 64, 32), 2, SLIM)
     if segments:

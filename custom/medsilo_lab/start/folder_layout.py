@@ -252,8 +252,8 @@ def _tail(names: Sequence[str], words: Collection[str]) -> str:
 def _by_channel(
     place: str, names: Sequence[str], masks: Collection[str], tail: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns and names of the channels of images. The channels that belong to a mask `case` are the files
-    case_0000, case_0001 and so on.
+    """Return the patterns and names of the channels of images. For example, the files case_0000 and case_0001 are
+    channels of the image whose mask is `case`.
     """
     parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
     whole = {_stem(name).removesuffix(tail) for name in names}
@@ -318,8 +318,8 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1. In
-    all other cases, all paths get the key "".
+    """Group paths by top folder, if every path has two folders, or if the top folders have names such as hospital-1.
+    Otherwise, return all paths as one group with the key "".
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:

@@ -45,8 +45,8 @@ MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
 # maximum number of different values in a label column, and minimum number of images in a class folder
 MOST_CLASSES, LEAST_OF_CLASS = 20, 3
-# COVERED: minimum fraction of all images that a table must name. NAMED: minimum fraction of a table's lines that must
-# have an image, or else the user is asked.
+# COVERED: minimum fraction of all images that a table must name. NAMED: if less than this fraction of a table's lines
+# have an image, the user is asked.
 COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # matches masks in Kaggle's run-length format
 LARGEST_JSON = 1 << 28
@@ -223,9 +223,7 @@ def _stem(name: str) -> str:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """Return the path without words such as "images" or "mask". Without these words, an image and its mask have the
-    same path.
-    """
+    """Return a path without words such as "images" or "mask". The result is the same for an image and its mask."""
     folders = [part for part in PurePosixPath(name).parts[:-1] if part.lower() not in IMAGE_WORDS | MASKS]
     words = re.split(r"([-_. ])", _stem(name))
     while len(words) > 2 and words[-1].lower() in IMAGE_WORDS | MASKS:
@@ -243,7 +241,7 @@ class Lines:
     key: str
     by: str  # "file" if the column `key` contains images, "patient" if `key` contains patients
     line_of: Mapping[str, int]  # path of an image → index of the image's line in the table
-    named: Mapping[str, str]  # if the column `key` contains patients: path of an image → patient
+    named: Mapping[str, str]  # path of an image → patient; only if the column `key` contains patients
 
     def cell(self, image: str, column: str) -> str:
         """Return the value in a column for an image, or an empty text if the table has no line for the image."""
@@ -256,8 +254,8 @@ class Lines:
 
     @property
     def patient(self) -> str | None:
-        """The patient column: the column whose name is most reliable for a patient column. If no column has a usual
-        name, the column with which images were matched to patients.
+        """The column that contains patients. If several columns have names that are usual for patients, the column with
+        the most reliable name. If no column has a usual name, the column with which images were matched to patients.
         """
         own = called([own for own in self.head if self.by == "patient" or own != self.key], PATIENT_WORDS)
         return own or (self.key if self.by == "patient" else None)
@@ -338,8 +336,8 @@ def _named_by(
 
 
 def _ways_to_name(images: Sequence[str]) -> dict[str, str]:
-    """Return a dictionary from names to images. A table may name an image by any end of the image's path that no other
-    image's path has.
+    """Return a dictionary from names to images. A table may name an image by the last parts of its path, if no other
+    image's path ends in these parts.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     for image in images:
@@ -670,8 +668,8 @@ def _range(counts: Iterable[int]) -> str:
 
 
 def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: bool = True) -> None:
-    """Ask whether folders are patients or hospitals, except folders whose depth in the folder tree is in `taken`. If no
-    folder names patients, ask how to find the patient of each image.
+    """Ask whether folders are patients or hospitals. Folders at a depth that `taken` contains are not asked about. If
+    no folder names patients, ask how to find the patient of each image.
     """
     rows = [PurePosixPath(case.image).parts[:-1] for case in found.cases]
     deep = min(map(len, rows))
@@ -736,8 +734,8 @@ def _folder_at(level: int) -> str:
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
     """Ask the user how to find the patient of each image.
 
-    Possible answers: the patient is a folder in the path, a part of the file name, or a value in a table column. A
-    further possible answer is that each image belongs to a different patient.
+    In the possible answers, the patient is a folder in the path, a part of the file name, or a value in a table column.
+    In the last possible answer, each image belongs to a different patient.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:

@@ -64,7 +64,7 @@ OF_TABLE = "table."  # prefix of answers that change how a table is read
 OF_ALL = ("hospitals", "alone", "annotations")  # keys of answers that apply to all tables or all recordings in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
-MOST_VALUES = 1000  # maximum number of a column's different values that questions about the column may use
+MOST_VALUES = 1000  # questions about a column use at most this number of the column's different values
 Ask = Callable[[Question], str]
 
 
@@ -75,7 +75,7 @@ class Made:
     plan: Plan
     data: SiteData
     source: DataSource
-    cases: str = ""  # a list of all cases as text, which is empty if file name patterns describe all cases
+    cases: str = ""  # list of all cases as text; empty if file name patterns describe all cases
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
@@ -309,8 +309,8 @@ class _Maker:
                     return  # after an answer, the hospital may have too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
-        """Return the proposal about which questions are asked. Also return the hospital's data, or None if the data
-        were not read.
+        """Return the proposal to which the questions refer, and the hospital's data. If the data were not read, return
+        None in place of the data.
         """
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
@@ -338,8 +338,8 @@ class _Maker:
         return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
 
     def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
-        """List the files of the data set. Files that are listed in the earlier data set in the folder `before` are not
-        read again.
+        """List the files of the data set. A file that is already listed in the earlier data set (folder `before`) is
+        not read again.
         """
         self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
         known: Mapping[str, KnownFile] = {}
@@ -356,8 +356,8 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Keep only the cases in `entries`. All other cases are omitted for the reason `why`; `patients` is the number
-        of patients of the omitted cases.
+        """Keep the cases in `entries`, and omit all other cases for the reason `why`. `patients` is the number of
+        patients of the omitted cases.
         """
         channels, folder = len(entries[0].images), self.place()
         heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
@@ -459,8 +459,8 @@ def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
 
 
 def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
-    """Convert the hospital's settings to the description of its data, and return the plan and the description. The
-    description contains the outcome, all classes and the default fractions `shares`.
+    """Convert the hospital's settings to the description of its data, and return the plan and the description. Besides
+    the settings, the description contains the outcome, all classes and the default fractions `shares`.
     """
     task, known = plan.task, data.get("label_map", {})
     if isinstance(task, PatientTable):
@@ -496,7 +496,7 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
     """`called` maps words in the data to names in plans. Rename the words in the plan and in the description of the
-    data. If the plan does not contain a word, raise DataError.
+    data. If `called` contains a word that the plan lacks, raise DataError.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):
@@ -574,8 +574,8 @@ def _disclosed_counts(data: SiteData, floor: int) -> dict[Any, DisclosedCounts]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Return the proposed answer if a wrong proposal could do no serious harm. In all other cases, raise MedsiloError
-    with the question.
+    """Return the proposed answer if a wrong proposal could do no serious harm. If a wrong proposal could do harm, raise
+    MedsiloError with the question.
     """
     if question.safe:
         return question.proposed

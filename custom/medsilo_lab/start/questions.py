@@ -20,8 +20,8 @@ from medsilo.tasks.task import Task
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.file_table import SURELY, is_called
 
-# new values of keys: keys in `data`, such as `data.columns.patient`, are a hospital's settings; keys in `task`, such as
-# `task.target`, are in the plan
+# new values of keys: `data` and its subkeys, such as `data.columns.patient`, are a hospital's settings; `task` and its
+# subkeys, such as `task.target`, are in the plan
 Values = Mapping[str, Any]
 ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB's files with annotated rhythms and beats
 SHOWN = 5  # largest number of examples in a question
@@ -32,9 +32,10 @@ BY_RHYTHMS, BY_FOLDERS = "rhythms", "names of folders"
 class Question:
     key: str
     text: str
-    answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposed answer
+    # each possible answer, with the new values of keys that the answer sets; the first answer is proposed to the user
+    answers: Mapping[str, Values]
     safe: bool = False  # true if the proposed answer may be accepted without asking a person
-    # returns the changes for an answer that is not in `answers`; None if only the listed answers are allowed
+    # returns the new values of keys for a free answer, which is not in `answers`; None if free answers are not allowed
     free: Callable[[str], Values] | None = None
     of_all: bool = False
 

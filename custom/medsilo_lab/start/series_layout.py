@@ -36,7 +36,8 @@ RHYTHMS = frozenset(
     """.split()  # noqa: SIM905 - one code beside the other
 )
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
-SLOWEST = 1.0  # if the sampling rate in Hz would be below this value, times without a unit are probably in milliseconds
+# times without a unit are probably milliseconds if, read as seconds, they give a sampling rate below this value in Hz
+SLOWEST = 1.0
 USUAL_RATE = 50.0  # default sampling rate in Hz
 SECONDS = 2.56  # default length of a window in seconds, which is about the duration of a movement
 STRIP = 10.0  # default length of a window in seconds for rhythms, which is the usual length of an ECG
@@ -242,8 +243,8 @@ def _some(names: Sequence[str]) -> Sequence[str]:
 
 
 def _annotations(folder: DatasetLayout, names: Sequence[str]) -> str:
-    """Return the suffix of those annotation files of WFDB recordings that contain rhythms. Return an empty text if no
-    annotation file has rhythms, or if the user declined the rhythms.
+    """Of the suffixes of WFDB annotation files, return the suffix of the files that contain rhythms. Return an empty
+    text if no annotation file has rhythms, or if the user declined the rhythms.
     """
     headers = [name for name in names if name.lower().endswith(waves.WFDB)]
     if not folder.said.get("annotations", True):

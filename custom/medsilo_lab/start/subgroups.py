@@ -79,7 +79,7 @@ def asked_again(
     before: Mapping[str, Subgroup], now: Sequence[AskedSubgroup]
 ) -> tuple[list[AskedSubgroup], dict[str, str]]:
     """Combine new requests for subgroups with the subgroups in the earlier version of the data set. Return all
-    requests, and the names of levels in the earlier version.
+    requests, and the names of levels in the earlier version of the data set.
     """
     every = {name: AskedSubgroup(name, own.column, own.bands, own.table) for name, own in before.items()}
     every |= {own.name: own for own in now}

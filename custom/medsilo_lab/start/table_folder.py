@@ -71,7 +71,7 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
-SAID = {  # keys of the user's answers about a table; the keys left, patient, survival, alone and event are not listed
+SAID = {  # keys of the user's answers about a table, except the keys left, patient, survival, alone and event
     "codes": "values that mean 'not known'",
     "limits": "columns in which <0.5 stands for 0.5, what could be measured",
     "spans": "days from one date to another",
@@ -95,7 +95,8 @@ SHOWN = 4
 RARE = 0.5  # a column is left out if it has values in less than this fraction of the lines
 # if more than this fraction of patients have rare values in a text column, the column contains free-text notes
 NOTES = 0.1
-# in a column of record numbers, the minimum fraction of different numbers, and the minimum size of the numbers
+# numbers in a column count as record numbers if the fraction of different numbers is above UNIQUE, and no number is
+# below LONG
 UNIQUE, LONG = 0.95, 1e5
 SOME = 0.02  # a column counts as empty if it has values in less than this fraction of the lines with an outcome
 LATER = 0.2  # if more than this fraction of lines have no outcome, baseline and follow-up are in separate lines
@@ -135,8 +136,8 @@ class CaseTable:
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns whose names match a word in `words`. Columns whose names equal a word come first; apart
-        from this, columns are in the order of `words`.
+        """Return the columns whose names match a word in `words`. First come the columns whose names equal a word, then
+        the columns whose names only match a word.
         """
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
@@ -163,8 +164,8 @@ class CaseTable:
 
     @cached_property
     def patients_called(self) -> list[str]:
-        """The columns with many different values whose names are usual for patient columns. If the name of a column is
-        among the most reliable names, few different values are enough.
+        """The columns with many different values whose names are usual for patient columns. A column whose name is
+        among the most reliable names needs only a few different values.
         """
         sure = [name for name in self.columns if plain_name(name) in SURE]
         found = [*sure, *self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)]
@@ -200,7 +201,7 @@ class CaseTable:
 
     @cached_property
     def survival(self) -> tuple[str, str] | None:
-        """The column of times and the column of events. If one of the two columns is missing, None."""
+        """The names of the column of times and the column of events, or None if one of these columns is missing."""
         if "survival" in self.said:
             return tuple(self.said["survival"])
         if self.asked:
@@ -253,8 +254,8 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """True if the table is a recording, whose lines are time steps. In a recording, times never decrease, or labels
-        recur but rarely change from line to line.
+        """True if the table is a recording, whose lines are time steps. A table counts as a recording if its times
+        never decrease, or if labels recur but rarely change from line to line.
         """
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             numbers = self.of(name).of_lines
@@ -357,8 +358,8 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
 def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
     """Raise DataError if two tables contain the same patients, and only one of the tables contains the outcome.
 
-    The function compares each file with the next file, for at most MOST_LEVELS files. Recordings never raise the error,
-    because a recording has no patient column.
+    The function compares each of the first MOST_LEVELS files with the next file. The function never raises the error
+    for recordings, because recordings have no patient column.
     """
     words = [target] if target else [*TARGETS, *EVENTS]
     pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
@@ -587,7 +588,7 @@ def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
 def _are_measured(labels: Sequence[str]) -> bool:
     """Return True if the values of the outcome are measurements or counts, and not classes.
 
-    Grades count as classes; grades are few different numbers, mostly in steps of 1.
+    Grades count as classes. Grades are numbers with few different values, mostly in steps of 1.
     """
     numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
     ones = sum(after - before == 1 for before, after in pairwise(numbers))
@@ -726,7 +727,8 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         looks.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
-        # number of patients of the hospital of median size; if two hospitals are in the middle, the larger number
+        # number of patients of the hospital of median size; with an even number of hospitals, of the larger of the two
+        # middle hospitals
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )

@@ -67,7 +67,7 @@ ENDS: tuple[str, ...] = (
     "censor",
 )
 ENDS += ("letzterkontakt", "dernierenouvelle", "ultimocontacto", "status", "lfu")
-AFTER = re.compile(  # matches parts of column names, if the column contains a fact that is known only after the outcome
+AFTER = re.compile(  # matches a column name which shows that the column is known only after the outcome
     r"discharg|lengthofstay|hospitalstay|autopsy|morgue|causeofdeath|deathcause|dateofdeath|deathdate|hospice|"
     r"entlass|liegedauer|verweildauer|todesursache|sortie|dureedesejour|alta$|fechadealta|dimission|"
     r"readmi|postop|followup|lastcontact|lastvisit|outcome|^los$|losdays|losd$|billing|drg"
@@ -170,9 +170,7 @@ def _like_names(table: CaseTable) -> list[str]:
 
 
 def _nested(table: CaseTable, coarse: str, others: Sequence[str]) -> bool:
-    """Return True if, for each column of `others`, all lines with the same value have the same value in the column
-    `coarse`.
-    """
+    """Return True if each value of each column in `others` occurs with only one value of the column `coarse`."""
     first = table.of(coarse).codes
     for name in others:
         own = table.of(name).codes
@@ -263,8 +261,8 @@ def _counts_up(table: CaseTable, name: str) -> bool:
 
 
 def hospitals(seen: Proposal) -> Iterator[Question]:
-    """Ask whether a patient who occurs at two hospitals is the same person. Also ask about identical lines at two
-    hospitals.
+    """If a patient has the same name or number at two hospitals, ask whether this is one person. Ask about lines that
+    are identical at two hospitals.
     """
     if (found := facts_of(seen)) is None or not (site := found[1].site):
         return
@@ -362,8 +360,9 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival with times of entry. If
-    the table has times of entry, ask whether to learn classes.
+    """Ask whether two dates and an event are a survival outcome. medsilo cannot learn survival if patients enter the
+    study at different times. If a column has such entry times, ask whether to learn the event as classes, without
+    times.
     """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
@@ -578,8 +577,8 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask whether to leave out some inputs: those that reveal the outcome, are measured after the outcome, or are
-    missing in lines with an outcome.
+    """Ask whether to leave out three kinds of inputs: inputs that reveal the outcome, are measured after the outcome,
+    or are empty if the outcome is known.
     """
     if (found := facts_of(seen)) is None:
         return

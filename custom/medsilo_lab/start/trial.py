@@ -14,7 +14,7 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.study.reading_once import keeping_ready
 
-ROUNDS = 12  # number of rounds, which is large enough for small plans and is the same on every machine
+ROUNDS = 12  # number of training rounds in a trial: enough for small plans, and the same on every machine
 
 
 def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:

@@ -1,11 +1,11 @@
 """Keep people's names out of plans: find columns that name people, and choose names in plans for words in the data.
 
 Every hospital receives the plan. If few patients have a value in a column, the value may be a name, a file or an
-address. A plan therefore contains no sentences, and no value that fewer than `LEAST_NAMED` patients have. A value that
-fewer patients have is called "other" in the plan.
+address. A plan therefore contains no sentences. A value that fewer than `LEAST_NAMED` patients have is called "other"
+in the plan.
 
-The comments in a plan give no numbers of patients. If the data do not name the patients, five cases may be from the
-same person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and
+The comments in a plan give no numbers of patients. If the data do not name the patients, even five cases may be from a
+single person, so a plan contains only words in `COMMON`. Words that are not in `COMMON` are called class-1, class-2 and
 so on in the plan. A plan never contains words that look like a person's name.
 """
 
@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from medsilo.core.text import WHOLE
 
-# a plan contains a value only if at least this number of patients have it; equal to the default of
-# min_patients_per_metric
+# a plan may contain a value that at least this number of patients have; min_patients_per_metric has the same default
 LEAST_NAMED = 5
 LONGEST_NAMED = 60  # maximum length of a value in a plan, because longer values may be sentences
 OTHER = "other"
@@ -97,7 +96,7 @@ PLACES = frozenset(
     ospedale szpital hastane ziekenhuis sjukhus university universität universitaet uniklinik institute
     """.split()  # noqa: SIM905 - as above
 )
-# Frequent personal names. Names that are also diagnoses or colours are left out.
+# Frequent personal names. Personal names that are also diagnoses or colours are not in this list.
 PEOPLE = frozenset(
     """
     anna anne maria marie mary hans peter thomas michael stefan stephan andreas wolfgang klaus jürgen juergen karl otto
@@ -147,8 +146,8 @@ def names_somebody(column: str) -> bool:
 
 
 def yes_last(classes: Iterable[str]) -> list[str]:
-    """Sort classes so that words for yes come last. Of two classes, a report states the sensitivity for the second
-    class.
+    """Sort classes so that words for yes come last. If there are two classes, a report states the sensitivity for the
+    second class.
 
     >>> yes_last(["ja", "nein"]), yes_last(["malignant", "naevus"]), yes_last(["no", "yes"])
     (['nein', 'ja'], ['naevus', 'malignant'], ['no', 'yes'])

@@ -76,8 +76,9 @@ def unlike(one: Plan, other: Plan) -> str | None:
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
-    """If the comparison includes single-site training, each federated configuration needs a single-site configuration
-    with the same network and normalisation layers. Add single-site configurations that are missing.
+    """If the comparison includes single-site training, each federated configuration is compared with a single-site
+    configuration. Both configurations must have the same network and normalisation layers. Add single-site
+    configurations that are missing.
     """
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
@@ -171,7 +172,7 @@ def fill(
     done: Callable[[Cell, str], None],
     tensorboard: bool = False,
 ) -> None:
-    """Start all unfinished runs, at most `at_once` at the same time. A failure does not stop the other runs.
+    """Start all unfinished runs, at most `at_once` at the same time. If one run fails, all other runs continue.
 
     Args:
         done: A function that receives each ended run with its failure, which is empty if the run succeeded.
@@ -181,7 +182,9 @@ def fill(
     for cell in left:
         for site in cell.plan.participation.everyone:
             cell.plan.task.check_source(settings.of(site).data)
-    if at_once == 1:  # if runs are not started in subprocesses, a user's script needs no `if __name__ == "__main__"`
+    # runs that are started one after the other need no subprocesses, so a user's script needs no `if __name__ ==
+    # "__main__"`
+    if at_once == 1:
         for cell in left:
             done(cell, run_cell(cell, settings, tensorboard))
         return
@@ -268,7 +271,7 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-# the description of differences contains at most this number of keys, and at most this number of characters of a value
+# a description of differences names at most MOST_KEYS keys, and shortens each value to LONGEST_VALUE characters
 MOST_KEYS, LONGEST_VALUE = 3, 80
 
 

@@ -1,11 +1,11 @@
 """Simulate comparisons that resemble an observed comparison. The simulations estimate a comparison's power, smallest
 detectable difference and necessary sample.
 
-Each simulated study draws patients at random from the tested patients. For each drawn patient, the method has the
-observed effect. The effects of seeds vary in a simulated study as much as in the observed study. Variances that are
-estimated from few patients and seeds are uncertain. Each simulated study therefore draws its variances from a
-distribution of likely values. If a study has the power 0.8 for a difference, the difference is significant in four of
-five studies.
+Each simulated study draws patients at random from the tested patients. The effect of the method on a drawn patient is
+the effect that was observed for this patient. The effects of seeds vary in a simulated study as much as in the observed
+study. Variances that are estimated from few patients and seeds are uncertain. Each simulated study therefore draws its
+variances from a distribution of likely values. If a study has the power 0.8 for a difference, the difference is
+significant in four of five studies.
 """
 
 import math
@@ -56,7 +56,7 @@ class Pilot:
 
     def power(self, difference: float, design: Design, error: float) -> float:
         """Return the fraction of simulated studies in which the difference is significant at the level `error`.
-        `design` is the sample of each simulated study.
+        `design` is the number of patients and seeds in each simulated study.
 
         The simulation adds `difference` to the patients' mean score, and keeps all scores between 0 and 1.
         """
@@ -138,9 +138,9 @@ class Pilot:
     def needed(self, difference: float, error: float) -> "Missing":
         """Return the sample with which the difference is significant with the probability `POWER`.
 
-        First, the number of patients at each hospital is increased with the present seeds. If no number of patients is
-        sufficient, the number of seeds is increased with the present patients. If no number of seeds is sufficient, the
-        number of patients is increased with MORE_SEEDS seeds.
+        First, the number of patients at each hospital is increased, but not the number of seeds. If no number of
+        patients is sufficient, the number of seeds is increased, but not the number of patients. If no number of seeds
+        is sufficient, the number of patients is increased in studies with MORE_SEEDS seeds.
         """
 
         def fewest(design_of: Callable[[int], Design], first: int, last: int) -> int | None:
@@ -173,7 +173,7 @@ class Missing(NamedTuple):
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
     """Add a difference to the mean score, and keep all scores between 0 and 1. For each patient, return by how much the
-    patient's change differs from the mean change. If the difference is too large, return None.
+    patient's change differs from the mean change. If scores between 0 and 1 cannot have the new mean, return None.
     """
     # in a rank statistic such as the AUROC, a patient's contribution may be below 0 or above 1
     if scores.min() < 0 or scores.max() > 1:

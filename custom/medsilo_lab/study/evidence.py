@@ -24,7 +24,8 @@ TAIL = (1 - LEVEL) / 2
 LEAST_SEEDS = 4  # minimum number of seeds for a verdict, because fewer seeds do not show the variance of training
 # minimum number of patients for a verdict, because the interval for fewer patients with skewed scores is too narrow
 LEAST_PATIENTS = 8
-ALIKE = 1e-12  # if the results of seeds have a smaller standard deviation, all seeds count as having the same result
+# if the standard deviation of the seeds' results is below this number, all seeds count as having the same result
+ALIKE = 1e-12
 # number of bootstrap resamples, and maximum number of random numbers for all resamples together
 DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
@@ -99,8 +100,8 @@ class Difference:
         return self.law.within(error) if self.law else (self.low, self.high)
 
     def if_unseen(self, error: float) -> Interval:
-        """Return a confidence interval with the error rate `error`. It allows for an untested kind of patients for whom
-        a method fails.
+        """Return a confidence interval with the error rate `error`, which allows for patients of an untested kind, for
+        whom a method may fail.
 
         The returned interval contains the interval that `within` returns.
         """
@@ -134,14 +135,14 @@ def compare(
     """Return the difference between two methods, whose scores are paired by seeds and test cases. The endpoint that is
     compared is the mean over sites, the mean over all cases ("pooled"), or the score at each method's worst site.
 
-    `low` and `high` are the ends of the confidence interval for similar patients and other seeds. In the variance of
-    the difference, patients and seeds are crossed random effects. Satterthwaite's formula (1946) gives the degrees of
-    freedom of the variance. Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's
-    transformation (1978) is used where Hall's transformation can't be inverted.
+    `low` and `high` are the ends of the confidence interval for other seeds and for patients who are similar to the
+    tested patients. In the variance of the difference, patients and seeds are crossed random effects. Satterthwaite's
+    formula (1946) gives the degrees of freedom of the variance. Hall's transformation (1992) corrects for the skewness
+    of the patients' scores. Johnson's transformation (1978) is used where Hall's transformation can't be inverted.
 
-    `low` and `high` ignore kinds of patients that were not tested. The method `if_unseen` returns a wider interval,
-    which includes untested kinds of patients. The interval of `if_unseen` is estimated from the failures of both
-    methods at all hospitals.
+    The interval from `low` to `high` ignores kinds of patients that were not tested. The method `if_unseen` returns a
+    wider interval, which includes untested kinds of patients. The interval of `if_unseen` is estimated from the
+    failures of both methods at all hospitals.
 
     Args:
         luck: between-seed variance that was estimated from all configurations; if the observed variance is larger, the
@@ -193,8 +194,8 @@ def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: En
 
 
 def by_patient(study: Study, name: str) -> np.ndarray:
-    """Return the mean score of each patient in each seed, as an array [seeds, patients]. If seeds have different
-    numbers of test patients, the array has the smallest number of patients.
+    """Return the mean score of each patient in each seed, as an array [seeds, patients]. Each seed must have the same
+    number of patients in the array, so only the smallest number of patients over all seeds is kept.
     """
     means = [np.bincount(own[name].patients, own[name].values) / np.bincount(own[name].patients) for own in study]
     return np.array([own[: min(map(len, means))] for own in means])
@@ -216,7 +217,7 @@ def interval(scores: Scores) -> Interval | None:
 
     If the score is a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P
     interval (see `_Resampled`). In simulations with two or more patients, the interval covers the true score in at
-    least 93 % of studies. The interval covers the true score equally often if the model fails for only a few patients.
+    least 93 % of studies. This is also true for models that fail for only a few patients.
     """
     if len(_moves(scores)) < 2:
         return None
@@ -226,7 +227,7 @@ def interval(scores: Scores) -> Interval | None:
 
 class _Part(NamedTuple):
     """A site's weight, and an array [seeds, patients] with the contributions of the site's patients to the difference.
-    Over the patients of a site, the contributions of a seed have the mean 0.
+    For each seed, the mean of the contributions of a site's patients is 0.
     """
 
     moves: np.ndarray
@@ -248,8 +249,8 @@ class _Part(NamedTuple):
 
     @property
     def of_cells(self) -> float:
-        """The variance of the site's contribution to the estimate that comes from the interaction of patients with a
-        single seed.
+        """The variance that the interaction of patients with a single seed adds to the site's contribution to the
+        estimate.
         """
         seeds, patients = self.moves.shape
         if seeds < 2 or patients < 2:
@@ -319,8 +320,8 @@ class _Analysis:
 
     @cached_property
     def cells(self) -> float:
-        """The variance from the interaction of seeds and patients. The variance due to patients also contains the
-        variance from this interaction.
+        """The variance from the interaction of seeds and patients. The variance due to patients includes the variance
+        from the interaction.
         """
         return sum(part.of_cells for part in self.parts)
 
@@ -395,7 +396,7 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
     """Convert the contributions of a site's patients to contributions to the mean over the patients of all sites. The
-    variance within the site stays the same.
+    conversion does not change the variance within the site.
     """
     if part.patients < 2:
         return np.zeros(part.patients)
@@ -429,7 +430,7 @@ def _moves(scores: Scores) -> np.ndarray:
 
 
 def _of_people(ways: np.ndarray, shares: np.ndarray) -> _Part:
-    """If each site is a single person, return the contribution of each person to the difference.
+    """Return the contributions of single persons to the difference, for a study in which each site is one person.
 
     Args:
         ways: the contribution of each person to the difference, [people, seeds]

@@ -66,8 +66,9 @@ class DisclosedScore(NamedTuple):
         return cls(max(ends[0] - half, 0.0), min(ends[1] + half, 1.0), spread, whole, len(own))
 
     def within(self, error: float) -> Interval:
-        """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. In Wilson's formula,
-        the sample size is chosen so that a proportion would have the score's variance.
+        """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
+        Wilson's formula is not the number of patients: it is the size at which a proportion would have the variance of
+        the score.
         """
         degrees = max(self.patients - self.hospitals, 1)
         square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
@@ -91,8 +92,8 @@ class DisclosedScore(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the tables of all subgroups that hospitals disclosed in a run. A further table compares the hospitals, as
-    if each hospital were a level of a subgroup.
+    """Return the tables of all subgroups that hospitals disclosed in a run. One more table treats each hospital as a
+    level of a subgroup, and compares the hospitals.
     """
     results: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
@@ -182,8 +183,8 @@ def _tables(
     return tables
 
 
-# ---------------------------------------------------------------------------------------------------- a comparison
-# level of a subgroup → the level's patients, as indices into the list of the site's test patients
+# ---------------------------------------------------------------------------------------------------- level of a
+# subgroup → indices of the level's patients in the list of the site's test patients
 Members = dict[Level, np.ndarray]
 
 
@@ -231,8 +232,8 @@ Study = Sequence[Mapping[str, Levels]]  # for each seed: site → levels of subg
 
 
 def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list[SubgroupTable]:
-    """Return the tables of subgroups for a configuration. `base` contains the baseline's scores, for the same seeds as
-    the scores in `study`.
+    """Return the tables of subgroups for a configuration. `base` contains the scores of the baseline, and `study`
+    contains the scores of the configuration, for the same seeds.
 
     The score of a level is a mean over the patients of all hospitals that disclose this level in all runs.
     """
@@ -284,8 +285,8 @@ def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str
 
     Half of the difference between two levels equals the mean difference over two artificial sites. At the first
     artificial site, the difference is the first level's score. At the second artificial site, the difference is the
-    second level's score with a minus sign. With two artificial sites, patients and seeds are crossed as in a comparison
-    of two methods.
+    second level's score with a minus sign. With the two artificial sites, the difference between levels can be
+    estimated like a difference between two methods.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

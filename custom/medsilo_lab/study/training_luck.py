@@ -13,12 +13,12 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     """Return the between-seed variance of a difference between two configurations, and its degrees of freedom. Also
     return a mask of the configurations for which the variance is valid.
 
-    All configurations use the same seeds, so an effect that a seed has on all configurations cancels. The variance is
-    the residual variance of a repeated-measures analysis of variance with configurations and seeds (Winer 1971). The
-    estimate assumes that configurations have similar variances. An F test therefore compares the variance of each
-    configuration with the residual variance of all other configurations. If the variance of a configuration is
-    significantly larger, the configuration is excluded from the estimate. If the observed between-seed variance of a
-    difference is larger than this estimate, the function `compare` uses the observed variance.
+    All configurations use the same seeds, so if a seed changes all scores equally, the change cancels in differences.
+    The variance is the residual variance of a repeated-measures analysis of variance with configurations and seeds
+    (Winer 1971). The estimate assumes that configurations have similar variances. An F test therefore compares the
+    variance of each configuration with the residual variance of all other configurations. If the variance of a
+    configuration is significantly larger, the configuration is excluded from the estimate. If the observed between-seed
+    variance of a difference is larger than the estimated variance, the function `compare` uses the observed variance.
 
     Args:
         scores: [..., configurations, seeds]

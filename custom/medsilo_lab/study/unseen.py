@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
         If the fractions of hospitals differ by more than chance, the patients of a hospital are correlated, and count
         as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
-        1999). The higher the correlation is, the less do hospitals contribute for which `asked` is false.
+        1999). The higher the correlation is, the less the estimate uses the hospitals for which `asked` is false.
         """
         each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
         akin = _correlation(each, sizes)
@@ -71,8 +71,8 @@ class Failing(NamedTuple):
     most: float
 
     def within(self, error: float) -> tuple[float, Interval]:
-        """Return the change of the mean score by patients for whom only one method fails. Also return the errors of the
-        change in both directions.
+        """Return the change of the mean score by patients for whom only one method fails. Also return how far the true
+        change may lie below and above this estimate.
         """
         low, high = self.share.within(error)
         less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)
@@ -80,8 +80,9 @@ class Failing(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """A difference as the sum of three parts. The parts are patients for whom only the method fails, patients for whom
-    only the baseline fails, and all other patients.
+    """A difference between two methods, which is the sum of three parts. The first part comes from patients for whom
+    only the method fails, the second from patients for whom only the baseline fails. The third part comes from all
+    other patients.
 
     The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). If a method fails
     for an untested patient, the score is assumed to be zero.

@@ -298,8 +298,8 @@ class Statistics:
     def _answered(self, family: Mapping[Key, PairQuestion]) -> dict[Key, PairedDifference]:
         """Return the answers to a family of questions, with a correction for multiple comparisons in this family.
 
-        If a question was already answered, the earlier answer is kept. A question with exchanged configurations counts
-        as the same question.
+        If a question was already answered, the earlier answer is kept. Exchanging the two configurations of a question
+        does not make a new question.
         """
         new = {
             question: one
@@ -394,8 +394,8 @@ class Statistics:
         return self._needed(self._questions({self._declared: self.alone[self._declared]})[self._declared], 1 - LEVEL)
 
     def pilot(self, question: PairQuestion) -> Pilot | None:
-        """Return the scores that answer a question, as the pilot study of a planned comparison. If the question has no
-        answer, return None.
+        """Return the pilot study of a planned comparison, which consists of the scores that answer a question. If the
+        question has no answer, return None.
         """
         found = self._difference(question)
         if found is None:
@@ -504,8 +504,8 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """Return a text about configurations with significantly lower scores than the baseline. The text also names
-        reference methods with significantly higher scores than the baseline.
+        """Return a text with two lists: configurations with significantly lower scores than the baseline, and reference
+        methods with significantly higher scores than the baseline.
         """
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]

@@ -103,9 +103,7 @@ class PairedDifference(RecordPart):
 
     @property
     def open(self) -> bool:
-        """True if there is no confidence interval, because the sample does not show the variance of patients
-        and seeds.
-        """
+        """True if there is no confidence interval, because the variance of patients or of seeds is unknown."""
         return self.low <= -1 and self.high >= 1
 
     @property
@@ -135,15 +133,24 @@ class Needed(RecordPart):
         ),
     )
     seeds: Count | None = Field(
-        None, description="number of seeds that a study with `number` patients needs, if more than in this study"
+        None,
+        description=(
+            "number of seeds that a study with `number` test patients needs; `null` if this study has enough seeds"
+        ),
     )
     difference: Difference | None = Field(
         None,
         description=(
-            "difference that a study with the sample `number` would detect; `null` if a smaller sample gives no verdict"
+            "difference for which `number` is calculated; `null` if this study has too few seeds or test patients for "
+            "any verdict"
         ),
     )
-    reach: Difference | None = Field(None, description="half the expected width of the confidence interval, if known")
+    reach: Difference | None = Field(
+        None,
+        description=(
+            "expected half width of the confidence interval in a study with `number` test patients; `null` if unknown"
+        ),
+    )
     hospitals: Count = Field(1, description="number of hospitals to which the difference refers")
 
 

@@ -203,7 +203,9 @@ class MethodTester:
 
     # ------------------------------------------------------------------ missed rounds and restarts
     def test_a_site_that_misses_a_round_does_not_count_in_it(self, tmp_path: Path) -> None:
-        """If a site's answer is lost, all other sites get the same tensors as if the site had received no request."""
+        """If a site's answer is lost, all other sites continue with the same tensors as if the site had not trained in
+        this round.
+        """
         first = self.rounds_before_training + 1
         plan = self.plan(f"training.rounds={first + 2}", *GO_ON)
         absent, given = SITES[1], defaultdict[str, dict[str, State]](dict)
@@ -280,9 +282,7 @@ class MethodTester:
             assert (looks == expected).all(), f"{site}'s validation cases are read {int(looks.max())} times"
 
     def test_one_case_moves_what_leaves_by_its_bound_under_privacy(self, tmp_path: Path) -> None:
-        """If the gradient of each case is clipped to almost zero, the site's answer is nearly the same after one case
-        was changed.
-        """
+        """If each case's gradient is clipped to almost zero, changing one case hardly changes the site's answer."""
         promise = [f'privacy={{"epsilon": 2.0, "delta": 0.001, "clip": {CLIP}}}', "training.batch_size=4096"]
         if not self.plan().algorithm.declares_account():
             try:
@@ -545,7 +545,7 @@ class _Travelled(Carried):
             for network, module in plan.build_networks().items()
             for name, tensor in module.state_dict().items()
         }
-        # for each site and each tensor: all values that the tensor had since the site last sent it
+        # for each site and each tensor: the values that the tensor had after the site last sent the tensor
         self.own: dict[str, dict[str, set[bytes]]] = {site: defaultdict(set) for site in SITES}
         # for each site: all tensor values that the site has received or sent
         self.known: dict[str, set[bytes]] = {site: set() for site in SITES}

@@ -30,7 +30,7 @@ class TaskTester:
     The derived class may define these attributes:
         task: the task's section of a plan, with the name first
         changes: changes KEY=VALUE to the default values
-    A task that reads files also needs the method `write`.
+    If the task reads files, the derived class also needs the method `write`.
 
     >>> class TestActivity(TaskTester):
     ...     task = {"name": "synthetic-activity", "persons": 8, "windows": 10, "steps": 32}
