@@ -33,7 +33,8 @@ CHECKS = {
     "job, policy": "the job names this site; `resources.json` and `privacy.json` allow the job",
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
     "data": "somebody accepted the data set, whose files have not changed since. Unreadable files; missing or wrong "
-    "labels; patients in two parts of the split; copies, empty masks, one class only",
+    "labels; patients in more than one of training, validation and test; copied images; empty masks; data of one class "
+    "only",
     "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
     "duration of a round",
     "memory": "the memory that a few batches of training need, compared with the free memory",
