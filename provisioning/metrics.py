@@ -3,7 +3,7 @@
 The program listens on 127.0.0.1 only. /metrics returns values in Prometheus's text format, and /healthz reports whether
 the server or hospital is up. With --webhook FILE, or with MEDSILO_WEBHOOK in the environment, the program posts
 {"text": ...} to the webhook's URL. The program posts when a study ends, fails or continues, when no round ends, and
-when a hospital disconnects, reconnects or is rejected. The program also posts when a certificate expires or is renewed,
+when a hospital disconnects, reconnects or is rejected. The program posts when a certificate expires or is renewed,
 a disk is almost full, or the server or hospital does not run. The program takes no part in studies, and needs
 medsilo[metrics]. The file grafana.json is a dashboard for these metrics, and alerts.yaml contains alert rules for
 Prometheus.
@@ -457,8 +457,8 @@ def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[
 
 
 class Endpoint(ThreadingHTTPServer):
-    """An HTTP server on the loopback address with a limited number of connections. If there are too many connections,
-    the server closes the connection that has been silent for the longest time.
+    """An HTTP server on the loopback address with a limited number of connections. With too many connections, the
+    server closes the connection that has been silent for the longest time.
     """
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
@@ -552,9 +552,7 @@ class Watch:
         return news.ends in reported
 
     def _remember(self) -> str:
-        """Restore the saved state, and return the event that was read last, or the latest event if there is no saved
-        state.
-        """
+        """Restore the saved state. Return the event that was read last, or the latest event if no state is saved."""
         path, last = self.kit / TOLD, next(reversed(list(event_reading.read(self.kit))), "")
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
         if columns_of(text):  # the file may be from an earlier version of medsilo
