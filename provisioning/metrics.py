@@ -3,7 +3,7 @@
 The program listens on 127.0.0.1 only. /metrics returns values in Prometheus's text format, and /healthz reports whether
 the server or hospital is up. With --webhook FILE, or with MEDSILO_WEBHOOK in the environment, the program posts
 {"text": ...} to the webhook's URL. The program posts when a study ends, fails or continues, when no round ends, and
-when a hospital disconnects, reconnects or is rejected. The program also posts when a certificate expires or is renewed,
+when a hospital disconnects, reconnects or is rejected. The program posts when a certificate expires or is renewed,
 a disk is almost full, or the server or hospital does not run. The program takes no part in studies, and needs
 medsilo[metrics]. The file grafana.json is a dashboard for these metrics, and alerts.yaml contains alert rules for
 Prometheus.
@@ -62,7 +62,7 @@ Sample = tuple[str, dict[str, str], float | None]
 LOOK, POLL = 5.0, 1.0
 # maximum number of seconds for one check or one message; after this time, the watch is reported as stopped
 STALE = 120.0
-TROUBLE = "trouble "  # prefix of the keys of problems that checks found; keys of events do not have this prefix
+TROUBLE = "trouble "  # prefix that distinguishes the keys of problems from the keys of events
 UNKNOWN = "unknown"
 FRESH = 1.0  # seconds for which the results of a check are reused
 # First and longest pause, in seconds, before a rejected message is sent again. Each pause is twice as long as the
@@ -208,7 +208,7 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
 
 
 def _end(party: Kit) -> float | None:
-    """Return the earlier of two times: when the kit's certificate expires, and when the root certificate expires."""
+    """Return the time at which the first certificate expires: the kit's certificate or the root certificate."""
     try:
         files = [(party.folder / name).read_bytes() for name in (party.certificate, party.root)]
         return min(x509.load_pem_x509_certificate(file).not_valid_after_utc for file in files).timestamp()
@@ -457,8 +457,8 @@ def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[
 
 
 class Endpoint(ThreadingHTTPServer):
-    """An HTTP server on the loopback address with a limited number of connections. If there are too many connections,
-    the server closes the connection that has been silent for the longest time.
+    """An HTTP server on the loopback address with a limited number of connections. With too many connections, the
+    server closes the connection that has been silent for the longest time.
     """
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
@@ -503,13 +503,11 @@ class Watch:
     """Creates messages about events and problems of a server or hospital, and stores open problems in the kit."""
 
     def __init__(self, kit: Path, disk: float, messages: "Messages", beside_server: bool = False) -> None:
-        """beside_server: True if the server's watch also reports on this hospital, so that this watch leaves out events
-        that the server's watch reports.
-        """
+        """beside_server: True if this hospital's watch must leave out events that the server's watch reports."""
         self.kit, self.look_for, self.messages = kit, partial(troubles, kit, disk), messages
         self.beside_server = beside_server
         self.incidents = Incidents()
-        self.gone: News | None = None  # the news that the server is absent, until this watch reports the news
+        self.gone: News | None = None  # a message that the server is absent, which this watch has not yet reported
         self.gone_since = time.monotonic()
         self.line: str | None = None
         self.log: object = None  # inode and size of the file of events at the time when the file was last read
@@ -538,8 +536,8 @@ class Watch:
             self._look_for_trouble()
 
     def _is_mine(self, line: str, news: News) -> bool:
-        """Return True if this watch must report an event. An event that the server's watch reports is not reported
-        here, unless the server has been off for a long time.
+        """Return True if this watch must report an event. If the server has been off for a long time, the hospital's
+        watch reports even events that the server's watch usually reports.
         """
         if not self.beside_server or not server_tells(line):
             return True
@@ -554,9 +552,7 @@ class Watch:
         return news.ends in reported
 
     def _remember(self) -> str:
-        """Restore the saved state, and return the event that was read last, or the latest event if there is no saved
-        state.
-        """
+        """Restore the saved state. Return the event that was read last, or the latest event if no state is saved."""
         path, last = self.kit / TOLD, next(reversed(list(event_reading.read(self.kit))), "")
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
         if columns_of(text):  # the file may be from an earlier version of medsilo

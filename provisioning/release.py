@@ -5,7 +5,7 @@
     python provisioning/release.py wheelhouse dist requirements.txt    # make wheelhouse
 
 The command wheelhouse collects the wheels and all packages that they need in one folder. Machines without a network can
-install from this folder if they have the same Python, system and processor.
+install from the folder if their Python, system and processor are the same as on this machine.
 
 KEY is a private key made by ssh-keygen. SIGNERS is a file of lines "maintainer ssh-ed25519 ...", which the person who
 verifies a release must have received by another channel. This program installs no package.
@@ -23,9 +23,7 @@ SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "
 
 
 def locked(requirements: Path) -> str:
-    """Return a line for every package that these requirements need, with the package's version and the hash of the file
-    that pip selects.
-    """
+    """Return a line for every required package: the package's version, and the hash of the file that pip selects."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         asked = ["--dry-run", "--ignore-installed", "--quiet", "--report", report, "--requirement", requirements]

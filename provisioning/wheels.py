@@ -68,7 +68,7 @@ def build(source: Path, dist: Path) -> None:
 
 
 def write_pages(source: Path, folder: Path, lab: bool) -> None:
-    """Write a file with the pages of one wheel, which `medsilo docs` shows where this wheel is installed."""
+    """Write a file with the pages that `medsilo docs` shows if one of the wheels is installed."""
     pages = {page: text for page, text in pages_of(source).items() if is_of_lab(page) == lab}
     folder.mkdir(exist_ok=True)
     (folder / (LAB_PAGES if lab else PAGES).name).write_bytes(

@@ -111,16 +111,16 @@ CASES: dict[str, Case] = {
     "site_packages": Case("walls", ENDED, slow=True),
     "sitecustomize": WALLS,
     "second_room": Case("nothing", sites=("a", "b"), slow=True),
-    "low_bits": Case("counted", leaves="its 26 bytes, as weights", slow=True),
-    "batch_norm": Case("counted", leaves="its 26 bytes, as a mean and a count of batches", slow=True),
-    "samples": Case("counted", leaves="its count of cases, in multiples", slow=True),
-    "timing": Case("counted", leaves="a bit in each round, by the seconds", rounds=4, slow=True),
-    "takes_memory": Case("counted", leaves="its memory in MiB", slow=True),
+    "low_bits": Case("counted", leaves="the 26 bytes of the name, as weights", slow=True),
+    "batch_norm": Case("counted", leaves="the 26 bytes of the name, as a mean and a count of batches", slow=True),
+    "samples": Case("counted", leaves="the script's count of cases, rounded", slow=True),
+    "timing": Case("counted", leaves="one bit in each round, as the seconds of the answer", rounds=4, slow=True),
+    "takes_memory": Case("counted", leaves="the script's memory use in MiB", slow=True),
 }
 WORDS: dict[Verdict, str] = {
-    "walls": "stopped by the room",
+    "walls": "stopped by the sandbox",
     "refused": "stopped",
-    "nothing": "trains as others; nothing of it leaves",
+    "nothing": "the script trains normally; the attack sends no data",
     "counted": "**leaves**, counted in `left.jsonl`",
 }
 
@@ -135,9 +135,11 @@ def scripts() -> set[str]:
 
 
 def table() -> str:
-    rows = ["| a script tries | result | as the hospital's line or `left.jsonl` says |", "|---|---|---|"]
+    rows = ["| a script tries | result | text in the hospital's message or in `left.jsonl` |", "|---|---|---|"]
     for name, case in CASES.items():
-        seen = f"…{case.reason}" if case.reason else case.leaves or "the tensors and scores of every script"
+        seen = (
+            f"…{case.reason}" if case.reason else case.leaves or "only the tensors and scores that every script sends"
+        )
         rows.append(f"| {goal_of(name)} | {WORDS[case.verdict]} | {seen} |")
     return "\n".join(rows)
 

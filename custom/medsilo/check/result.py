@@ -21,8 +21,8 @@ CHECKS = {
     "settings": "`medsilo.yaml` exists and is well-formed; `local/` has not changed since the hospital's engineer "
     "accepted it",
     "environment": "Python and every required package, in the versions that medsilo is tested with",
-    "disk": "the output folder is writable, has room for the run, and lies outside the folder of the data set",
-    "device": "the device, precision and threads of the settings exist",
+    "disk": "the output folder is writable, has enough free space, and lies outside the folder of the data set",
+    "device": "this machine has the device, precision and CPU threads that the settings name",
     "airlock": "unless `airlock` is `off`: whether this machine can run "
     "[training scripts in a sandbox](../trust/airlock.md)",
     "certificates": "dates, root and name of the certificate; the key, and who may read the key's file; the signature "
@@ -33,7 +33,8 @@ CHECKS = {
     "job, policy": "the job names this site; `resources.json` and `privacy.json` allow the job",
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
     "data": "somebody accepted the data set, whose files have not changed since. Unreadable files; missing or wrong "
-    "labels; patients in two parts of the split; copies, empty masks, one class only",
+    "labels; patients in more than one of training, validation and test; copied images; empty masks; data of one class "
+    "only",
     "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
     "duration of a round",
     "memory": "the memory that a few batches of training need, compared with the free memory",
