@@ -111,7 +111,7 @@ class SecureAggregationSettings(Feature):
     clip: float = Field(
         65536.0,
         gt=0,
-        le=1e11,  # with this limit on numbers, masking rounds numbers to 1e-5 or finer for any number of hospitals
+        le=1e11,  # for numbers up to this limit, masking rounds to 1e-5 or finer, for any number of hospitals
         description="the largest absolute value of a masked number; the server rejects a hospital with a larger number",
     )
 
@@ -274,7 +274,7 @@ class Plan(Section):
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """For each tensor group of a phase that secure aggregation masks, return the kind of aggregation."""
+        """For each tensor group that secure aggregation masks in a phase, return the kind of aggregation."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -481,7 +481,7 @@ def _check_texts(value: Any, where: str) -> None:
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """Return, by the plan's keys, the names of the plan's method, task, networks, layers and secure aggregation."""
+    """Return a mapping from the plan's keys to names: of the method, task, networks, layers and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
     secure = values.get("secure_aggregation")

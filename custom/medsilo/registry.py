@@ -36,7 +36,7 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # every installed package is allowed, as on a machine on which one person runs everything
+ANY = ("*",)  # every installed package is allowed; used where one person runs everything on one machine
 SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 

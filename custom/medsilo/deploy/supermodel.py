@@ -51,7 +51,9 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """For each threshold, convert the number of scored cases and the sum of scores over all hospitals to a mean."""
+    """Compute each threshold's mean score: the sum of scores over all hospitals, divided by the number of scored
+    cases.
+    """
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
 

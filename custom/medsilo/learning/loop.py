@@ -148,8 +148,8 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """Apply all training step functions to each batch. Return the mean loss over cases, as computed by the first of
-    these functions.
+    """Apply all training step functions to each batch. Return the mean loss over cases, as computed by the first
+    training step function.
     """
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:

@@ -25,7 +25,7 @@ from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # maximum number of gradient values of single cases that are in memory at a time
-# fraction of the clipping bound to which gradients are clipped, so that no rounding error exceeds the bound
+# gradients are clipped to this fraction of the clipping bound, so that rounding errors lift no gradient above the bound
 WITHIN = 1 - 1e-6
 COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are summed at a time, to save memory
 
@@ -96,7 +96,7 @@ class PrivateSteps:
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
     releasing: float = math.inf  # noise multiplier of noisy means
-    clip: float = 1.0  # largest norm of a privacy unit's vector in noisy means
+    clip: float = 1.0  # the norm to which a privacy unit's vector is clipped before a noisy mean is computed
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
         model.train()

@@ -243,7 +243,9 @@ class ModelsAndSelector(Algorithm):
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
-    """Load the site's personal model into the site's expert, and the global model into all other experts."""
+    """Copy this site's personal model into the site's own expert, and the global model into the experts of all other
+    sites.
+    """
     for number, expert in enumerate(modules["experts"].children()):
         expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
 

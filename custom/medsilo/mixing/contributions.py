@@ -22,7 +22,7 @@ MEMORY = 512 << 20  # limit on the bytes of all rows in memory; rows beyond the 
 class SiteRow:
     tensors: Tensors
     files: list[Slice]  # for each file that stores the site's tensors, the range of bytes with the tensors
-    size: int  # bytes of the tensors in memory
+    size: int  # number of bytes that the tensors take in memory
 
 
 class Contributions:

@@ -189,8 +189,8 @@ class DenseNet121(Network):
     """An untrained DenseNet-121 with growth 32, from [B, channels, (D,) H, W] to [B, classes], where images have at
     least 32 pixels per axis.
 
-    HarmoFL's released code uses the norm "batch-statistics". In contrast to this network, the released code pads by two
-    pixels after the first block.
+    HarmoFL's released code uses the norm "batch-statistics". Unlike this DenseNet-121, HarmoFL's released code pads by
+    two pixels after the first block.
     """
 
     name: Literal["densenet121"] = "densenet121"

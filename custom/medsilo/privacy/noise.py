@@ -31,7 +31,7 @@ BITS = 40
 CELLS = 2.0**BITS  # number of cells of the grid in one standard deviation
 LARGEST = 20  # limit of the noise in standard deviations; a draw beyond this limit has a probability of 1e-88
 DOUBT = 2.0**-42  # bound on the relative floating-point error of exp(-e) for e ≤ 200
-LONG = 192  # bits of the random numbers in an exact decision
+LONG = 192  # bits of the random numbers with which exact arithmetic decides whether to accept a draw
 EXACTLY = Context(prec=80, Emin=-99999)
 
 Floats = NDArray[np.float64]

@@ -43,8 +43,7 @@ class ServerSide:
     """The server's side of a method: sites' names, aggregators, training data and computing device."""
 
     sites: Sequence[str]  # the training sites, sorted
-    # Aggregators by the name of their tensor group: of all earlier phases, and of groups declared earlier in this
-    # phase.
+    # By tensor group, the aggregators of the groups of earlier phases, and of the groups declared before in this phase.
     mixers: Mapping[str, "Aggregator"]
     joined: Mapping[str, Any]  # each site's answer to the request "join"
     contributed: Callable[[], Set[str]]  # a function that returns the sites that have contributed to at least one round
@@ -143,7 +142,8 @@ class Group:
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
     # A function that returns additional lines about the tensor group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
-    average: Average | None = None  # only set if the tensors are an average over a site's training images
+    # describes the average if the tensors are an average over a site's training images, and otherwise None
+    average: Average | None = None
     # True if secure aggregation clips the tensor group's values to their valid ranges; False if it clips the values to
     # the plan's smaller bound.
     unclipped: bool = False
@@ -272,7 +272,7 @@ class Schedule:
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """Return True if the model after the given number of rounds can be the final model, because the last phase
-        follows or has begun.
+        """Return True if the model after the given number of rounds can be the final model: the last phase must have
+        begun or begin next.
         """
         return self.phase_of(rounds + 1).name == self.last.name

@@ -1,5 +1,5 @@
-"""Average each output of a segmentation network's last layer over only those hospitals that annotated the structure of
-the output.
+"""Average each output of a segmentation network's last layer only over the hospitals that annotated this output's
+structure.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
