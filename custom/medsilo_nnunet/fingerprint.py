@@ -1,9 +1,9 @@
-"""Count the properties of images in each hospital, so that the sums of the counts are the counts for all data together.
+"""Count properties of images in each hospital; the sum of all hospitals' counts equals the counts for the pooled data.
 
 nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and percentiles of the
-image sizes after cropping and resampling. The planner never combines two axes. Therefore, the planner needs only the
-number of cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different
-axes belong to the same case.
+image sizes after cropping and resampling. The planner never combines two axes. Therefore, the planner needs only
+counts: for each axis, how many cases have each pair of spacing and size. The counts do not disclose which sizes on
+different axes belong to the same case.
 """
 
 from collections import Counter
@@ -284,8 +284,8 @@ class Fingerprint(Section):
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Return a fingerprint whose median along each axis is `ranks` ranks higher, or lower if `ranks` is negative.
-        The new fingerprint has at least one case.
+        """Return a fingerprint with fewer cases, whose median along each axis is `ranks` ranks higher, or lower if
+        `ranks` is negative. The new fingerprint has at least one case.
         """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)

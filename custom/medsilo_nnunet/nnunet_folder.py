@@ -183,7 +183,7 @@ class NnUNetObjective(Segmentation):
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         """Return a function that computes metrics on the images' original voxel grids, with surface distances in
-        millimetres. The function must be called with the cases in the order of `cases`.
+        millimetres. The returned function must be called with the cases in the order of `cases`.
         """
         numbers = count()
 

@@ -1,7 +1,7 @@
 """Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
-Python, NumPy and PyTorch, and restore the generators' states afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, the functions of this module seed the random
+generators of Python, NumPy and PyTorch, and afterwards restore the generators' states.
 """
 
 import io
@@ -199,7 +199,7 @@ class NnUNetParts:
 
 
 class _FunctionModule(nn.Module):
-    """A function as a module, because nnU-Net's predictor only accepts modules."""
+    """Wraps a function as a PyTorch module, because nnU-Net's predictor only accepts modules."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

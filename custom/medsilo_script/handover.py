@@ -79,7 +79,7 @@ class Work:
             self.asked.put(error)
 
     def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
-        """Wait until the script has trained a network, or until the script's thread has called a function; return the
+        """Hand the script a network to train or a function to call; wait until the script has done so, and return the
         result.
 
         Args:

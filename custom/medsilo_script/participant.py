@@ -60,7 +60,8 @@ class ScriptEvaluation(Evaluation):
         net = own if own in model.children() else model
         if function := script.test if tests else script.evaluate:
             return math.nan, scored(self.task, self.turns.hand_over(partial(_evaluated, function, net))), {}
-        # this loop computes no scores: the selector of a super model counts its decisions while the network runs
+        # this loop only runs the network and computes no scores, because the selector of a super model counts its
+        # decisions while the network runs
         if tests and net is not own:
             for inputs, _ in self.in_order(part, net):
                 net(inputs)

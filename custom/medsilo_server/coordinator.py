@@ -96,7 +96,7 @@ class Coordinator:
 
     @property
     def stated(self) -> dict[str, int]:
-        """The number of training cases that each site has stated, for a study with training scripts.
+        """In a study with training scripts, the number of training cases that each site has stated.
 
         A site's stated number of training cases is the site's weight in means. For tasks without a script, the mapping
         is empty, because a task without a script counts its cases itself.

@@ -40,7 +40,7 @@ class Direction:
 
     norm: float
     sketch: Tensor | None
-    start: float = 0.0  # norm of the weights before the update if this norm limits the update, otherwise 0
+    start: float = 0.0  # norm of the weights before the update, if this norm limits the norm of the update; otherwise 0
 
 
 class Sketcher:

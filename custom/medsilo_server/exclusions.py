@@ -15,10 +15,11 @@ from medsilo_server.directions import LONG
 from medsilo_server.requests import Exchange
 from medsilo_server.server_state import ServerState
 
-# Minimum number of diverged sites that exclude another site. If fewer diverged sites were enough, one malicious site
-# could exclude honest sites.
+# Minimum number of diverged sites for which the server excludes the site that made them diverge. If fewer diverged
+# sites were enough, one malicious site could exclude honest sites.
 VOICES = 2
-MOST = 2  # maximum number of undone rounds because of one site; afterwards, the site gets no more requests
+# maximum number of rounds that are undone because of one site; after this number, the site gets no more requests
+MOST = 2
 
 
 class Exclusions:

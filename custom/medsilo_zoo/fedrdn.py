@@ -66,7 +66,7 @@ class ChannelNorm(nn.Module):
         self._number: int | None = None
 
     def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
-        """Move all tensors to a device except `_known`, which is read in every batch. On the CPU, `_known` can be read
+        """Move all tensors except `_known` to a device; `_known` is read in every batch. On the CPU, `_known` can be read
         without synchronisation with the GPU.
         """
         super()._apply(*given, **named)

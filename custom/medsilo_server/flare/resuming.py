@@ -47,10 +47,9 @@ OF_ONE_JOB = (
 TIMES = "resumed"
 # A resumption stops counting after a day (in seconds), or as soon as this number of further rounds is complete.
 DAY, PROGRESS = 86_400.0, 10
-MOST_TIMES = 100  # maximum number of resumptions in the list, as in participation.resume
+MOST_TIMES = 100  # maximum number of resumptions in the list; the plan's key participation.resume has the same maximum
 LOOK = 2.0
-# maximum bytes of the reason in an event about an interruption, because the event must also have space for the next
-# step
+# maximum bytes of the reason in an event about an interruption; the rest of the event is for the next step
 WHY = 400
 # Seconds before the first attempt to resume a study, and maximum seconds before a later attempt. Each pause is twice as
 # long as the previous pause.
@@ -182,7 +181,7 @@ class Resuming:
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # True if this component has not yet written an event with the reason
+            # True if the last event is about a failure, and the job itself, not this component, wrote this event
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)

@@ -199,7 +199,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if a site with this reason can't return to the job: the server expelled the site, or the site's
-    policies reject the job.
+    """Return True if a missing site can't return to the job: the reason is that the server expelled the site, or that
+    the site's policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))
