@@ -1,5 +1,5 @@
-"""List the names of methods, tasks, networks and other objects from medsilo and plug-ins that plans and commands may
-use.
+"""List the names that plans and commands may use: methods, tasks, networks and other objects of medsilo and of
+plug-ins.
 
 This module lists the names of medsilo's engine as "module:Class", and imports a class on first use. A plug-in's names
 come from the entry points in its package's metadata, so that a plug-in is imported only when it is used. Some plug-ins
@@ -355,8 +355,8 @@ def table_of(key: str) -> Registry:
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the version and hash of every package besides medsilo that defines a name in a plan, without importing the
-    package.
+    """Return the version and hash of every package, other than medsilo, that defines a name in a plan; no package is
+    imported.
 
     Raises PlanError for a package that is not allowed, not installed, or different from the package in the plan.
 

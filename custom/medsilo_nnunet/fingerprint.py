@@ -197,7 +197,7 @@ def shares_of(counted: Iterable[CountedShare]) -> list[float]:
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """The properties of a case from which nnU-Net makes plans: spacing and size along each axis, and intensities in
+    """The properties of a case that nnU-Net needs to make plans: spacing and size along each axis, and intensities in
     each channel.
     """
 
@@ -365,7 +365,9 @@ class MeasuredSite(Section):
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
-    """Yield the properties of each case from which nnU-Net makes plans, with `samples` intensities in each channel."""
+    """For each case, yield the properties that nnU-Net needs to make plans, with `samples` intensities in each
+    channel.
+    """
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
@@ -389,7 +391,7 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
 def measured(
     data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
 ) -> MeasuredSite:
-    """Compute the message about a hospital's data that the hospital sends.
+    """Compute the message in which a hospital describes its data.
 
     Args:
         cases: The number of cases in all hospitals, which determines the number of sampled intensities.

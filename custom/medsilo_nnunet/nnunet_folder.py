@@ -246,7 +246,7 @@ class NnUNetInference(Inference):
 
 
 class _Patches(Dataset):
-    """Augmented patches for a given number of batches, whose cases are sampled with replacement as in nnU-Net's data
+    """A given number of batches of augmented patches; the cases are sampled with replacement, as in nnU-Net's data
     loader.
     """
 

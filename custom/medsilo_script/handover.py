@@ -17,7 +17,9 @@ from medsilo.schedule.train_context import TrainContext
 
 @dataclass(frozen=True)
 class Turn:
-    """The part of a round in which one network is trained: by the script, or by the method batch by batch."""
+    """The part of a round in which either the script or the method trains one network; the method trains batch by
+    batch.
+    """
 
     name: str
     by_script: bool  # True if the script trains the network in the script's own loop

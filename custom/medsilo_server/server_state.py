@@ -181,7 +181,9 @@ class ServerState:
         self.directions.note(site, directions)
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
-        """Return the normalised weight of each site in the last round's mean of the first group that has a mean."""
+        """Return each site's normalised weight in the last round's mean; if several groups have a mean, the first of
+        these groups counts.
+        """
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
         return next((shares for shares in found if shares), {})
 

@@ -196,7 +196,7 @@ def tested_as(
 
 
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the smallest and the largest possible exact value of each rounded mean.
+    """For each rounded mean, yield the smallest and the largest value that the exact mean may have.
 
     A mean over some of the cases is rounded more coarsely than a mean over all cases, because each patient then has a
     larger weight.

@@ -220,8 +220,8 @@ class FedRDN(Averaging):
         norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
     def train(self, bench: TrainContext) -> float:
-        """Train with the statistics of a random hospital for every image. If a site missed the round that computes
-        statistics, the site computes its statistics before it trains.
+        """Train with the statistics of a random hospital for every image. If a site missed the round in which
+        statistics are computed, the site computes its own statistics before it trains.
         """
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:

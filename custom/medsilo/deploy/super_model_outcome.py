@@ -128,7 +128,9 @@ class SuperModelOutcome(Outcome):
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        """Return the site's super model with the threshold that is best on all sites' validation cases."""
+        """Return the site's super model, set to the threshold that has the best mean score over all sites' validation
+        cases.
+        """
         found = SuperModelNews.model_validate(told)
         for names in found.absent.values():
             check_absent(names, end.task)

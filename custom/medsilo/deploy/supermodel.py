@@ -29,7 +29,7 @@ EQUAL = 1e-9  # mean scores whose difference is smaller than this number count a
 
 @dataclass(frozen=True)
 class Tuning:
-    """The thresholds that were tried, in ascending order, each with the number of scored cases and the mean score."""
+    """The tried thresholds in ascending order; for each threshold, the number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
@@ -171,8 +171,8 @@ class SuperModel(nn.Module):
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
-        """Return, for each image, the chosen site and the selector's greatest probability. For the rule "mixture", the
-        chosen site has the largest weight.
+        """Return, for each image, the chosen site and the selector's greatest probability. With the rule "mixture", all
+        models predict, and the returned site is the site with the largest weight.
         """
         confidence, most_likely = probabilities.max(1)
         sure = [True] * len(confidence) if self.threshold is None else (confidence > self.threshold).tolist()

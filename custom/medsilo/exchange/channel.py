@@ -1,4 +1,4 @@
-"""The server's interface to its sites, through which the server sends requests.
+"""Define the interface through which the server sends requests to the sites.
 
 Each optional feature is a layer: a channel that wraps another channel. The module server_stack.py lists the layers
 around the channel in order.

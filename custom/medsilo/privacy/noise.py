@@ -4,8 +4,8 @@ ChaCha20 generates the random bits from a key of 32 bytes, which the operating s
 answer uses a new key that is never stored, because equal noise on two sums would cancel in the sums'
 difference.
 
-Floating-point noise on a floating-point sum reveals the sum in the low digits (Mironov 2012 for Laplace noise, Jin et
-al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
+If floating-point noise is added to a floating-point sum, the low digits reveal the sum (Mironov 2012 for Laplace noise,
+Jin et al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
 deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
 and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum. If floating-point
 numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid
@@ -79,7 +79,7 @@ class NoiseSource:
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
-        # The noise is pinned, because a copy from unpinned memory would wait for the GPU.
+        # The noise is in pinned memory, because a copy from unpinned memory would wait for the GPU.
         noise = noise.pin_memory() if exact.device.type == "cuda" else noise
         # The GPU may add the noise, because a GPU rounds, adds and multiplies with the same results as a CPU.
         there = noise.to(exact.device, non_blocking=True)

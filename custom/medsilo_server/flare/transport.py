@@ -74,7 +74,8 @@ class _Question:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        if site in self.answered:  # the answer gate has already rejected this site's answer as unreadable
+        # AnswerGate, which checks each answer first, has already rejected this site's answer as unreadable
+        if site in self.answered:
             return
         try:  # errors are caught, because NVFlare would end the task without a reason
             self.receive(site, to_parcel(result, self.transport.of_script))
