@@ -66,8 +66,8 @@ class ChannelNorm(nn.Module):
         self._number: int | None = None
 
     def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
-        """Move all tensors except `_known` to a device; `_known` is read in every batch. On the CPU, `_known` can be read
-        without synchronisation with the GPU.
+        """Move all tensors except `_known` to a device; `_known` is read in every batch. On the CPU, `_known` can be
+        read without synchronisation with the GPU.
         """
         super()._apply(*given, **named)
         if self.mean.device.type == "cuda":
