@@ -43,7 +43,7 @@ CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees 
 
 
 class ModelSelection(Feature):
-    """The round whose model the sites test, and whose model is the final model."""
+    """The plan's choice of a round; the model of this round is the study's final model, which the sites test."""
 
     keep: Literal["best", "last"] = Field(
         "best",
@@ -84,8 +84,8 @@ class TransportSettings(Feature):
 
     @property
     def rate(self) -> float | None:
-        """Return the plan's speed of the slowest connection in bytes per second, or None if medsilo measures
-        the speed.
+        """Return the speed of the slowest connection, in bytes per second, as the plan states it; return None if
+        medsilo measures the speed.
         """
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 

@@ -109,7 +109,7 @@ class PluginTable(Mapping[str, Any]):
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """Return the place of a class as "module:Class", for a name that medsilo itself defines."""
+        """Return the module and the class of a name as "module:Class"; medsilo itself must define the name."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
@@ -337,8 +337,8 @@ NETWORKS = Registry(
     },
 )
 
-# Layers that a plan names; unlike these layers, the layers of federation/site_stack.py and server_stack.py are always
-# present.
+# Layers that a plan names; a plan does not name the layers of federation/site_stack.py and server_stack.py, which are
+# always present.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
 # Protocols of secure aggregation, by their names in plans.

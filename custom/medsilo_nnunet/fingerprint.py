@@ -235,9 +235,9 @@ class Fingerprint(Section):
     def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> "Fingerprint":
         """Return the fingerprint of a hospital's cases in a form that the hospital may send.
 
-        Every number in the fingerprint covers at least `least` cases. Along each axis, cases are sorted by spacing and
-        size and divided into groups of `least` neighbours; the middle case represents its group. Cases beyond the last
-        complete group are not counted. With `least=1`, all numbers are exact.
+        Every number in the fingerprint stands for at least `least` cases. Along each axis, cases are sorted by spacing
+        and size and divided into groups of `least` neighbours; the middle case represents its group. Cases beyond the
+        last complete group are not counted. With `least=1`, all numbers are exact.
         """
         axes: list[list[tuple[float, int]]] = [[] for _ in range(AXES)]
         shares: list[float] = []
@@ -356,7 +356,7 @@ class MeasuredSite(Section):
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None
 
     def check(self, question: SegmentationQuestion) -> None:
-        """Raise Refused if the message answers another question or has other channels than this question."""
+        """Raise Refused if the message is about another question than this question, or if it has other channels."""
         if self.question != question.hash:
             raise Refused("it belongs to another question; measure again with the study's question")
         told, channels = len(self.fingerprint.channels), len(question.channels)

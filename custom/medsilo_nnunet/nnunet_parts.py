@@ -143,8 +143,8 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        # nnU-Net shuffles this list of channels in place; the list is restored, so that no patch depends on earlier
-        # patches
+        # nnU-Net shuffles its list of channels in place; afterwards, the list is restored, so that no patch depends on
+        # earlier patches
         for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
@@ -190,8 +190,8 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        # restores the setting, because nnU-Net turns cuDNN's benchmarking on, and results would then depend on measured
-        # speed
+        # restores the setting of cuDNN's benchmarking: nnU-Net turns benchmarking on, and results would then depend on
+        # measured speed
         torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)

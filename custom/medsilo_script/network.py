@@ -1,7 +1,8 @@
 """Describe the network of a user's script, so that the server can build the network without the script's code.
 
 A plan lists the network's layers with the layers' types and tensor shapes. Methods use the layers' types to find
-normalisation layers and heads. The job contains a file with the initial weights, whose name is the hash of the file.
+normalisation layers and heads. The job contains a file with the initial weights; the name of the file is the hash of
+its content.
 """
 
 from collections.abc import Iterable, Mapping

@@ -191,7 +191,8 @@ class ScriptChoice(OwnChoice):
         super().__init__(place, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
-        self.received: Tensors | None = None  # the received model, until the script sends the score of this model
+        # the received model, which is kept until the script sends the model's score
+        self.received: Tensors | None = None
 
     @property
     def chooses(self) -> bool:

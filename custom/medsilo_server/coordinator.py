@@ -88,7 +88,7 @@ class Coordinator:
 
     @property
     def absent(self) -> dict[str, str] | None:
-        """The sites that did not join, each with the reason; None until enough sites have joined."""
+        """The sites that did not join, each with the reason; the value is None until enough sites have joined."""
         joined = self.ends.get("join")
         if joined is None or self.asker.channel.breach(joined, "join"):
             return None
@@ -213,7 +213,7 @@ class Coordinator:
         )
 
     def _breach(self, exchange: Exchange, number: int) -> ParticipationError | None:
-        """Complete the aggregation of a round, or return the error that prevents this."""
+        """Complete the aggregation of a round; if an error prevents this, return the error."""
         try:
             self.asker.check(exchange, f"round {number}")
             self.aggregation.finish(number)

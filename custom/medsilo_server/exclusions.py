@@ -39,7 +39,7 @@ class Exclusions:
         undone.
 
         The suspect is the site whose update is the largest outlier. The round is undone if at least VOICES other sites
-        diverged and no other site can still train. If the outlier's norm exceeds the median by the factor LONG, the
+        diverged and no other site can still train. If the outlier's norm is more than LONG times the median norm, the
         round is undone if at least one other site diverged.
 
         Args:

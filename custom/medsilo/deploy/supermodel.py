@@ -155,7 +155,7 @@ class SuperModel(nn.Module):
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """Return softmax(f_s(x)), [B, outputs] in float64."""
+        """Return the selector's probabilities, softmax(f_s(x)), as a float64 tensor [B, outputs]."""
         scores = self.selector(x).double()
         if scores.shape[1] != len(self.labels):
             raise MedsiloError(
@@ -204,9 +204,9 @@ class SuperModel(nn.Module):
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
     def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
-        """Return log h with h = sum_k y_k h_k (Section 3.1.1).
+        """Return the logarithm of the mixed prediction h = sum_k y_k h_k (Section 3.1.1).
 
-        Computing with logarithms avoids underflow and keeps gradients.
+        The function computes with logarithms, so that small probabilities do not become 0 and lose their gradients.
         """
         logarithms = {name: functional.log_softmax(self.expert(name)(x), 1) for name in sorted(set(self.labels))}
         outputs = torch.stack([logarithms[name] for name in self.labels])  # [outputs, B, classes, ...]

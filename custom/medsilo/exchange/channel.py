@@ -39,7 +39,7 @@ class Missing:
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Create a Rejection from an error, without control characters that a site may have put into the error's
+        """Convert a site's error to a reason, and remove control characters that the site may have put into the error's
         text.
         """
         return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))

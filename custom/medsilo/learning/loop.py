@@ -13,7 +13,7 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
 
-FURTHEST = 1e15  # largest absolute value of a network's output in scoring, so that sums of squares stay finite
+FURTHEST = 1e15  # limit on the absolute values of a network's outputs in scoring, so that sums of squares stay finite
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> loss
 Closure = Callable[[], Tensor]  # computes the gradients of one mini-batch, and returns the loss

@@ -2,7 +2,7 @@
 the sum of gradients.
 
 A privacy unit is one case, or all cases of one patient. The cases of a patient are sampled together, and the sum of
-these cases' gradients is clipped. Momentum, weight decay and a proximal term are applied after the noise, so these
+these cases' gradients is clipped. Momentum, weight decay and a proximal term act after the noise was added, so these
 operations disclose nothing about the cases. To compute the gradients of single cases, each case needs its own copy of
 the network's weights (`torch.vmap`).
 """
@@ -96,7 +96,7 @@ class PrivateSteps:
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
-    releasing: float = math.inf  # noise multiplier of noisy means
+    releasing: float = math.inf  # noise multiplier with which means over cases are released
     clip: float = 1.0  # the norm to which a privacy unit's vector is clipped before a noisy mean is computed
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:

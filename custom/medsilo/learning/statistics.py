@@ -195,8 +195,7 @@ def running_statistics(model: nn.Module) -> Statistics:
 
 
 class StatisticsHolder(nn.Module):
-    """Contains the feature statistics of a site, and the number of samples; this number is 0 until statistics are
-    stored.
+    """The feature statistics of a site and the number of samples, which is 0 until statistics are stored.
 
     The plan's transport.precision does not round the statistics, because AdaFed's weights W depend on small differences
     between statistics.

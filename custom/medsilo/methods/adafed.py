@@ -94,7 +94,7 @@ class StatisticsMixture(Algorithm):
     """
 
     paper = "Chen et al. 2022"
-    # The settings that Equations 2 to 8 and the paper's experiments use, as far as the paper states them.
+    # The settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states them.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,

@@ -159,7 +159,8 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        # the selector gets the precision of the models, because the selector and the models read the same cases
+        # the selector computes in the numerical precision of the models, because the selector and the models read the
+        # same cases
         modules["selector"] = selector.to(precision_of(own))
         return modules | self.beside_selector(modules["selector"])
 
@@ -331,7 +332,7 @@ class FedSM(ModelsAndSelector):
         return self
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        selector = self.selector_groups()  # lines 7, 10 and 15 of Algorithm 1
+        selector = self.selector_groups()  # the selector's tensor groups (lines 7, 10 and 15 of Algorithm 1)
         if self.personal_method is None:
             groups = (self.global_group(), self.personal_group(), *selector)
             return [Phase("train", rounds, groups, self.train_all_three)]

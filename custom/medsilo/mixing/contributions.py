@@ -21,7 +21,7 @@ MEMORY = 512 << 20  # limit on the bytes of all rows in memory; rows beyond the 
 @dataclass(frozen=True)
 class SiteRow:
     tensors: Tensors
-    files: list[Slice]  # for each file that stores the site's tensors, the range of bytes with the tensors
+    files: list[Slice]  # for each file that stores tensors of the site, the range of bytes that these tensors occupy
     size: int  # number of bytes that the tensors take in memory
 
 

@@ -71,7 +71,7 @@ class FedNova(WeightedMean):
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
-        self._reaches: dict[str, tuple[float, float]] = {}  # of each site: the number of cases n_i (or 1), and ‖a_i‖₁
+        self._reaches: dict[str, tuple[float, float]] = {}  # for each site, the number of cases n_i (or 1), and ‖a_i‖₁
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         reach = reach_of(tensors)

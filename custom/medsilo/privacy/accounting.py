@@ -50,8 +50,9 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
     """Return the least noise multiplier, accurate to a thousandth, with which all training steps and all other releases
     together cost at most ε at δ.
 
-    The noise multiplier is the ratio of the noise to the L2 sensitivity to one privacy unit. With the sampling rate 1,
-    each training step is a release that uses all privacy units. Raises MedsiloError if no noise is sufficient.
+    The noise multiplier is the noise's standard deviation, divided by the largest L2 change that one privacy unit can
+    cause. With the sampling rate 1, each training step is a release that uses all privacy units. Raises MedsiloError if
+    no noise is sufficient.
     """
 
     def cost(noise: float) -> float:
@@ -67,8 +68,8 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
     """Return the least scale of geometric noise, accurate to a thousandth, with which all releases together cost at
     most ε at δ.
 
-    The scale of the noise is relative to the sensitivity of a release to one privacy unit. Raises MedsiloError if no
-    noise is sufficient.
+    The scale of the noise is relative to the sensitivity of a release, which is the largest change that one privacy
+    unit can cause. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -140,9 +141,7 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Gaussian mechanisms without sampling become one entry, because the squares of μ = 1 / noise of these mechanisms
-    add up.
-    """
+    """All Gaussian mechanisms without sampling together become one entry, because their values (1 / noise)² add up."""
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():

@@ -38,8 +38,10 @@ class Geometric(Section):
     """Two-sided geometric (discrete Laplace) noise on an integer: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
 
     kind: Literal["geometric"] = "geometric"
-    scale: Noise = Field(description="scale of the noise, divided by the sensitivity to one privacy unit")
-    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="largest change of the number by one privacy unit")
+    scale: Noise = Field(description="scale of the noise, divided by the sensitivity")
+    sensitivity: int = Field(
+        1, ge=1, le=MOST_CHANGE, description="largest change of the number that one privacy unit can cause"
+    )
     count: Count = 1
 
 

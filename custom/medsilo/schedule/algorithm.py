@@ -89,7 +89,7 @@ class Algorithm(Section):
             raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set the key to null")
         return self
 
-    # The methods by which a subclass defines a federated method
+    # The Python methods that a subclass overrides to define a federated method
     def phases(self, rounds: int) -> Sequence[Phase]:
         """Return the phases of a study in order, by default a single phase of training rounds."""
         return [Phase("train", rounds, self.groups(), self.train_round)]

@@ -12,8 +12,8 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-# imported only for type checkers: the server does not need the modules for training, and sites do not need those for
-# aggregation
+# imported only for type checkers: the server does not need the modules for training, and sites do not need the modules
+# for aggregation
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
@@ -149,7 +149,9 @@ class Group:
     unclipped: bool = False
 
     def given_only(self) -> Self:
-        """Return a copy of this tensor group that each site receives once and does not send."""
+        """Return a copy of this tensor group, changed so that each site receives the group once and does not send
+        it.
+        """
         return replace(self, travels="down")
 
     @property

@@ -73,7 +73,8 @@ class Ended:
         """The automatic resumptions that count towards the limit, each with its time and the number of the last round
         before the resumption.
         """
-        told = self.job.meta.get(TIMES)  # the list may be invalid, because a lead writes the metadata of the first job
+        # the list of resumptions may be invalid, because a lead writes the metadata of the first job
+        told = self.job.meta.get(TIMES)
         found, now = list[tuple[float, int]](), time.time()
         for one in told[-MOST_TIMES:] if isinstance(told, list) else ():
             match one:
