@@ -44,7 +44,7 @@ class PluginTable(Mapping[str, Any]):
     """A table of objects by name; each object is imported on first use, so that listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
-        """Create a table of medsilo's own objects and of a group of entry points.
+        """Create a table of medsilo's own objects and of the objects in a group of entry points.
 
         Args:
             base: the base class of all objects, as "module:Class"
@@ -382,7 +382,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
 
 
 def check_allowed(package: str, allowed: Collection[str]) -> None:
-    """Raise PlanError for a package that this party has not allowed."""
+    """Raise PlanError for a package that is not among the allowed packages."""
     if "*" not in allowed and package not in map(canonical, allowed):
         raise PlanError(
             f"this site does not allow package {package} of the plan; review it and name it under 'packages' in "

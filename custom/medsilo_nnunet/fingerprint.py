@@ -39,9 +39,9 @@ def rounded(numbers: ArrayLike) -> Values:
     """Round each number to 13 binary digits. The rounded numbers are the bins of histograms, so that all sites use the
     same bins.
 
-    Integers up to 8192, such as CT values, remain exact. Every other number changes by at most 2^-13 of its absolute
-    value. Because rounding keeps the order of the numbers, percentiles also change by at most 2^-13 of their absolute
-    values.
+    Integers up to 8192, such as CT values, remain exact. All numbers except integers up to 8192 change by at most 2^-13
+    of their absolute value. Because rounding keeps the order of the numbers, percentiles also change by at most 2^-13
+    of their absolute values.
     """
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)

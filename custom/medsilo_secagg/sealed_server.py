@@ -151,8 +151,8 @@ class SealedServer(RoundAggregation):
     def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Return the sites of the sum that was unmasked before the server stopped, or all sites if no sum was unmasked.
 
-        Raise ParticipationError if sites of the unmasked sum are missing. A second sum over other sites would disclose
-        the models of sites that are in only one of the two sums.
+        Raise ParticipationError if sites of the unmasked sum are missing. Unmasking a second sum over other sites would
+        disclose the models of sites that are in only one of the two sums.
 
         Args:
             opened: For each answer of a site, the sites in the sum of this round that the site helped to unmask.

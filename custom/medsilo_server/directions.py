@@ -189,7 +189,7 @@ class RoundDirections:
     def check(self, directions: Mapping[str, Direction]) -> None:
         """Raise Refused if the norm of an update exceeds its limit.
 
-        The limit does not depend on the answers of other sites in this round.
+        The limit of an update does not depend on the answers of other sites in the same round.
         """
         for group, own in directions.items():
             limit = min(self._limits[group], START * own.start if own.start else math.inf)
@@ -206,8 +206,8 @@ class RoundDirections:
     def farthest(self) -> tuple[str, float] | None:
         """Return the site whose update is the largest outlier, and the size of this outlier.
 
-        The size is the norm of the update, divided by the median norm of the other sites' updates. Return None if no
-        update is an outlier, or if there are fewer than three sites.
+        The size of an outlier is the norm of the update, divided by the median norm of the other sites' updates. Return
+        None if no update is an outlier, or if there are fewer than three sites.
         """
         found: list[tuple[float, str]] = []
         for own in self._noted.values():

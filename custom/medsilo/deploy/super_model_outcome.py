@@ -26,7 +26,7 @@ from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
-ALWAYS_COMMON = 1.0  # with this value of gamma, the selector is never confident enough to choose a personal model
+ALWAYS_COMMON = 1.0  # the value of gamma with which the selector is never confident enough to choose a personal model
 DETAILS = "super_model"  # the key under which a study's summary describes the super model
 
 

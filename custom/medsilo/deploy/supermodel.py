@@ -35,8 +35,8 @@ class Tuning:
 
     @property
     def threshold(self) -> float:
-        """Return the middle of the range of best thresholds, because near the ends of this range a new image may get
-        the wrong model.
+        """Return the middle of the range of best thresholds; near an end of the range, a new image may get the wrong
+        model.
         """
         low, high = self.plateau
         return low if low == high else round((low + high) / 2, 6)

@@ -174,7 +174,8 @@ class ModelsAndSelector(Algorithm):
         return 1 + sites
 
     def selector_network(self, model: nn.Module) -> Network:
-        # a frozen network provides features to the selector, which is an additional head of this network
+        # the selector is an additional head of a frozen network, and reads the features that the frozen network
+        # computes
         if (beside := getattr(model, "beside", None)) is not None:
             return beside
         convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)

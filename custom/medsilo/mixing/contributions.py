@@ -114,7 +114,7 @@ def fold(
                     if origin is not None:
                         block.subtract(origin, numbers)
                 came = block.of(row) if as_sent else numbers.split(block.sizes)
-                if share == 1.0:  # if only one site answered, the mean is this site's tensors
+                if share == 1.0:  # if only one site answered, the mean equals this site's tensors
                     torch._foreach_copy_(kept, came)
                 else:
                     torch._foreach_lerp_(kept, came, share)

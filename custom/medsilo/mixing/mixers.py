@@ -9,7 +9,7 @@ An aggregator exists as long as the study. In each round, the server makes the f
 
 Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
 A sum that grows answer by answer has at least single precision. Integers and booleans are never averaged: a mean copies
-them from the first site in sorted order, and a personal model keeps its own.
+them from the first site in sorted order, and a personal model keeps its own values.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
 tensors. An aggregator does not change a tensor after receiving or returning it. An aggregator is not safe for calls
@@ -471,7 +471,7 @@ class SimilarityMix(JointAggregator):
 
 
 class PersonalModelPool(Aggregator):
-    """Send the sites' personal models unchanged to the sites that agreed to share them. In this exchange of personal
+    """Send the sites' personal models unchanged to the sites that agreed to share them. In the exchange of personal
     models, sites send no models back to the server.
 
     Tensor names are "<index>.<name>", where the index is the position of the model's owner among the sorted sites. A

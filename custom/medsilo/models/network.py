@@ -20,8 +20,8 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# A network is tested on the CPU only if its number of parameters, times the values of a case, is at most this number. A
-# test of a network below this limit takes a fraction of a second and at most 64 MiB of memory.
+# A network is tested on the CPU only if its number of parameters, times the values of a case, is at most this number.
+# On the CPU, the test of a network takes a fraction of a second and at most 64 MiB of memory.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

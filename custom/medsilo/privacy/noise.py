@@ -5,14 +5,14 @@ answer uses a new key that is never stored, because equal noise on two sums woul
 difference.
 
 If floating-point noise is added to a floating-point sum, the low digits reveal the sum (Mironov 2012 for Laplace noise,
-Jin et al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
-deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
-and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum. If floating-point
-numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid
-changes the vector of these values by at most √d cells. Rounding to the grid changes a vector by less than 1e-6 of the
-clipping bound if √d times the noise multiplier is below 10^6. The clipping in learning/private.py reserves a margin for
-the change by rounding. With cells of 2^-40 standard deviations, the discrete Gaussian has the same privacy loss as the
-normal distribution, which the privacy account uses.
+Jin et al. 2022 for normal noise). To hide the low digits, the sum is rounded to a grid whose cells are 2^-40 of the
+noise's standard deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection
+(after Canonne, Kamath and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum.
+If floating-point numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d
+values to the grid changes the vector of these values by at most √d cells. Rounding to the grid changes a vector by less
+than 1e-6 of the clipping bound if √d times the noise multiplier is below 10^6. The clipping in learning/private.py
+reserves a margin for the change by rounding. With cells of 2^-40 standard deviations, the discrete Gaussian has the
+same privacy loss as the normal distribution, which the privacy account uses.
 """
 
 import hashlib

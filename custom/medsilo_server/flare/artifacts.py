@@ -2,7 +2,7 @@
 
 NVFlare's format consists of the files `metrics_summary.json` and `round_metrics.jsonl`, which NVFlare's recipes also
 use. In NVFlare's format, the first round has the number 0. A score in a round belongs to the model that a site receives
-in this round. The round number of a score is therefore the number of rounds for which the scored model was trained.
+in this round. The round number of a score is the number of rounds for which the scored model was trained.
 """
 
 import json

@@ -119,7 +119,7 @@ class Ended:
         """True if the cause of the interruption is temporary or unknown.
 
         A starting job is added to the list of jobs in the run folder. A summary that is older than the list of jobs in
-        the run folder therefore belongs to an earlier job.
+        the run folder belongs to an earlier job.
         """
         told, begun = self.record.folder / paths.SUMMARY, self.record.folder / paths.JOBS
         summary = self.record.summary()
