@@ -1,4 +1,4 @@
-"""Run the command line with `python -m medsilo`."""
+"""Start medsilo's command line when a user runs `python -m medsilo`."""
 
 import sys
 

@@ -43,7 +43,7 @@ CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees 
 
 
 class ModelSelection(Feature):
-    """The round whose model the sites test, and whose model is the final model."""
+    """The plan's choice of a round; the model of this round is the study's final model, which the sites test."""
 
     keep: Literal["best", "last"] = Field(
         "best",
@@ -84,8 +84,8 @@ class TransportSettings(Feature):
 
     @property
     def rate(self) -> float | None:
-        """Return the plan's speed of the slowest connection in bytes per second, or None if medsilo measures
-        the speed.
+        """Return the speed of the slowest connection, in bytes per second, as the plan states it; return None if
+        medsilo measures the speed.
         """
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
@@ -111,7 +111,7 @@ class SecureAggregationSettings(Feature):
     clip: float = Field(
         65536.0,
         gt=0,
-        le=1e11,  # with this limit on numbers, masking rounds numbers to 1e-5 or finer for any number of hospitals
+        le=1e11,  # for numbers up to this limit, masking rounds to 1e-5 or finer, for any number of hospitals
         description="the largest absolute value of a masked number; the server rejects a hospital with a larger number",
     )
 
@@ -274,7 +274,7 @@ class Plan(Section):
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """For each tensor group of a phase that secure aggregation masks, return the kind of aggregation."""
+        """For each tensor group that secure aggregation masks in a phase, return the kind of aggregation."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -481,7 +481,7 @@ def _check_texts(value: Any, where: str) -> None:
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """Return, by the plan's keys, the names of the plan's method, task, networks, layers and secure aggregation."""
+    """Return a mapping from the plan's keys to names: of the method, task, networks, layers and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
     secure = values.get("secure_aggregation")

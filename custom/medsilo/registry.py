@@ -1,5 +1,5 @@
-"""List the names of methods, tasks, networks and other objects from medsilo and plug-ins that plans and commands may
-use.
+"""List the names that plans and commands may use: methods, tasks, networks and other objects of medsilo and of
+plug-ins.
 
 This module lists the names of medsilo's engine as "module:Class", and imports a class on first use. A plug-in's names
 come from the entry points in its package's metadata, so that a plug-in is imported only when it is used. Some plug-ins
@@ -36,7 +36,7 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # every installed package is allowed, as on a machine on which one person runs everything
+ANY = ("*",)  # every installed package is allowed; used where one person runs everything on one machine
 SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 
@@ -44,7 +44,7 @@ class PluginTable(Mapping[str, Any]):
     """A table of objects by name; each object is imported on first use, so that listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
-        """Create a table of medsilo's own objects and of a group of entry points.
+        """Create a table of medsilo's own objects and of the objects in a group of entry points.
 
         Args:
             base: the base class of all objects, as "module:Class"
@@ -109,7 +109,7 @@ class PluginTable(Mapping[str, Any]):
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """Return the place of a class as "module:Class", for a name that medsilo itself defines."""
+        """Return the module and the class of a name as "module:Class"; medsilo itself must define the name."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
@@ -337,8 +337,8 @@ NETWORKS = Registry(
     },
 )
 
-# Layers that a plan names; unlike these layers, the layers of federation/site_stack.py and server_stack.py are always
-# present.
+# Layers that a plan names; a plan does not name the layers of federation/site_stack.py and server_stack.py, which are
+# always present.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
 # Protocols of secure aggregation, by their names in plans.
@@ -355,8 +355,8 @@ def table_of(key: str) -> Registry:
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the version and hash of every package besides medsilo that defines a name in a plan, without importing the
-    package.
+    """Return the version and hash of every package, other than medsilo, that defines a name in a plan; no package is
+    imported.
 
     Raises PlanError for a package that is not allowed, not installed, or different from the package in the plan.
 
@@ -382,7 +382,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
 
 
 def check_allowed(package: str, allowed: Collection[str]) -> None:
-    """Raise PlanError for a package that this party has not allowed."""
+    """Raise PlanError for a package that is not among the allowed packages."""
     if "*" not in allowed and package not in map(canonical, allowed):
         raise PlanError(
             f"this site does not allow package {package} of the plan; review it and name it under 'packages' in "

@@ -1,9 +1,9 @@
-"""Count the properties of images in each hospital, so that the sums of the counts are the counts for all data together.
+"""Count properties of images in each hospital; the sum of all hospitals' counts equals the counts for the pooled data.
 
 nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and percentiles of the
-image sizes after cropping and resampling. The planner never combines two axes. Therefore, the planner needs only the
-number of cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different
-axes belong to the same case.
+image sizes after cropping and resampling. The planner never combines two axes. Therefore, the planner needs only
+counts: for each axis, how many cases have each pair of spacing and size. The counts do not disclose which sizes on
+different axes belong to the same case.
 """
 
 from collections import Counter
@@ -39,9 +39,9 @@ def rounded(numbers: ArrayLike) -> Values:
     """Round each number to 13 binary digits. The rounded numbers are the bins of histograms, so that all sites use the
     same bins.
 
-    Integers up to 8192, such as CT values, remain exact. Every other number changes by at most 2^-13 of its absolute
-    value. Because rounding keeps the order of the numbers, percentiles also change by at most 2^-13 of their absolute
-    values.
+    Integers up to 8192, such as CT values, remain exact. All numbers except integers up to 8192 change by at most 2^-13
+    of their absolute value. Because rounding keeps the order of the numbers, percentiles also change by at most 2^-13
+    of their absolute values.
     """
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)
@@ -197,7 +197,7 @@ def shares_of(counted: Iterable[CountedShare]) -> list[float]:
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """The properties of a case from which nnU-Net makes plans: spacing and size along each axis, and intensities in
+    """The properties of a case that nnU-Net needs to make plans: spacing and size along each axis, and intensities in
     each channel.
     """
 
@@ -235,9 +235,9 @@ class Fingerprint(Section):
     def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> "Fingerprint":
         """Return the fingerprint of a hospital's cases in a form that the hospital may send.
 
-        Every number in the fingerprint covers at least `least` cases. Along each axis, cases are sorted by spacing and
-        size and divided into groups of `least` neighbours; the middle case represents its group. Cases beyond the last
-        complete group are not counted. With `least=1`, all numbers are exact.
+        Every number in the fingerprint stands for at least `least` cases. Along each axis, cases are sorted by spacing
+        and size and divided into groups of `least` neighbours; the middle case represents its group. Cases beyond the
+        last complete group are not counted. With `least=1`, all numbers are exact.
         """
         axes: list[list[tuple[float, int]]] = [[] for _ in range(AXES)]
         shares: list[float] = []
@@ -284,8 +284,8 @@ class Fingerprint(Section):
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Return a fingerprint whose median along each axis is `ranks` ranks higher, or lower if `ranks` is negative.
-        The new fingerprint has at least one case.
+        """Return a fingerprint with fewer cases, whose median along each axis is `ranks` ranks higher, or lower if
+        `ranks` is negative. The new fingerprint has at least one case.
         """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
@@ -356,7 +356,7 @@ class MeasuredSite(Section):
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None
 
     def check(self, question: SegmentationQuestion) -> None:
-        """Raise Refused if the message answers another question or has other channels than this question."""
+        """Raise Refused if the message is about another question than this question, or if it has other channels."""
         if self.question != question.hash:
             raise Refused("it belongs to another question; measure again with the study's question")
         told, channels = len(self.fingerprint.channels), len(question.channels)
@@ -365,7 +365,9 @@ class MeasuredSite(Section):
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
-    """Yield the properties of each case from which nnU-Net makes plans, with `samples` intensities in each channel."""
+    """For each case, yield the properties that nnU-Net needs to make plans, with `samples` intensities in each
+    channel.
+    """
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
@@ -389,7 +391,7 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
 def measured(
     data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
 ) -> MeasuredSite:
-    """Compute the message about a hospital's data that the hospital sends.
+    """Compute the message in which a hospital describes its data.
 
     Args:
         cases: The number of cases in all hospitals, which determines the number of sampled intensities.

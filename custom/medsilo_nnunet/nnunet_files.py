@@ -1,4 +1,4 @@
-"""Find a hospital's images and masks that nnU-Net reads."""
+"""Find the images and masks that nnU-Net reads at a hospital."""
 
 import json
 from collections import Counter

@@ -183,7 +183,7 @@ class NnUNetObjective(Segmentation):
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
         """Return a function that computes metrics on the images' original voxel grids, with surface distances in
-        millimetres. The function must be called with the cases in the order of `cases`.
+        millimetres. The returned function must be called with the cases in the order of `cases`.
         """
         numbers = count()
 
@@ -246,7 +246,7 @@ class NnUNetInference(Inference):
 
 
 class _Patches(Dataset):
-    """Augmented patches for a given number of batches, whose cases are sampled with replacement as in nnU-Net's data
+    """A given number of batches of augmented patches; the cases are sampled with replacement, as in nnU-Net's data
     loader.
     """
 

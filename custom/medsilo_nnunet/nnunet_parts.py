@@ -1,7 +1,7 @@
 """Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
-Python, NumPy and PyTorch, and restore the generators' states afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, the functions of this module seed the random
+generators of Python, NumPy and PyTorch, and afterwards restore the generators' states.
 """
 
 import io
@@ -143,8 +143,8 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        # nnU-Net shuffles this list of channels in place; the list is restored, so that no patch depends on earlier
-        # patches
+        # nnU-Net shuffles its list of channels in place; afterwards, the list is restored, so that no patch depends on
+        # earlier patches
         for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
@@ -190,8 +190,8 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        # restores the setting, because nnU-Net turns cuDNN's benchmarking on, and results would then depend on measured
-        # speed
+        # restores the setting of cuDNN's benchmarking: nnU-Net turns benchmarking on, and results would then depend on
+        # measured speed
         torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
@@ -199,7 +199,7 @@ class NnUNetParts:
 
 
 class _FunctionModule(nn.Module):
-    """A function as a module, because nnU-Net's predictor only accepts modules."""
+    """Wraps a function as a PyTorch module, because nnU-Net's predictor only accepts modules."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -69,7 +69,9 @@ class SegmentationQuestion(Section):
 
     @property
     def has_regions(self) -> bool:
-        """True if the structures are regions, which may overlap, and are not labels."""
+        """True if the question's structures are regions, which may overlap; False if the structures are labels, which
+        can't overlap.
+        """
         return any(len(several(own)) > 1 for own in self.labels.values())
 
     @property

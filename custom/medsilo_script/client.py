@@ -149,8 +149,8 @@ def join(
     model_folders.look_in(folder / "config")
     data = Data(loader, validation, samples, batch, loss, evaluate, test)
     site = flare.get_site_name()
-    # a script in the airlock has no hospital here: the hospital's process outside the airlock decides which numbers
-    # leave the hospital
+    # inside the airlock, the script has no access to the hospital's rules: the hospital's process outside the airlock
+    # decides which numbers leave the hospital
     if room_client.is_inside():
         data.repeats_from = room_client.told()["repeats"]
         output, hospital = OUTPUT, None
@@ -170,8 +170,8 @@ def _processes() -> int:
 
 
 def _refuse_several_processes(plan: Plan) -> None:
-    """Raise MedsiloError if several processes train one model with a method that changes a site's training, because
-    only rank 0 has a site.
+    """Raise MedsiloError if a method that changes a site's training is used by several processes which train one model:
+    only the process of rank 0 runs a site.
     """
     method = plan.algorithm
     if has_own_steps(method) or method.amplitude or type(method).phases is not Algorithm.phases:
@@ -356,7 +356,7 @@ def _send(answer: StudyMessage) -> None:
 
 
 def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
-    """Load FedSM's super model of a finished run, which is called like a single network.
+    """Load the super model that a finished FedSM run saved; the super model is called like a single network.
 
     Args:
         folder: the folder `supermodel` of the run or of a site

@@ -17,7 +17,9 @@ from medsilo.schedule.train_context import TrainContext
 
 @dataclass(frozen=True)
 class Turn:
-    """The part of a round in which one network is trained: by the script, or by the method batch by batch."""
+    """The part of a round in which either the script or the method trains one network; the method trains batch by
+    batch.
+    """
 
     name: str
     by_script: bool  # True if the script trains the network in the script's own loop
@@ -79,7 +81,7 @@ class Work:
             self.asked.put(error)
 
     def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
-        """Wait until the script has trained a network, or until the script's thread has called a function; return the
+        """Hand the script a network to train or a function to call; wait until the script has done so, and return the
         result.
 
         Args:

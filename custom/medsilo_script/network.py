@@ -1,7 +1,8 @@
 """Describe the network of a user's script, so that the server can build the network without the script's code.
 
 A plan lists the network's layers with the layers' types and tensor shapes. Methods use the layers' types to find
-normalisation layers and heads. The job contains a file with the initial weights, whose name is the hash of the file.
+normalisation layers and heads. The job contains a file with the initial weights; the name of the file is the hash of
+its content.
 """
 
 from collections.abc import Iterable, Mapping
@@ -124,7 +125,7 @@ def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
 
 def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     kind = KINDS.get(shape.kind, nn.Module)
-    layer = kind.__new__(kind)  # the constructor of the layer would draw random weights
+    layer = kind.__new__(kind)  # the layer's constructor is not called, because it would draw random weights
     nn.Module.__init__(layer)
     for name, number in shape.numbers.items():
         setattr(layer, name, number)

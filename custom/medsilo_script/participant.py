@@ -60,7 +60,8 @@ class ScriptEvaluation(Evaluation):
         net = own if own in model.children() else model
         if function := script.test if tests else script.evaluate:
             return math.nan, scored(self.task, self.turns.hand_over(partial(_evaluated, function, net))), {}
-        # this loop computes no scores: the selector of a super model counts its decisions while the network runs
+        # this loop only runs the network and computes no scores, because the selector of a super model counts its
+        # decisions while the network runs
         if tests and net is not own:
             for inputs, _ in self.in_order(part, net):
                 net(inputs)
@@ -190,7 +191,8 @@ class ScriptChoice(OwnChoice):
         super().__init__(place, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
-        self.received: Tensors | None = None  # the received model, until the script sends the score of this model
+        # the received model, which is kept until the script sends the model's score
+        self.received: Tensors | None = None
 
     @property
     def chooses(self) -> bool:

@@ -1,7 +1,7 @@
 """Run a site whose networks a user's script trains; the site answers the server like any other site.
 
-The method's `train_round` runs unchanged in a separate thread. When the method trains a network, this thread waits
-until the script's loop has trained the network.
+The method's `train_round` runs unchanged in a separate thread. When the method trains a network, the method's thread
+waits until the script's loop has trained the network.
 """
 
 import logging
@@ -76,7 +76,7 @@ SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=
 
 
 class CountedSite:
-    """A wrapper of a script's site that subtracts each answer from the hospital's query budget."""
+    """Wraps a script's site, and subtracts each answer from the hospital's query budget."""
 
     def __init__(self, inner: Site, place: SiteContext) -> None:
         """Raise Refused unless the hospital has approved the study and its query budget permits the study.

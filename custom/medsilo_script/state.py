@@ -226,4 +226,4 @@ class ScriptState(SiteState):
 def _plain(number: Any) -> Any:
     if isinstance(number, tuple | list):
         return [_plain(own) for own in number]
-    return None if number is None else float(number)  # None for an optimizer without a fixed learning rate
+    return None if number is None else float(number)  # None if the optimizer has no fixed learning rate

@@ -48,8 +48,8 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """A site with the largest weight multiplies its numbers by this factor: the largest power of two for which no
-        sum overflows.
+        """The factor by which a site with the largest weight multiplies its numbers: the largest power of two with
+        which no sum overflows.
         """
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))

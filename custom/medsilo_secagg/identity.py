@@ -18,7 +18,8 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, claim, read_pair, verify
 from nvflare_reliability.revocation import LIST, list_in
 
-MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # maximum number of certificates in a chain, and maximum bytes of each
+# maximum number of certificates in a chain, and maximum bytes of one certificate
+MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192
 LONGEST_SIGNATURE = 1024
 # NVFlare's name for the role of a hospital in a certificate. A hospital's certificate may have no role; users and
 # servers have other roles ("lead", "server").
@@ -52,7 +53,8 @@ class Certified:
     """Signs keys with the certificate and private key of a site's startup kit, and verifies other sites' signatures.
 
     The startup kit's key (RSA, elliptic curve or Ed25519) certifies an Ed25519 signing key that is only used for secure
-    aggregation. A signature contains the public signing key, the signature itself, and the certification.
+    aggregation. A signature contains the public signing key, the signature itself, and the startup kit's certification
+    of the signing key.
     """
 
     basis: ClassVar[str] = "certificates: each site signed its keys with that of its kit"

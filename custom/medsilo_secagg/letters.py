@@ -117,8 +117,8 @@ class UnmaskingRequest(SecAggMessage):
 
 
 class Reveal(SecAggMessage):
-    """A site's shares of other sites' secrets. `added` has a share of the mask seed of each site in the sum. `dropped`
-    has a share of the mask key of each site that dropped out.
+    """A site's shares of other sites' secrets. For each site in the sum, `added` contains a share of this site's mask
+    seed. For each site that dropped out, `dropped` contains a share of this site's mask key.
     """
 
     round: RoundNumber

@@ -6,8 +6,8 @@ b_j comes from a seed that j creates for the round. All streams depend on the ro
 threshold, round number, and the participants with their keys.
 
 A site that drops out exposes its masks of one round only: the other sites then reveal only the site's X25519 key of
-this round. The keys that a site uses in other rounds are independent of a revealed key. If the site's upload arrives
-late, the mask b_j still protects the upload, because no site reveals a share of the seed of b_j.
+this round. The keys that a site uses in other rounds are independent of a revealed key. If the upload of a site that
+dropped out arrives late, the site's mask b_j still protects the upload, because no site reveals a share of b_j's seed.
 """
 
 from secrets import token_bytes

@@ -75,7 +75,7 @@ class Secrets(_Hidden):
             raise MedsiloError(
                 "secure aggregation: this site's secrets are damaged or were changed; "
                 "the study must start again with fresh keys"
-            ) from None  # without the original validation error, which could disclose the secrets
+            ) from None  # the original validation error is left out, because it could disclose the secrets
 
 
 class Member:

@@ -37,8 +37,8 @@ PREFIX = "@sealed"  # prefix of keys in a checkpoint; no name of a group begins 
 
 
 class SealedServer(RoundAggregation):
-    """Replaces the aggregation of readable answers: the server only receives masked numbers, and the sum of a round is
-    unmasked with the sites' help.
+    """Aggregates answers that the server cannot read: the server receives only masked numbers, and the sites help to
+    unmask the sum of a round.
     """
 
     def __init__(self, asker: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
@@ -84,7 +84,7 @@ class SealedServer(RoundAggregation):
     def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
         """Collect the sites' keys, and then send all keys to each site.
 
-        Return the sites that answered, and the keys of all sites, or None instead of the keys if a site failed.
+        Return the sites that answered, and the keys of all sites; the keys are None if a site failed.
         """
         gathering = KeyCollection(self.terms, self.signer)
 
@@ -151,8 +151,8 @@ class SealedServer(RoundAggregation):
     def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Return the sites of the sum that was unmasked before the server stopped, or all sites if no sum was unmasked.
 
-        Raise ParticipationError if sites of the unmasked sum are missing. A second sum over other sites would disclose
-        the models of sites that are in only one of the two sums.
+        Raise ParticipationError if sites of the unmasked sum are missing. Unmasking a second sum over other sites would
+        disclose the models of sites that are in only one of the two sums.
 
         Args:
             opened: For each answer of a site, the sites in the sum of this round that the site helped to unmask.

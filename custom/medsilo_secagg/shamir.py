@@ -4,9 +4,10 @@ disclose nothing about the secret.
 PyCryptodome, the only maintained library, handles 16 bytes at a time, and takes seconds if many hospitals drop out
 together. For 64 hospitals and a threshold of 43, PyCryptodome took 25 ms to split 16 bytes into shares, and 52 ms to
 combine the shares. This module takes 0.4 ms to split 32 bytes into shares, and at most 0.6 ms to combine the shares.
-PyCryptodome and this module both use Python's integers, whose computing time depends on the values. A computing time
-that depends on secrets is safe for splitting, because no attacker can measure how long a hospital splits a secret. For
-combining, a computing time that depends on secrets is also safe, because combined secrets need no protection.
+PyCryptodome and this module both compute with Python's integers, so the computing time depends on the values. A
+computing time that depends on secrets is safe for splitting, because no attacker can measure how long a hospital splits
+a secret. For combining, a computing time that depends on secrets is also safe, because combined secrets need no
+protection.
 """
 
 import secrets

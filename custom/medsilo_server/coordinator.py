@@ -88,7 +88,7 @@ class Coordinator:
 
     @property
     def absent(self) -> dict[str, str] | None:
-        """The sites that did not join, each with the reason; None until enough sites have joined."""
+        """The sites that did not join, each with the reason; the value is None until enough sites have joined."""
         joined = self.ends.get("join")
         if joined is None or self.asker.channel.breach(joined, "join"):
             return None
@@ -96,7 +96,7 @@ class Coordinator:
 
     @property
     def stated(self) -> dict[str, int]:
-        """The number of training cases that each site has stated, for a study with training scripts.
+        """In a study with training scripts, the number of training cases that each site has stated.
 
         A site's stated number of training cases is the site's weight in means. For tasks without a script, the mapping
         is empty, because a task without a script counts its cases itself.
@@ -213,7 +213,7 @@ class Coordinator:
         )
 
     def _breach(self, exchange: Exchange, number: int) -> ParticipationError | None:
-        """Complete the aggregation of a round, or return the error that prevents this."""
+        """Complete the aggregation of a round; if an error prevents this, return the error."""
         try:
             self.asker.check(exchange, f"round {number}")
             self.aggregation.finish(number)

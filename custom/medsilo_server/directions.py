@@ -40,7 +40,7 @@ class Direction:
 
     norm: float
     sketch: Tensor | None
-    start: float = 0.0  # norm of the weights before the update if this norm limits the update, otherwise 0
+    start: float = 0.0  # norm of the weights before the update, if this norm limits the norm of the update; otherwise 0
 
 
 class Sketcher:
@@ -116,14 +116,14 @@ def _cosine(value: float) -> float:
 
 
 DIGITS = 4
-# An update is rejected if its norm exceeds the last round's median norm by this factor. In honest training, an update
-# never exceeds the median norm by this factor.
+# An update is rejected if its norm is more than this number of times the last round's median norm. In honest training,
+# no norm of an update is more than this number of times the median norm.
 FAR = 1e6
-# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. The limit LONG applies
+# An update is also rejected if its norm is more than LONG times the last round's median norm. The limit LONG applies
 # only to an update whose values have a root mean square above LARGE.
 LONG, LARGE = 1e3, 1.0
-# An update is held responsible for the divergence of all sites if its norm exceeds the median of the other sites' norms
-# by this factor.
+# An update is held responsible if sites diverge and its norm is more than this number of times the other updates'
+# median norm.
 STANDS_OUT = 10.0
 START = 20.0  # maximum norm of a training script's first update, as a multiple of the norm of the initial weights
 FARTHEST = 1e4  # maximum root mean square change of the weights in a round, even in the first round
@@ -189,7 +189,7 @@ class RoundDirections:
     def check(self, directions: Mapping[str, Direction]) -> None:
         """Raise Refused if the norm of an update exceeds its limit.
 
-        The limit does not depend on the answers of other sites in this round.
+        The limit of an update does not depend on the answers of other sites in the same round.
         """
         for group, own in directions.items():
             limit = min(self._limits[group], START * own.start if own.start else math.inf)
@@ -206,8 +206,8 @@ class RoundDirections:
     def farthest(self) -> tuple[str, float] | None:
         """Return the site whose update is the largest outlier, and the size of this outlier.
 
-        The size is the norm of the update, divided by the median norm of the other sites' updates. Return None if no
-        update is an outlier, or if there are fewer than three sites.
+        The size of an outlier is the norm of the update, divided by the median norm of the other sites' updates. Return
+        None if no update is an outlier, or if there are fewer than three sites.
         """
         found: list[tuple[float, str]] = []
         for own in self._noted.values():

@@ -3,8 +3,8 @@ divergence.
 
 An update within the limits of directions.py may still be so long that no site can train from the new mean. The repeated
 round excludes the site whose update made other sites diverge. If two rounds are undone because of the same site, all
-later rounds exclude this site. A study therefore undoes at most two rounds because of one site. A study ends if too few
-sites remain.
+later rounds exclude this site. A study undoes at most two rounds because of one site. A study ends if too few sites
+remain.
 """
 
 from collections import Counter
@@ -15,10 +15,11 @@ from medsilo_server.directions import LONG
 from medsilo_server.requests import Exchange
 from medsilo_server.server_state import ServerState
 
-# Minimum number of diverged sites that exclude another site. If fewer diverged sites were enough, one malicious site
-# could exclude honest sites.
+# Minimum number of diverged sites for which the server excludes the site that made them diverge. If fewer diverged
+# sites were enough, one malicious site could exclude honest sites.
 VOICES = 2
-MOST = 2  # maximum number of undone rounds because of one site; afterwards, the site gets no more requests
+# maximum number of rounds that are undone because of one site; after this number, the site gets no more requests
+MOST = 2
 
 
 class Exclusions:
@@ -37,9 +38,9 @@ class Exclusions:
         """Undo the previous round if the update of one site made other sites diverge. Return True if a round was
         undone.
 
-        The suspect is the site whose update is the largest outlier. The round is undone if at least VOICES other sites
-        diverged and no other site can still train. If the outlier's norm exceeds the median by the factor LONG, the
-        round is undone if at least one other site diverged.
+        The suspect is the site whose update is the largest outlier. The round is undone if at least VOICES sites
+        besides the suspect diverged, and if no site besides the suspect can still train. If the outlier's norm is more
+        than LONG times the median norm, the round is undone if at least one other site diverged.
 
         Args:
             number: The number of the present round, in which sites reported that they diverged.

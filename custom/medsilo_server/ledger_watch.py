@@ -14,8 +14,9 @@ from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, SiteWar
 class LedgerWatch:
     """A channel that stores the last entry of each hospital's privacy ledger, and adds this entry to each request.
 
-    The entries are stored across studies. A hospital rejects the request if its ledger is older than the entry in the
-    request. If a hospital with an older ledger answers nevertheless, the server adds a warning to the answer.
+    The entries stay stored when a study ends, so that later studies also use the entries. A hospital rejects the
+    request if its ledger is older than the entry in the request. If a hospital with an older ledger answers
+    nevertheless, the server adds a warning to the answer.
     """
 
     def __init__(self, inner: Channel, file: Path) -> None:

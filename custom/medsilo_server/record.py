@@ -53,7 +53,7 @@ def new_study(plan: "Plan") -> str:
 
 @contextmanager
 def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
-    """Hold a file lock in the context. If this process ends, the operating system releases the lock.
+    """Within the context, hold a file lock. If this process ends, the operating system releases the lock.
 
     Args:
         path: The lock file.
@@ -167,7 +167,9 @@ class Record:
 
     # ------------------------------------------------------------------ rounds
     def rounds(self) -> list[Round]:
-        """Return the recorded rounds. If a crash left an incomplete last line, this line is ignored."""
+        """Return the recorded rounds. If a crash left an incomplete last line in the file of rounds, this line is
+        ignored.
+        """
         return read_rounds(self.folder, growing=True)
 
     def tell_now(self, turns: Turns | None) -> None:

@@ -22,13 +22,13 @@ from medsilo_server.record import Record
 
 
 class Store:
-    """The state that secure aggregation adds to the server's state. The base class has no state, because a study
-    without secure aggregation needs no state of secure aggregation.
+    """The state that secure aggregation adds to the server's state. A study without secure aggregation uses this base
+    class, which has no state.
     """
 
     def find(self, group: str) -> Tensors | None:
-        """Return the tensors of a group that all sites receive, or None if the sites receive the aggregator's
-        tensors.
+        """Return the tensors of a group that all sites receive; None means that the sites receive the tensors from the
+        group's aggregator.
         """
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -148,10 +148,10 @@ class ServerState:
         return {group.name: self._current(group, site) for group in given}
 
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
-        """Return the tensors of a group that a site receives.
+        """Return the tensors of a group, as one site receives them.
 
-        For a personal group, an evaluation site receives the group that `fallback_group` names instead, if a name is
-        given.
+        If `fallback_group` names another group, an evaluation site receives the tensors of this other group in place of
+        a personal group.
         """
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)
@@ -181,7 +181,9 @@ class ServerState:
         self.directions.note(site, directions)
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
-        """Return the normalised weight of each site in the last round's mean of the first group that has a mean."""
+        """Return each site's normalised weight in the last round's mean; if several groups have a mean, the first of
+        these groups counts.
+        """
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
         return next((shares for shares in found if shares), {})
 

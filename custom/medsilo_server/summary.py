@@ -124,7 +124,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _site_result(led: StudyUsage, site: str) -> SiteResult:
     task, lines = led.acceptance.plan.task, [line.sites.get(site) for line in led.rounds]
-    unstated = None if task.scripted else 0  # a training script does not state its number of cases
+    # in a study with a training script, 0 cases mean that the script did not state the number of cases
+    unstated = None if task.scripted else 0
     known = [line for line in lines[: led.state.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]
@@ -195,7 +196,7 @@ def tested_as(
 
 
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the smallest and the largest possible exact value of each rounded mean.
+    """For each rounded mean, yield the smallest and the largest value that the exact mean may have.
 
     A mean over some of the cases is rounded more coarsely than a mean over all cases, because each patient then has a
     larger weight.

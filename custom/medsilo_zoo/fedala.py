@@ -47,7 +47,7 @@ class FedALA(MeanOfOwn):
     The elements of W are in [0, 1], and W never leaves the site.
 
     W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of the site's training cases, and only for the last p
-    layers. In all other layers, and for running statistics, the site takes the values of w̄.
+    layers. In all layers except the last p layers, and for running statistics, the site takes the values of w̄.
     """
 
     title = "FedALA"

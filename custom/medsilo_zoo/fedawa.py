@@ -35,8 +35,8 @@ class FedAWA(WeighingMethod):
     )
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Optimise the entries of T that belong to the sites which answered. The entries of T that belong to all other
-        sites stay the same.
+        """Optimise the entries of T that belong to the sites which answered. The entries of T that belong to sites
+        without an answer stay the same.
         """
         total = sum(mean.samples.values())
         before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]

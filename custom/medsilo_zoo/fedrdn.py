@@ -66,8 +66,8 @@ class ChannelNorm(nn.Module):
         self._number: int | None = None
 
     def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
-        """Move all tensors to a device except `_known`, which is read in every batch. On the CPU, `_known` can be read
-        without synchronisation with the GPU.
+        """Move all tensors except `_known` to a device; `_known` is read in every batch. On the CPU, `_known` can be
+        read without synchronisation with the GPU.
         """
         super()._apply(*given, **named)
         if self.mean.device.type == "cuda":
@@ -220,8 +220,8 @@ class FedRDN(Averaging):
         norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
     def train(self, bench: TrainContext) -> float:
-        """Train with the statistics of a random hospital for every image. If a site missed the round that computes
-        statistics, the site computes its statistics before it trains.
+        """Train with the statistics of a random hospital for every image. If a site missed the round in which
+        statistics are computed, the site computes its own statistics before it trains.
         """
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:

@@ -22,10 +22,10 @@ class SiloBN(Averaging):
     """FedAvg of all weights, including the scale and shift of batch norm layers. Batch norm's running statistics never
     leave the site.
 
-    A hospital that did not take part in training receives the shared weights. This hospital then computes batch norm's
-    statistics on its own images, without labels or training (AdaBN, Li et al. 2017). Each case has the same weight in
-    the statistics of batch norm. The statistics of a batch norm layer depend on the statistics of earlier layers, so
-    all images are read once for each batch norm layer.
+    A hospital that did not take part in training receives the shared weights. A hospital that did not train computes
+    batch norm's statistics on its own images, without using labels (AdaBN, Li et al. 2017). Each case has the same
+    weight in the statistics of batch norm. The statistics of a batch norm layer depend on the statistics of earlier
+    layers, so all images are read once for each batch norm layer.
     """
 
     title = "SiloBN"

@@ -26,13 +26,13 @@ from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
-ALWAYS_COMMON = 1.0  # with this value of gamma, the selector is never confident enough to choose a personal model
+ALWAYS_COMMON = 1.0  # the value of gamma with which the selector is never confident enough to choose a personal model
 DETAILS = "super_model"  # the key under which a study's summary describes the super model
 
 
 class Choices(MessageFacts):
-    """A site's results of choosing: how often each model was chosen for a case, and the sum of the cases' scores for
-    each threshold.
+    """A site's counts about the super model: for how many cases each model was chosen, and the sum of all cases' scores
+    for each threshold.
     """
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
@@ -40,8 +40,8 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """The server's message to a site about the super model. If sites deliver personal models, the message names the
-    owners of the delivered models. Before the test, the message also contains the super model's threshold and, for
+    """The server's message to a site about the super model. The field `shown` names the hospitals whose personal models
+    the server delivers to this site. Only the message before the test contains the super model's threshold and, for
     each site, the labels that the site did not annotate.
     """
 
@@ -85,8 +85,8 @@ class SuperModelOutcome(Outcome):
     common: str | None = GLOBAL
     for_others: bool = True
     advice: str = ""  # advice that a warning gives if the global model predicts for all cases
-    # A function that completes the selector at the end of the study; its second argument is the mean of the tensor
-    # group "sums".
+    # A function that changes the selector at the end of the study, given the selector and the mean of the tensor group
+    # "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
     # If the selector names the right hospital for less than this fraction of the cases, the global model predicts for
     # all cases.
@@ -128,7 +128,9 @@ class SuperModelOutcome(Outcome):
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        """Return the site's super model with the threshold that is best on all sites' validation cases."""
+        """Return the site's super model, set to the threshold that has the best mean score over all sites' validation
+        cases.
+        """
         found = SuperModelNews.model_validate(told)
         for names in found.absent.values():
             check_absent(names, end.task)
@@ -146,9 +148,9 @@ class SuperModelOutcome(Outcome):
 
     @torch.no_grad()
     def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
-        """Count how often each model is chosen for the validation cases. If the rule has a threshold, also sum the
-        scores for each tried threshold. The number of passes over the cases does not depend on the number of tried
-        thresholds.
+        """Count how often each model is chosen for the validation cases. If the super model's rule has a threshold, the
+        method also sums the cases' scores for each threshold that it tries. The number of passes over the cases does
+        not depend on the number of tried thresholds.
         """
         chosen: Counter[str] = Counter()
         sums, of_patients = dict.fromkeys(THRESHOLDS, 0.0), not end.resolution["validation"].exact
@@ -248,8 +250,8 @@ class SuperModelOutcome(Outcome):
 
 
 def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
-    """Prepare a super model for scoring. If scores are protected, replace NaN and infinite outputs of the selector by
-    finite numbers, so that no single patient can stop the study.
+    """Move a super model to the site's device before its scores are computed. If the site's scores are rounded, finite
+    numbers replace NaN and infinity in the selector's output, so that no single patient can stop the study.
     """
     if not end.resolution[part].exact:
         model.selector.register_forward_hook(lambda layer, inputs, output: as_scored(output, True))
@@ -257,7 +259,9 @@ def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
 
 
 def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) -> Facts:
-    """Round the answer so that the site may disclose it: how often each model was chosen, and the sums of scores."""
+    """Round the numbers that a site discloses about the super model: how often each model was chosen, and the sums of
+    scores.
+    """
     if resolution.exact:
         return answer
     cases = sum(answer["chosen"].values())
@@ -268,8 +272,8 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
     """Round how often each model was chosen, and leave out models whose rounded count is 0."""
     counts = [float(count) for count in chosen.values()]
-    # the patients of the counted cases are unknown, so the worst case is assumed: all counted cases come from the
-    # patients with most cases
+    # the patients of the counted cases are unknown, so the function assumes the worst case: all counted cases belong to
+    # patients with the most cases
     if not resolution.exact:
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)
@@ -279,8 +283,8 @@ def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, 
 
 
 def tuned(told: Sequence[Choices]) -> Tuning | None:
-    """Return the threshold with the best mean score over all sites. Return None if the rule has no threshold, or if no
-    site discloses counts.
+    """Return the threshold with the best mean score over all sites. Return None if the super model's rule has no
+    threshold, or if no site discloses counts.
     """
     cases = sum(sum(choices.chosen.values()) for choices in told)
     if not cases or not told[0].sums:

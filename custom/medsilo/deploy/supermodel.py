@@ -29,14 +29,14 @@ EQUAL = 1e-9  # mean scores whose difference is smaller than this number count a
 
 @dataclass(frozen=True)
 class Tuning:
-    """The thresholds that were tried, in ascending order, each with the number of scored cases and the mean score."""
+    """The tried thresholds in ascending order; for each threshold, the number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
     @property
     def threshold(self) -> float:
-        """Return the middle of the range of best thresholds, because near the ends of this range a new image may get
-        the wrong model.
+        """Return the middle of the range of best thresholds; near an end of the range, a new image may get the wrong
+        model.
         """
         low, high = self.plateau
         return low if low == high else round((low + high) / 2, 6)
@@ -51,7 +51,9 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """For each threshold, convert the number of scored cases and the sum of scores over all hospitals to a mean."""
+    """Compute each threshold's mean score: the sum of scores over all hospitals, divided by the number of scored
+    cases.
+    """
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
 
@@ -153,7 +155,7 @@ class SuperModel(nn.Module):
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """Return softmax(f_s(x)), [B, outputs] in float64."""
+        """Return the selector's probabilities, softmax(f_s(x)), as a float64 tensor [B, outputs]."""
         scores = self.selector(x).double()
         if scores.shape[1] != len(self.labels):
             raise MedsiloError(
@@ -169,8 +171,8 @@ class SuperModel(nn.Module):
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
-        """Return, for each image, the chosen site and the selector's greatest probability. For the rule "mixture", the
-        chosen site has the largest weight.
+        """Return, for each image, the chosen site and the selector's greatest probability. With the rule "mixture", all
+        models predict, and the returned site is the site with the largest weight.
         """
         confidence, most_likely = probabilities.max(1)
         sure = [True] * len(confidence) if self.threshold is None else (confidence > self.threshold).tolist()
@@ -202,9 +204,9 @@ class SuperModel(nn.Module):
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
     def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
-        """Return log h with h = sum_k y_k h_k (Section 3.1.1).
+        """Return the logarithm of the mixed prediction h = sum_k y_k h_k (Section 3.1.1).
 
-        Computing with logarithms avoids underflow and keeps gradients.
+        The function computes with logarithms, so that small probabilities do not become 0 and lose their gradients.
         """
         logarithms = {name: functional.log_softmax(self.expert(name)(x), 1) for name in sorted(set(self.labels))}
         outputs = torch.stack([logarithms[name] for name in self.labels])  # [outputs, B, classes, ...]

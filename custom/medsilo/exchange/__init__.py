@@ -1,1 +1,1 @@
-"""The rules for messages between a server and a site: channel, size limits, and checks of answers."""
+"""Define how a server and a site exchange messages: the channel, the size limits, and the checks of answers."""

@@ -117,8 +117,8 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """Compute a site's weight in the average from the numbers that the site stated, if the site trained on all its
-        training cases.
+        """Compute the weight that a site would have in the average if it trained on all its training cases. The
+        computation uses the numbers that the site stated.
         """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
@@ -164,7 +164,7 @@ class Acceptance:
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
-    """Raise Refused if the counts are impossible for the task, or for the site's number of test cases or patients."""
+    """Raise Refused if a site cannot have these counts, given the task and the site's number of test cases."""
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
@@ -178,7 +178,9 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Raise Refused if the plan does not ask for a threshold, or if the answer's counts contradict the threshold."""
+    """Raise Refused if the answer has a threshold for which the plan does not ask, or a threshold that contradicts the
+    answer's counts.
+    """
     if threshold is None:
         return
     if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
@@ -187,8 +189,8 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused if the number of cases in a sum exceeds the site's number, or if so many cases cannot have this
-    sum.
+    """Raise Refused if a sum covers more cases than the site has, or if the sum is impossible for this number of
+    covered cases.
     """
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):

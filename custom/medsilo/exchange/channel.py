@@ -1,6 +1,6 @@
-"""The server's interface to its sites, through which the server sends requests.
+"""Define the interface through which the server sends requests to the sites.
 
-Optional features are layers around a channel, and each layer is a channel. The module server_stack.py lists the layers
+Each optional feature is a layer: a channel that wraps another channel. The module server_stack.py lists the layers
 around the channel in order.
 """
 
@@ -39,7 +39,7 @@ class Missing:
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Create a Rejection from an error, without control characters that a site may have put into the error's
+        """Convert a site's error to a reason, and remove control characters that the site may have put into the error's
         text.
         """
         return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
@@ -60,8 +60,8 @@ class Channel(Protocol):
         """Send requests to all given sites at once. The function `receive` raises Refused for an answer that the server
         must ignore.
 
-        Returns the sites without an accepted answer. The function `outgoing` may be called more than once for an
-        answer, so this function must change no state.
+        Returns the sites without an accepted answer. The function `outgoing` returns the request to a site; it may be
+        called several times for one site, so it must change no state.
         """
 
 

@@ -64,7 +64,7 @@ def check_forms(groups: Groups, expected: Groups) -> None:
 def check_numbers(
     groups: Groups, declared: Sequence[Group], ranges: Mapping[str, Ranges], finite: Mapping[str, Collection[str]]
 ) -> None:
-    """Raise Refused if a tensor has a value that is not finite or not possible.
+    """Raise Refused if a tensor has a value that is not finite, or that is outside the tensor's possible range.
 
     Args:
         ranges: the ranges of tensors whose values are limited, by group

@@ -1,4 +1,4 @@
-"""The names that a plug-in's method needs if it can't be written with `Algorithm`, `Group` and `Phase` alone.
+"""The names that a plug-in needs for a method which `Algorithm`, `Group` and `Phase` alone can't express.
 
 The package `medsilo_zoo` contains examples of methods that use the names of this module.
 """

@@ -1,5 +1,5 @@
-"""The names that a plug-in's network needs if it consists of several networks, or if it starts with pre-trained weights
-from a file.
+"""The names with which a plug-in defines a network that consists of several networks, or that starts with pre-trained
+weights from a file.
 
 The package `medsilo_pretrained` contains examples of networks that use the names of this module.
 """

@@ -43,7 +43,7 @@ class AmplitudeNorm(nn.Module):
 
     # the average amplitude A, not normalised, in the layout of torch.fft.rfftn, of the shape [C, ..., W // 2 + 1]
     amplitude: Tensor
-    batches: Tensor  # number of batches that A averages
+    batches: Tensor  # number of batches over which the amplitude A is averaged
     frozen: Tensor
 
     def __init__(

@@ -56,9 +56,9 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
 def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
     """Return the loss function ℓ(z + log n, y), where z are the network's logits (Ren et al. 2020).
 
-    The trained logits z, without log n, are right for data in which all classes are equally frequent. In training, a
-    class with n_c = 0 gets the probability 0. If a network has one logit for two classes, the logit belongs to the
-    second class, and the first class has the logit 0.
+    Training adds log n to the logits z; the logits z alone are right for data in which all classes are equally
+    frequent. In training, a class with n_c = 0 gets the probability 0. If a network has one logit for two classes, the
+    logit belongs to the second class, and the first class has the logit 0.
 
     Args:
         counts: n_c, the number of training cases of each class.

@@ -132,8 +132,8 @@ def labels_in(target: Tensor) -> Tensor:
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Mark, on a GPU's tensor of labels, the structures that were not annotated in each case. The marks come from a
-    copy in the CPU's memory, so that no loss function waits for the GPU.
+    """Attach to a tensor of labels on a GPU the marks of the structures that were not annotated in each case. The marks
+    are read from a copy of the labels in the CPU's memory, so that no loss function waits for the GPU.
 
     Args:
         read_from: A copy of the labels in the CPU's memory.
@@ -144,7 +144,9 @@ def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of the chosen cases; marks of missing annotations, if attached to the labels, stay attached."""
+    """Return the labels of the chosen cases; marks of missing annotations that are attached to the labels stay
+    attached.
+    """
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

@@ -1,8 +1,8 @@
 """Compute the last layer of a network that predicts a case's hospital: Fisher's linear discriminant in closed form.
 
-If one hospital trained this network by gradient steps, the network would learn to predict always this hospital. No
-gradient steps train the network: each hospital sends sums of features over its cases once, and the server computes the
-discriminant from the sums.
+If one hospital trained a network for predicting hospitals with gradient steps, the network would learn to predict only
+this hospital. Instead of taking gradient steps, each hospital sends sums of features over its cases once, and the
+server computes the discriminant from the sums.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,9 @@ from medsilo.learning.steps import frozen_features
 
 # Covariances between features are reduced by this fraction, because a few cases estimate covariances badly.
 SHRINKAGE = 0.1
-LEAST = 1e-6  # smallest variance of a feature, as a fraction of the mean square over all features
+# minimum variance of a feature, as a fraction of the mean square of all features; smaller variances are raised to the
+# minimum
+LEAST = 1e-6
 ROUNDED = 1e-4  # a sum of features below this threshold counts as 0, because secure aggregation rounds sums
 NEVER = -1e4  # output of the discriminant for a hospital that sent no sums of features
 

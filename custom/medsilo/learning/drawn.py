@@ -66,7 +66,7 @@ class DrawnCases(Dataset):
 
 
 class ChangedBatches(Dataset):
-    """A data set of augmented batches, in which the index of a batch is the list of the cases' indices.
+    """A data set whose items are augmented batches; the key of a batch is the list of its cases' indices.
 
     A batch may contain the seeds of the batch's cases, so that the caller can augment the batch on the device.
     """

@@ -38,7 +38,7 @@ def local_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def local_norm_names(module: nn.Module) -> list[str]:
-    """Return the state-dict names of the tensors in the layers that FedBN and AdaFed do not send."""
+    """Return the state-dict names of those tensors that FedBN and AdaFed do not send."""
     return _names_within(module, set(local_norms(module)))
 
 

@@ -13,7 +13,7 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
 
-FURTHEST = 1e15  # largest absolute value of a network's output in scoring, so that sums of squares stay finite
+FURTHEST = 1e15  # limit on the absolute values of a network's outputs in scoring, so that sums of squares stay finite
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> loss
 Closure = Callable[[], Tensor]  # computes the gradients of one mini-batch, and returns the loss
@@ -148,8 +148,8 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """Apply all training step functions to each batch. Return the mean loss over cases, as computed by the first of
-    these functions.
+    """Apply all training step functions to each batch. Return the mean loss over cases, as computed by the first
+    training step function.
     """
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:

@@ -21,7 +21,8 @@ MOST = 15
 
 
 def mark_of(absent: Collection[int]) -> int:
-    """Return the number whose bits mark the structures with the given labels as not annotated.
+    """Return a number that marks the structures with the given labels as not annotated; each bit of the number stands
+    for one label.
 
     >>> mark_of([2]) >> 8
     4
@@ -30,8 +31,8 @@ def mark_of(absent: Collection[int]) -> int:
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
-    """Add the bits that mark structures without annotations to the labels of a case. If the case lacks annotations of a
-    structure, the label -1 of empty areas is replaced by the label of background.
+    """To the labels of a case, add the bits that mark structures without annotations. If the case lacks annotations of
+    a structure, the label -1 of empty areas is replaced by the label of background.
     """
     return labels.long().clamp(min=0) | mark if mark else labels
 

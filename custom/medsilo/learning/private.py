@@ -2,9 +2,9 @@
 the sum of gradients.
 
 A privacy unit is one case, or all cases of one patient. The cases of a patient are sampled together, and the sum of
-these cases' gradients is clipped. Momentum, weight decay and a proximal term are applied after the noise, so these
-operations disclose nothing about the cases. The gradients of single cases need a copy of the network's weights for each
-case (`torch.vmap`).
+these cases' gradients is clipped. Momentum, weight decay and a proximal term act after the noise was added, so these
+operations disclose nothing about the cases. To compute the gradients of single cases, each case needs its own copy of
+the network's weights (`torch.vmap`).
 """
 
 import math
@@ -24,8 +24,9 @@ from medsilo.learning.loop import ForCard, Step, TrainStep, loaded, plain_step
 from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
-AT_ONCE = 1 << 26  # maximum number of gradient values of single cases that are in memory at a time
-# fraction of the clipping bound to which gradients are clipped, so that no rounding error exceeds the bound
+# gradients are computed for each case; this is the maximum number of gradient values in memory at a time
+AT_ONCE = 1 << 26
+# gradients are clipped to this fraction of the clipping bound, so that rounding errors lift no gradient above the bound
 WITHIN = 1 - 1e-6
 COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are summed at a time, to save memory
 
@@ -95,8 +96,8 @@ class PrivateSteps:
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
-    releasing: float = math.inf  # noise multiplier of noisy means
-    clip: float = 1.0  # largest norm of a privacy unit's vector in noisy means
+    releasing: float = math.inf  # noise multiplier with which means over cases are released
+    clip: float = 1.0  # the norm to which a privacy unit's vector is clipped before a noisy mean is computed
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
         model.train()

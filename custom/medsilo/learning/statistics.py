@@ -157,7 +157,8 @@ def batch_norm_input_statistics(
 def moments_of_cases(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Iterator[Tensor]:
-    """For each batch, yield each case's mean and mean square of every channel, for the inputs of the measured layers.
+    """For each batch, yield a tensor that contains, for each case, the mean and the mean square of every input channel
+    of the measured layers.
 
     A batch's tensor has the shape [cases, 2 · channels of all measured layers]. The rows of the tensor are divided by
     √(2 · channels), so that the norm of a row is a root mean square.
@@ -194,8 +195,7 @@ def running_statistics(model: nn.Module) -> Statistics:
 
 
 class StatisticsHolder(nn.Module):
-    """Contains the feature statistics of a site, and the number of samples; this number is 0 until statistics are
-    stored.
+    """The feature statistics of a site and the number of samples, which is 0 until statistics are stored.
 
     The plan's transport.precision does not round the statistics, because AdaFed's weights W depend on small differences
     between statistics.
@@ -226,8 +226,9 @@ def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
     """Set each batch norm's running statistics to the statistics of its inputs over all cases (AdaBN, Li et al. 2017).
 
-    The running statistics become the same as after training on one batch of all cases without dropout. The function
-    makes one pass over the data for each batch norm. Raises Refused if the data have fewer than two cases.
+    The running statistics become those that the network would have if it had trained, without dropout, on a single
+    batch with all cases. The function makes one pass over the data for each batch norm. Raises Refused if the data have
+    fewer than two cases.
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

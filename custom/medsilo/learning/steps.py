@@ -155,7 +155,7 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Within the context, freeze all parameters except the parameters with the given names.
 
-    A frozen parameter stays unchanged, even by momentum and weight decay.
+    A frozen parameter stays unchanged: momentum and weight decay do not change it either.
     """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:

@@ -66,8 +66,7 @@ class Training(Feature):
         0,
         ge=0,
         le=10_000,
-        # a plan without a warm-up leaves this key out, so that the plan keeps the hash that it had before the key
-        # existed
+        # a plan without a warm-up omits the key, so that the plan has the same hash as before the key was introduced
         exclude_if=lambda rounds: rounds == 0,
         description="number of warm-up rounds, W: in warm-up round r the learning rate is multiplied by r / (W + 1)",
     )

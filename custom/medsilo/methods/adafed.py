@@ -94,7 +94,7 @@ class StatisticsMixture(Algorithm):
     """
 
     paper = "Chen et al. 2022"
-    # The settings that Equations 2 to 8 and the paper's experiments use, as far as the paper states them.
+    # The settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states them.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -166,8 +166,8 @@ class StatisticsMixture(Algorithm):
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
         """Compute the mixing weights W from the sites' statistics.
 
-        Before the first measurement of statistics, all mixing weights W in a row are equal. A site without statistics
-        keeps its own model, and the mixtures of other sites do not include this model.
+        Before the sites have measured statistics, each row of the matrix W consists of equal mixing weights. A site
+        without statistics keeps its own model, and the mixtures of other sites do not include this model.
         """
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
@@ -258,7 +258,9 @@ class AdaFed(StatisticsMixture):
         )
 
     def private(self) -> Private:
-        """Reject a pre-trained network f that was trained on the sites' cases, because the server reads these cases."""
+        """Return the privacy mechanism; raise PlanError if the server would have to read cases of the sites to train
+        the network f.
+        """
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: the server would read a share of the cases, which breaks the promise "

@@ -54,8 +54,8 @@ class APFL(SharedAndOwn):
 
     @torch.no_grad()
     def personalise(self, bench: TrainContext) -> None:
-        """Mix the weights of v and w, with the running statistics of v, because v measures its statistics on batches
-        with mixed weights.
+        """Mix the weights of v and w, but use the running statistics of v, because v measures statistics on batches
+        with the mixed weights.
         """
         model, w, v, alpha = _parts(bench.modules)
         copy_into(model, v)
@@ -87,7 +87,8 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
 
 
 def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
-    """Extend a training step: before the first batch, the mixing share α is updated once.
+    """Return a training step that updates the mixing share α once, before the first batch, and then equals the given
+    training step.
 
     The update is α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
     """

@@ -12,6 +12,7 @@ class Central(Algorithm):
     paper = "upper bound"
     protocols = {"paper": BY_ITSELF}
     pooled = True
-    personal: ClassVar[bool] = True  # personal, because the pooled data count as the data of a single site
+    # the model counts as personal, because the pooled data count as the data of a single site
+    personal: ClassVar[bool] = True
 
     name: Literal["central"] = "central"

@@ -159,7 +159,8 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        # the selector gets the precision of the models, because the selector and the models read the same cases
+        # the selector computes in the numerical precision of the models, because the selector and the models read the
+        # same cases
         modules["selector"] = selector.to(precision_of(own))
         return modules | self.beside_selector(modules["selector"])
 
@@ -173,7 +174,8 @@ class ModelsAndSelector(Algorithm):
         return 1 + sites
 
     def selector_network(self, model: nn.Module) -> Network:
-        # a frozen network provides features to the selector, which is an additional head of this network
+        # the selector is an additional head of a frozen network, and reads the features that the frozen network
+        # computes
         if (beside := getattr(model, "beside", None)) is not None:
             return beside
         convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)
@@ -243,7 +245,9 @@ class ModelsAndSelector(Algorithm):
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
-    """Load the site's personal model into the site's expert, and the global model into all other experts."""
+    """Copy this site's personal model into the site's own expert, and the global model into the experts of all other
+    sites.
+    """
     for number, expert in enumerate(modules["experts"].children()):
         expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
 
@@ -329,7 +333,7 @@ class FedSM(ModelsAndSelector):
         return self
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        selector = self.selector_groups()  # lines 7, 10 and 15 of Algorithm 1
+        selector = self.selector_groups()  # the selector's tensor groups (lines 7, 10 and 15 of Algorithm 1)
         if self.personal_method is None:
             groups = (self.global_group(), self.personal_group(), *selector)
             return [Phase("train", rounds, groups, self.train_all_three)]

@@ -21,9 +21,9 @@ class Moon(FedAvg):
 
     The contrastive loss ℓ_con also pushes features away from the features of the site's previous model. Equation 3 is
     ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})), where z is the input of
-    the last layer. The networks of the paper have a projection of two layers to 256 numbers, which medsilo's networks
-    lack. The model that a site trained in the previous round stays at the site; in the first round, the initial model
-    replaces it.
+    the last layer. The paper's networks also have two layers that project features to 256 numbers; medsilo's networks
+    lack these two layers. The model that a site trained in the previous round stays at the site; in the first round,
+    the initial model replaces it.
     """
 
     title = "MOON"

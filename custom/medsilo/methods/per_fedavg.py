@@ -53,8 +53,8 @@ class MetaGradient:
     """The gradient ∇f(u; D′) at the adapted weights u = w − a ∇f(w; D), where D′ is the current batch.
 
     The batch D is the previous batch, so that D and the current batch D′ are independent and each batch is loaded only
-    once. For the first batch of a round, D equals D′. Running statistics are those of passes over the batch D with the
-    weights w.
+    once. For the first batch of a round, D equals D′. The running statistics come from passing the batch D through the
+    network with the weights w.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:

@@ -74,7 +74,7 @@ class PFedMe(SharedAndOwn):
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """Return a training step that takes K steps of θ on one batch, and then updates w ← w − ηλ (w − θ).
 
-    The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². One additional pass over the
+    The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². A separate pass over the
     batch measures the running statistics of w.
 
     Args:

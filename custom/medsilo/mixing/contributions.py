@@ -21,8 +21,8 @@ MEMORY = 512 << 20  # limit on the bytes of all rows in memory; rows beyond the 
 @dataclass(frozen=True)
 class SiteRow:
     tensors: Tensors
-    files: list[Slice]  # for each file that stores the site's tensors, the range of bytes with the tensors
-    size: int  # bytes of the tensors in memory
+    files: list[Slice]  # for each file that stores tensors of the site, the range of bytes that these tensors occupy
+    size: int  # number of bytes that the tensors take in memory
 
 
 class Contributions:
@@ -114,7 +114,7 @@ def fold(
                     if origin is not None:
                         block.subtract(origin, numbers)
                 came = block.of(row) if as_sent else numbers.split(block.sizes)
-                if share == 1.0:  # if only one site answered, the mean is this site's tensors
+                if share == 1.0:  # if only one site answered, the mean equals this site's tensors
                     torch._foreach_copy_(kept, came)
                 else:
                     torch._foreach_lerp_(kept, came, share)

@@ -35,7 +35,7 @@ class StalenessWeightedMean(WeightedMean):
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
-        # numbers for each site that the function which computes weights keeps from round to round
+        # for each site, the numbers that the weight function keeps from round to round
         self.memory: dict[str, dict[str, float]] = {}
 
     @property
@@ -77,8 +77,8 @@ class StalenessWeightedMean(WeightedMean):
 
     def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
         """Return the inner products [1 + K, 1 + K] of the model before the round and the K sites' differences from this
-        model. The rows and columns for sites are in the sorted order of sites. Each returned matrix sums the products
-        over all tensors of one part of the model.
+        model. The rows and columns for sites are in the sorted order of sites. The function returns one matrix for each
+        part of the model, which sums the inner products over the part's tensors.
         """
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None
@@ -106,7 +106,7 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
 class SharedNumbers(Identity):
     """Numbers that every site sends and gets back after the server has replaced some of the numbers.
 
-    A site that does not train gets zeros instead of numbers.
+    For a site that did not train, all numbers are 0.
 
     Args:
         answer: a function, called when the round closes, that returns the server's numbers for a site by name

@@ -9,7 +9,7 @@ An aggregator exists as long as the study. In each round, the server makes the f
 
 Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
 A sum that grows answer by answer has at least single precision. Integers and booleans are never averaged: a mean copies
-them from the first site in sorted order, and a personal model keeps its own.
+them from the first site in sorted order, and a personal model keeps its own values.
 
 The caller of an aggregator must not change tensors that it adds or receives, because several sites may get the same
 tensors. An aggregator does not change a tensor after receiving or returning it. An aggregator is not safe for calls
@@ -51,8 +51,7 @@ class Aggregator(ABC):
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        """Close the last round, and begin a new round, at whose beginning each site has the tensors from earlier
-        rounds.
+        """Close the last round, and begin a new round; at first, each site still has its tensors from earlier rounds.
 
         Args:
             initial: tensors, which are not copied, for every site that has no tensors yet
@@ -170,8 +169,8 @@ class WeightedMean(Aggregator):
         self._begin_sum()
 
     def defend(self, shield: "Shield") -> None:
-        """From now on, combine the sites' answers by the plan's robust rule when a round closes. The server's step then
-        follows the combined update.
+        """From now on, combine the sites' answers by the plan's robust rule when a round closes. If the server takes a
+        step, the step follows the update that the robust rule returns.
         """
         self._shield, self._waits = shield, True
 
@@ -211,8 +210,8 @@ class WeightedMean(Aggregator):
     def _settle(self) -> None:
         """Add all answers that do not have to wait for the answer of another site.
 
-        With six models of 28 M parameters, a round closes 9 ms after the last answer, but 80 ms after it without
-        additions on arrival.
+        With six models of 28 M parameters, a round closes 9 ms after the last answer. Without additions on arrival, a
+        round would close 80 ms after the last answer.
         """
         if not self._waits:
             ready = list(takewhile(self._rows.__contains__, self._sites[self._turn :]))
@@ -395,7 +394,7 @@ class JointAggregator(Identity):
 
     @abstractmethod
     def _rule(self, sites: list[str]) -> Rule:
-        """Return the mixing equation, restricted to the sites that answered."""
+        """Return the equation that mixes the models of the given sites, which are the sites that answered."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors | {name: tensors[name].clone() for name in layout.averaged}, weight, layout)
@@ -472,7 +471,7 @@ class SimilarityMix(JointAggregator):
 
 
 class PersonalModelPool(Aggregator):
-    """Send the sites' personal models unchanged to the sites that agreed to share them. In this exchange of personal
+    """Send the sites' personal models unchanged to the sites that agreed to share them. In the exchange of personal
     models, sites send no models back to the server.
 
     Tensor names are "<index>.<name>", where the index is the position of the model's owner among the sorted sites. A

@@ -22,7 +22,7 @@ class RobustRule(Section, ABC):
     most sites are dishonest.
     """
 
-    # Whether the rule uses the method's weights, which are numbers of cases, if the plan bounds each site's weight.
+    # True if the rule uses the sites' weights when the plan bounds these weights; False if all sites count equally.
     weighs: ClassVar[bool] = False
 
     name: str

@@ -1,8 +1,8 @@
 """Robust aggregation rules, which replace a mean so that a few dishonest sites can't distort the model.
 
-The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The combined update d gives the new
-weights θ + d, or the direction of the server's step. Trained weights and running statistics are combined separately,
-because they have different scales, and large values would hide small values.
+The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The server adds the combined update
+d to the weights θ, or takes a step in the direction of d. Trained weights and running statistics are combined
+separately, because they have different scales, and large values would hide small values.
 """
 
 from abc import abstractmethod
@@ -23,13 +23,13 @@ from medsilo.mixing.robust import RobustRule
 
 @dataclass
 class Updates:
-    """The updates of the sites, restricted to trained weights or to all other tensors."""
+    """The sites' updates, either of the trained weights alone or of all other tensors alone."""
 
     rows: Contributions
     part: Layout
     origin: Tensors | None  # the tensors that the server sent to the sites before they trained
     sites: list[str]
-    weights: Tensor  # [sites], in double precision, with sum 1
+    weights: Tensor  # the sites' weights [sites], in double precision; their sum is 1
 
     @cached_property
     def norms(self) -> Tensor:

@@ -58,7 +58,9 @@ class FedNova(WeightedMean):
         return MeanForm(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Accept the means of the sites' steps, as if one site had sent the model θ + τ_eff times the mean step."""
+        """Accept the means of the sites' steps. The aggregator treats each mean step as if one site had sent the model
+        θ + τ_eff times the mean step.
+        """
         effective, given = reach_of(tensors), self._given or {}
         moved = {
             name: (given[name].double() + effective * step.double()).to(step.dtype)
@@ -69,7 +71,7 @@ class FedNova(WeightedMean):
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
-        self._reaches: dict[str, tuple[float, float]] = {}  # of each site: the number of cases n_i (or 1), and ‖a_i‖₁
+        self._reaches: dict[str, tuple[float, float]] = {}  # for each site, the number of cases n_i (or 1), and ‖a_i‖₁
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         reach = reach_of(tensors)
@@ -225,8 +227,8 @@ class Scaffold(UniformMean):
         return MeanForm(weighted=False)
 
     def _merge(self) -> None:
-        """If some sites did not answer, take a smaller step towards the mean; the number of answers is known only when
-        the round closes.
+        """Close the round: the server's step towards the mean is multiplied by the fraction of the sites that
+        answered.
         """
         assert self._layout is not None
         # True if the server adds up models, and False if it adds up differences from the last model

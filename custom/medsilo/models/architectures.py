@@ -52,7 +52,7 @@ WIDTH = 4096
 class Linear(Network):
     """A linear layer from a case's inputs [B, channels] to its outputs [B, classes].
 
-    The task's loss function turns this linear layer into a logistic, linear or Cox regression.
+    Together with the task's loss function, the linear layer is a logistic, linear or Cox regression.
     """
 
     name: Literal["linear"] = "linear"
@@ -106,10 +106,10 @@ class SmallCnn(Network):
 class ActivityCnn(Network):
     """A CNN of two temporal convolutions with norm and pooling, and two linear layers, from [B, C, T] to [B, classes].
 
-    The AdaFed paper uses this temporal CNN with kernel 9 for activities from wearable sensors (PAMAP2). The network in
-    the paper flattens all time steps before the first linear layer, which requires a fixed T. In medsilo, a mean over
-    time replaces flattening, and the convolutions are padded, so that every T is possible. Adaptive pooling to several
-    time steps is not used, because its gradients are not deterministic on a GPU.
+    The AdaFed paper uses a temporal CNN with kernel 9 to recognise activities from wearable sensors (PAMAP2). The
+    AdaFed paper's network flattens all time steps before the first linear layer, which requires a fixed T. In medsilo,
+    a mean over time replaces flattening, and the convolutions are padded, so that every T is possible. Adaptive pooling
+    to several time steps is not used, because its gradients are not deterministic on a GPU.
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
@@ -189,8 +189,8 @@ class DenseNet121(Network):
     """An untrained DenseNet-121 with growth 32, from [B, channels, (D,) H, W] to [B, classes], where images have at
     least 32 pixels per axis.
 
-    HarmoFL's released code uses the norm "batch-statistics". In contrast to this network, the released code pads by two
-    pixels after the first block.
+    HarmoFL's released code uses the norm "batch-statistics". Unlike this DenseNet-121, HarmoFL's released code pads by
+    two pixels after the first block.
     """
 
     name: Literal["densenet121"] = "densenet121"

@@ -20,8 +20,8 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-# The test uses the CPU only if the number of parameters, multiplied by the number of values of a case, is at most this
-# number. A test of a network below this limit takes a fraction of a second and at most 64 MiB of memory.
+# A network is tested on the CPU only if its number of parameters, times the values of a case, is at most this number.
+# On the CPU, the test of a network takes a fraction of a second and at most 64 MiB of memory.
 LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -117,7 +117,9 @@ class Network(Feature):
 
     @property
     def plain(self) -> "Network":
-        """Return the network that remains after training: if this network wraps another network, the inner network."""
+        """Return the network that remains after training: the inner network if this network is a wrapper, and otherwise
+        this network itself.
+        """
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:

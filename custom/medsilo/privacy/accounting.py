@@ -47,11 +47,12 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise multiplier, to a thousandth, with which all training steps and all other releases together
-    cost at most ε at δ.
+    """Return the least noise multiplier, accurate to a thousandth, with which all training steps and all other releases
+    together cost at most ε at δ.
 
-    The noise multiplier is the ratio of the noise to the L2 sensitivity to one privacy unit. With the sampling rate 1,
-    each training step is a release that uses all privacy units. Raises MedsiloError if no noise is sufficient.
+    The noise multiplier is the noise's standard deviation, divided by the largest L2 change that one privacy unit can
+    cause. With the sampling rate 1, each training step is a release that uses all privacy units. Raises MedsiloError if
+    no noise is sufficient.
     """
 
     def cost(noise: float) -> float:
@@ -64,10 +65,11 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 
 
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
-    """Return the least scale of geometric noise, to a thousandth, that limits the cost of all releases to ε at δ.
+    """Return the least scale of geometric noise, accurate to a thousandth, with which all releases together cost at
+    most ε at δ.
 
-    The scale of the noise is relative to the sensitivity of a release to one privacy unit. Raises MedsiloError if no
-    noise is sufficient.
+    The scale of the noise is relative to the sensitivity of a release, which is the largest change that one privacy
+    unit can cause. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -77,8 +79,8 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
-    """Return the least noise, to a thousandth, with which the releases cost at most ε. Raises MedsiloError if the least
-    noise is above MOST_NOISE.
+    """Return the least noise, accurate to a thousandth, with which the releases cost at most ε. Raises MedsiloError if
+    the least noise is above MOST_NOISE.
     """
     high = 1.0  # a sufficient noise level
     while cost(high) > epsilon:
@@ -89,7 +91,8 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
     dear, cheap = low, high
-    # estimate the sufficient noise, and check whether a bisection would find the estimated noise, too
+    # to save steps of the bisection, estimate the sufficient noise, and check whether the bisection would reach the
+    # estimate
     for _ in range(8):
         if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
             break
@@ -138,9 +141,7 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Gaussian mechanisms without sampling become one entry, because the squares of μ = 1 / noise of these mechanisms
-    add up.
-    """
+    """All Gaussian mechanisms without sampling together become one entry, because their values (1 / noise)² add up."""
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():
@@ -175,7 +176,7 @@ def _composed(parts: Parts) -> Any:
 
 
 def _step(parts: Parts) -> float:
-    """Return a step of the grid of privacy losses that is large enough for all losses to fit on the grid."""
+    """For the grid of privacy losses, return a step that is large enough for the grid to contain all losses."""
     width = math.fsum(_reach(part, times) for part, times in parts)
     finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
     step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)

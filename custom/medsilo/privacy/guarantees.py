@@ -33,8 +33,8 @@ class PrivacyGuarantee(Section):
     unit: Unit = "record"
 
     def suffices(self, demands: Demands | None) -> bool:
-        """Return True if noise replaces a hospital's minimum counts, which requires that the hospital demands privacy
-        and that ε is small.
+        """Return True if noise replaces a hospital's minimum counts: that is, if the hospital demands privacy and ε is
+        small.
 
         A lead's offer of privacy alone does not lower a hospital's minimum counts.
         """

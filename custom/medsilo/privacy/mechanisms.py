@@ -1,8 +1,8 @@
 """Define the noise mechanisms by which a hospital releases results, and their parameters for privacy accounting.
 
 Two data sets are neighbours if they differ in one privacy unit: one record, or one patient with all of the patient's
-records. The sensitivity Δ of a release is its largest difference between neighbours, measured as Euclidean length (Δ₂)
-or as the sum of absolute values (Δ₁).
+records. The sensitivity Δ of a release is the largest difference between the release's values for two neighbours. Δ₂
+measures the difference as Euclidean length, and Δ₁ as the sum of absolute values.
 """
 
 from typing import Annotated, Literal, Self, TypeAlias
@@ -38,8 +38,10 @@ class Geometric(Section):
     """Two-sided geometric (discrete Laplace) noise on an integer: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
 
     kind: Literal["geometric"] = "geometric"
-    scale: Noise = Field(description="scale of the noise, divided by the sensitivity to one privacy unit")
-    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="largest change of the number by one privacy unit")
+    scale: Noise = Field(description="scale of the noise, divided by the sensitivity")
+    sensitivity: int = Field(
+        1, ge=1, le=MOST_CHANGE, description="largest change of the number that one privacy unit can cause"
+    )
     count: Count = 1
 
 

@@ -4,15 +4,15 @@ ChaCha20 generates the random bits from a key of 32 bytes, which the operating s
 answer uses a new key that is never stored, because equal noise on two sums would cancel in the sums'
 difference.
 
-Floating-point noise on a floating-point sum reveals the sum in the low digits (Mironov 2012 for Laplace noise, Jin et
-al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
-deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
-and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum. If floating-point
-numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d values to the grid
-changes the vector of these values by at most √d cells. Rounding to the grid changes a vector by less than 1e-6 of the
-clipping bound if √d times the noise multiplier is below 10^6. The clipping in learning/private.py reserves a margin for
-the change by rounding. With cells of 2^-40 standard deviations, the discrete Gaussian has the same privacy loss as the
-normal distribution, which the privacy account uses.
+If floating-point noise is added to a floating-point sum, the low digits reveal the sum (Mironov 2012 for Laplace noise,
+Jin et al. 2022 for normal noise). To hide the low digits, the sum is rounded to a grid whose cells are 2^-40 of the
+noise's standard deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection
+(after Canonne, Kamath and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum.
+If floating-point numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d
+values to the grid changes the vector of these values by at most √d cells. Rounding to the grid changes a vector by less
+than 1e-6 of the clipping bound if √d times the noise multiplier is below 10^6. The clipping in learning/private.py
+reserves a margin for the change by rounding. With cells of 2^-40 standard deviations, the discrete Gaussian has the
+same privacy loss as the normal distribution, which the privacy account uses.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ BITS = 40
 CELLS = 2.0**BITS  # number of cells of the grid in one standard deviation
 LARGEST = 20  # limit of the noise in standard deviations; a draw beyond this limit has a probability of 1e-88
 DOUBT = 2.0**-42  # bound on the relative floating-point error of exp(-e) for e ≤ 200
-LONG = 192  # bits of the random numbers in an exact decision
+LONG = 192  # bits of the random numbers with which exact arithmetic decides whether to accept a draw
 EXACTLY = Context(prec=80, Emin=-99999)
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ class NoiseSource:
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
-        # The noise is pinned, because a copy from unpinned memory would wait for the GPU.
+        # The noise is in pinned memory, because a copy from unpinned memory would wait for the GPU.
         noise = noise.pin_memory() if exact.device.type == "cuda" else noise
         # The GPU may add the noise, because a GPU rounds, adds and multiplies with the same results as a CPU.
         there = noise.to(exact.device, non_blocking=True)

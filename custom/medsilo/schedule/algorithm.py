@@ -49,8 +49,8 @@ class Algorithm(Section):
     # Names of networks that a site does not save, because the site rebuilds them in every round from the received
     # networks.
     made_anew: ClassVar[frozenset[str]] = frozenset()
-    # The values that each protocol prescribes, by the plan's dotted keys. The protocol "default" prescribes no value
-    # and is always allowed.
+    # For each protocol, the values that the protocol prescribes, by the plan's dotted keys. The protocol "default"
+    # prescribes no value and is always allowed.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a personal model
     # names of networks that train without noise even under differential privacy
@@ -59,8 +59,8 @@ class Algorithm(Section):
     paced: ClassVar[bool] = False
     # whether the method has its own training step; such a method can't use perturbed steps
     own_step: ClassVar[bool] = False
-    # True if no user's script can replace the method's training loop, because the loop takes more than a loss and a
-    # step per batch.
+    # True if no user's script can replace the method's training loop, because the loop needs more for each batch than a
+    # loss and a step.
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -89,7 +89,7 @@ class Algorithm(Section):
             raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set the key to null")
         return self
 
-    # The methods by which a subclass defines a federated method
+    # The Python methods that a subclass overrides to define a federated method
     def phases(self, rounds: int) -> Sequence[Phase]:
         """Return the phases of a study in order, by default a single phase of training rounds."""
         return [Phase("train", rounds, self.groups(), self.train_round)]
@@ -131,8 +131,8 @@ class Algorithm(Section):
         """
 
     def private(self) -> Private | tuple[str, ...]:
-        """Return the method's privacy mechanism, or, in short form, only the names of the networks that train with
-        noisy steps.
+        """Return the method's privacy mechanism; for most methods, it is enough to return the names of the networks
+        that train with noisy steps.
 
         The tensors that a site sends must depend on its data only through the networks that train with noisy steps.
         Raises PlanError if the method's settings exclude differential privacy. A subclass must override this method,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-# Augmentation may increase pixel values to this number of times the task's largest pixel value.
+# maximum factor by which augmented pixel values may exceed the task's largest pixel value
 BRIGHTER = 10
 
 

@@ -16,8 +16,8 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-    # With the default values of these two keys, the server measures the time limits itself. The default values are not
-    # null, because null would change the hashes of existing plans.
+    # The default value of a key means that the server determines the time limit itself by measuring. The default
+    # values are not null, because null would change the hashes of existing plans.
 }
 
 
@@ -128,15 +128,15 @@ class Participation(Feature):
 
     @property
     def limit(self) -> int | None:
-        """The plan's time limit for one answer, in seconds. None if there is no time limit because the server checks
-        whether the site is still active.
+        """The plan's time limit for one answer, in seconds. None means that the plan sets no time limit, and that the
+        server checks instead whether the site is still active.
         """
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property
     def longest_silence(self) -> int | None:
-        """The longest silence of a site's connection, in seconds, that the plan allows; None if the server measures
-        silences instead.
+        """The longest silence of a site's connection, in seconds, that the plan allows. None means that the plan sets
+        no limit, and that the server derives a limit from measured silences.
         """
         return None if self.heartbeat_timeout == MEASURED["heartbeat_timeout"] else self.heartbeat_timeout
 

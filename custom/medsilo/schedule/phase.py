@@ -12,8 +12,8 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-# imported only for type checkers: the server does not need the modules for training, and sites do not need those for
-# aggregation
+# imported only for type checkers: the server does not need the modules for training, and sites do not need the modules
+# for aggregation
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
@@ -43,8 +43,7 @@ class ServerSide:
     """The server's side of a method: sites' names, aggregators, training data and computing device."""
 
     sites: Sequence[str]  # the training sites, sorted
-    # Aggregators by the name of their tensor group: of all earlier phases, and of groups declared earlier in this
-    # phase.
+    # By tensor group, the aggregators of the groups of earlier phases, and of the groups declared before in this phase.
     mixers: Mapping[str, "Aggregator"]
     joined: Mapping[str, Any]  # each site's answer to the request "join"
     contributed: Callable[[], Set[str]]  # a function that returns the sites that have contributed to at least one round
@@ -143,13 +142,16 @@ class Group:
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
     # A function that returns additional lines about the tensor group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
-    average: Average | None = None  # only set if the tensors are an average over a site's training images
+    # describes the average if the tensors are an average over a site's training images, and otherwise None
+    average: Average | None = None
     # True if secure aggregation clips the tensor group's values to their valid ranges; False if it clips the values to
     # the plan's smaller bound.
     unclipped: bool = False
 
     def given_only(self) -> Self:
-        """Return a copy of this tensor group that each site receives once and does not send."""
+        """Return a copy of this tensor group, changed so that each site receives the group once and does not send
+        it.
+        """
         return replace(self, travels="down")
 
     @property
@@ -272,7 +274,7 @@ class Schedule:
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """Return True if the model after the given number of rounds can be the final model, because the last phase
-        follows or has begun.
+        """Return True if the model after the given number of rounds can be the final model: the last phase must have
+        begun or begin next.
         """
         return self.phase_of(rounds + 1).name == self.last.name

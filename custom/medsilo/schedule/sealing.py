@@ -28,7 +28,7 @@ class SecureAggregation(Feature):
 
     @abstractmethod
     def forms(self, plan: Any, phase: Phase) -> Mapping[str, Form]:
-        """For each tensor group of a phase that sites mask, return the kind of aggregation."""
+        """For each tensor group that sites mask in a phase, return the kind of aggregation."""
 
     @abstractmethod
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:

@@ -1,5 +1,5 @@
-"""Average each output of a segmentation network's last layer over only those hospitals that annotated the structure of
-the output.
+"""Average each output of a segmentation network's last layer only over the hospitals that annotated this output's
+structure.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -51,7 +51,8 @@ def mix_by_structure(
 
 
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
-    """Return the output axis of each parameter of a model's last layer.
+    """For each parameter of a model's last layer, return the index of the parameter's axis that belongs to the layer's
+    outputs.
 
     If the last layer has another number of outputs than the plan has structures, the function returns an empty mapping.
     """

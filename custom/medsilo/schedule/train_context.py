@@ -36,20 +36,20 @@ class TrainingCases(Protocol):
         """Yield batches that contain each training case once, in the data set's order."""
 
     def count(self) -> int:
-        """Return the number of training cases as the site discloses it, exact or rounded."""
+        """Return the number of training cases that the site discloses; the number is exact or rounded."""
 
     def labels(self) -> Sequence[int]:
         """Return the exact number of training cases in each class."""
 
     def told_loss(self, model: nn.Module) -> float | None:
-        """Return a model's mean loss on the training cases as the site discloses it, exact or rounded.
+        """Return a model's mean loss on the training cases in the form that the site discloses: exact or rounded.
 
         The training loss is computed without dropout; the method returns None if the hospital suppresses the loss.
         """
 
     def told_score(self, model: nn.Module) -> float | None:
-        """Return a model's validation score as the site discloses it, exact or rounded; None if the hospital suppresses
-        the score.
+        """Return a model's validation score in the form that the site discloses: exact or rounded, or None if the
+        hospital suppresses the score.
         """
 
 

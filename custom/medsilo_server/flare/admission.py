@@ -1,6 +1,6 @@
 """Reject each job that names an unknown hospital. This component runs in the server's parent process.
 
-Without this component, a job that names an unknown hospital would wait for this hospital for a week.
+Without the check of names, a job that names an unknown hospital would wait for this hospital for a week.
 """
 
 import json

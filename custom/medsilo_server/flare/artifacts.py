@@ -2,7 +2,7 @@
 
 NVFlare's format consists of the files `metrics_summary.json` and `round_metrics.jsonl`, which NVFlare's recipes also
 use. In NVFlare's format, the first round has the number 0. A score in a round belongs to the model that a site receives
-in this round. The round number of a score is therefore the number of rounds for which the scored model was trained.
+in this round. The round number of a score is the number of rounds for which the scored model was trained.
 """
 
 import json
@@ -72,10 +72,11 @@ def metrics_of_round(metric: str, line: Round) -> dict[str, Any]:
 
 
 def tracked_numbers(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the numbers of a line of round_metrics.jsonl that a tracker shows: for each site, tag → number.
+    """Return the numbers that a tracker shows for a line of round_metrics.jsonl: for each site, a mapping from tags to
+    numbers.
 
-    A receiver of NVFlare keeps a run for each site, but none for the study, so each site's run also contains the means
-    over sites.
+    NVFlare's receivers keep one run for each site and no run for the whole study, so each site's run also contains the
+    means over sites.
     """
     means = {f"mean/{one['name']}": one["value"] for one in line["aggregated_metrics"]}
     return {

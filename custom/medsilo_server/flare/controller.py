@@ -42,8 +42,8 @@ from nvflare_reliability.liveness import Liveness
 from nvflare_reliability.patches import GARBAGE, audit_without_fail, cell_of_job
 from nvflare_reliability.timeouts import LONGEST
 
-# Seconds for which a job that only returns the results of a finished study waits for the sites' processes. Without this
-# pause, NVFlare would wait 15 minutes for a site whose process starts after the end of the job.
+# Seconds for which a job that only returns the results of a finished study waits for the sites' processes. If the job
+# ended at once, NVFlare would wait 15 minutes for a site whose process starts after the end of the job.
 JOINING = 120.0
 LOOK = 2.0
 # Maximum bytes of the rounds in one progress reply, which is about eighty rounds of three sites. A single round that

@@ -2,8 +2,8 @@
 
 This component runs in the server's parent process.
 
-NVFlare runs each submitted job in the storage folder. Two servers with the same storage folder would therefore run each
-other's jobs.
+NVFlare runs each submitted job in the storage folder. Two servers with the same storage folder would run each other's
+jobs.
 """
 
 from hashlib import sha256

@@ -47,10 +47,9 @@ OF_ONE_JOB = (
 TIMES = "resumed"
 # A resumption stops counting after a day (in seconds), or as soon as this number of further rounds is complete.
 DAY, PROGRESS = 86_400.0, 10
-MOST_TIMES = 100  # maximum number of resumptions in the list, as in participation.resume
+MOST_TIMES = 100  # maximum number of resumptions in the list; the plan's key participation.resume has the same maximum
 LOOK = 2.0
-# maximum bytes of the reason in an event about an interruption, because the event must also have space for the next
-# step
+# maximum bytes of the reason in an event about an interruption; the rest of the event is for the next step
 WHY = 400
 # Seconds before the first attempt to resume a study, and maximum seconds before a later attempt. Each pause is twice as
 # long as the previous pause.
@@ -74,7 +73,8 @@ class Ended:
         """The automatic resumptions that count towards the limit, each with its time and the number of the last round
         before the resumption.
         """
-        told = self.job.meta.get(TIMES)  # the list may be invalid, because a lead writes the metadata of the first job
+        # the list of resumptions may be invalid, because a lead writes the metadata of the first job
+        told = self.job.meta.get(TIMES)
         found, now = list[tuple[float, int]](), time.time()
         for one in told[-MOST_TIMES:] if isinstance(told, list) else ():
             match one:
@@ -119,7 +119,7 @@ class Ended:
         """True if the cause of the interruption is temporary or unknown.
 
         A starting job is added to the list of jobs in the run folder. A summary that is older than the list of jobs in
-        the run folder therefore belongs to an earlier job.
+        the run folder belongs to an earlier job.
         """
         told, begun = self.record.folder / paths.SUMMARY, self.record.folder / paths.JOBS
         summary = self.record.summary()
@@ -182,7 +182,7 @@ class Resuming:
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # True if this component has not yet written an event with the reason
+            # True if the last event is about a failure, and the job itself, not this component, wrote this event
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)

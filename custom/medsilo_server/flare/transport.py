@@ -74,7 +74,8 @@ class _Question:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        if site in self.answered:  # the answer gate has already rejected this site's answer as unreadable
+        # AnswerGate, which checks each answer first, has already rejected this site's answer as unreadable
+        if site in self.answered:
             return
         try:  # errors are caught, because NVFlare would end the task without a reason
             self.receive(site, to_parcel(result, self.transport.of_script))
@@ -199,7 +200,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if a site with this reason can't return to the job: the server expelled the site, or the site's
-    policies reject the job.
+    """Return True if a missing site can't return to the job: the reason is that the server expelled the site, or that
+    the site's policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))
