@@ -1,4 +1,4 @@
-"""Define errors whose one-line message names the fault, the place of the fault, and the remedy."""
+"""Define errors. Each error has a one-line message that names the fault, the place of the fault, and the remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
