@@ -23,8 +23,8 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a message's tensors under names of the form "group/tensor", and the message's other values under the names
-    in a model's `meta`.
+    """Return a message's tensors under names of the form "group/tensor", and the message's other values in the form of
+    a model's `meta`.
     """
     tensors = {
         f"{group}/{name}": own.contiguous()  # NVFlare can't send a tensor that is not contiguous

@@ -72,7 +72,7 @@ class EventChain:
         return f"events.log is whole; its lines up to {moment(head.time)} are signed" if head else ""
 
     def sign(self, accept: bool = False) -> None:
-        """Sign the log. Raises MedsiloError if signed lines were changed. With {1}, the changes are accepted."""
+        """Sign the log. Raises MedsiloError if signed lines were changed, but `accept` is not true."""
         with alone(self.kit):
             lines = _lines(self.kit)
             if not (accept or self._begins):

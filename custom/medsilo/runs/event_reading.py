@@ -89,7 +89,7 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the log's lines after the line {1}. If the given line is no longer in the log, return all lines with a
+    """Return the log's lines after the given line. If the given line is no longer in the log, return all lines with a
     later time.
     """
     lines = list(read(kit))
