@@ -197,7 +197,7 @@ class Similarity(RecordPart):
 
 
 class SuperModelFacts(RecordPart):
-    """Facts about FedSM's super model: the rule that chooses a model for an image, and how often it chose each model."""
+    """FedSM's super model: the rule that chooses a model for an image, and how often each model was chosen."""
 
     rule: str = Field(description="how a model is chosen for an image")
     sites: list[str] = Field(description="the order of the model selector's outputs")
