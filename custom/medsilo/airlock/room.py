@@ -109,8 +109,8 @@ class Room:
             for file in files:
                 os.close(file)
         group = Group.of(self.memory + self.settings.scratch * MiB)
-        # The process joins the control group before bubblewrap has read its arguments. Only then does bubblewrap start
-        # other processes, so the control group contains every process of the sandbox.
+        # bubblewrap joins the control group before it can read its arguments. bubblewrap starts no process before it
+        # has read its arguments, so the control group contains every process of the sandbox.
         with suppress(BrokenPipeError), arguments:
             if group and not group.takes(process.pid):
                 group = None

@@ -110,8 +110,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # A line of the filter has an instruction, two numbers of lines to skip (if the test is true, if it is false), and
-    # an operand. DENY and ALLOW mean a jump to the filter's last two lines.
+    # A line of the filter has an instruction, two numbers of lines to skip (for a true and for a false test), and an
+    # operand. DENY and ALLOW mean a jump to the filter's last two lines.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]

@@ -182,8 +182,8 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return the files that this program may read in addition to the files that the settings name. Each key is a
-        path outside the sandbox; the value is the file's path inside.
+        """Return the files that this program may read in addition to the files that the settings name. In the returned
+        mapping, each key is a file's path outside the sandbox, and the value is the file's path inside.
         """
         return {}
 

@@ -69,8 +69,8 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """Checks the answers of medsilo's own training in a sandbox. Unlike a script's answers, they may contain counts,
-    thresholds and missing labels.
+    """Checks the answers of medsilo's own training in a sandbox. Unlike a script's answers, the answers of medsilo's
+    own training may contain counts, thresholds and missing labels.
     """
 
     def __init__(self, place: SiteContext) -> None:

@@ -74,8 +74,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the number of a plan's scored answers with the quota of a new lead, and with the remaining quota of the
-    lead who has used most.
+    """Compare a plan's number of scored answers with a new lead's quota, and with the remaining quota of the lead who
+    has used most.
     """
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():

@@ -85,8 +85,8 @@ SIMPLE = str.maketrans(
 
 
 def simplified(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for `codecs`. It replaces each character that a terminal cannot encode by a similar ASCII
-    character.
+    """An error handler for `codecs`. The handler replaces each character that a terminal cannot encode by a similar
+    ASCII character.
     """
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
@@ -106,7 +106,7 @@ class OneCommand(TyperCommand):
 class Commands(TyperGroup):
     """A group of commands with a help section for each role, and suggestions for unknown commands."""
 
-    others: Mapping[str, str | None] = {}  # commands of packages besides medsilo, without importing these packages
+    others: Mapping[str, str | None] = {}  # names of the commands of other packages, which are not imported
 
     def get_params(self, ctx: Any) -> Any:
         """Return the command's parameters, with False in place of the default None, because typer would load pydantic

@@ -168,7 +168,7 @@ def settings_of(
 ) -> "SiteSettings":
     """Return a site's settings after applying the changes that the command line gives.
 
-    The settings are used for work on this machine that needs no approval by the hospital.
+    The settings are for work on this machine only, which therefore needs no approval by the hospital.
 
     Args:
         device: the device of the command line

@@ -422,8 +422,6 @@ def _default_of(value: Any) -> Any:
 
 
 def _meaning_of(kind: Any, key: str) -> str:
-    """Return the description of a key: in the order of the class's bases, from the first class that describes the
-    key.
-    """
+    """Return the description of a key from the nearest class that describes the key."""
     fields = (getattr(base, "model_fields", {}).get(key) for base in kind.__mro__)
     return next((field.description for field in fields if field and field.description), "")

@@ -184,8 +184,8 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Tensors whose numbers have more bytes come first, so that each tensor begins at an offset that is a multiple of
-    # its numbers' bytes.
+    # Tensors whose numbers take more bytes come first, because each tensor must begin at a multiple of its numbers'
+    # size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape

@@ -77,8 +77,8 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A section of a plan. Its methods list conflicts with other sections, and describe the tensors that sites send
-    because of this section.
+    """A section of a plan. A feature's methods list conflicts with other sections of the plan, and describe the tensors
+    that sites send because of the feature.
 
     The argument `plan` of the methods is a `medsilo.Plan`; `networks` has the networks of the plan's method on
     PyTorch's meta device. The validation of a plan and the disclosure report call the methods of each feature of the

@@ -15,8 +15,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # limit on the bytes of a value that an error message quotes
 MOST = 4  # limit on the number of faults that one error message lists
-# for each section with a key `name`: the class that the value of `name` selects, or None if no class has this value as
-# its name
+# for each section with a key `name`: the class that the value of `name` names, or None if no class has this name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -163,8 +162,8 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Among the subclasses of `base`, return the class whose field `name` has the given name as its default. Without
-    such a class, return `base`.
+    """Among the subclasses of `base`, return the class whose field `name` has the given name as its default. Return
+    `base` if no subclass has the given name as its default.
     """
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)

@@ -3,9 +3,9 @@ the answer.
 
 A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. After
 training, the site charges the attempt to the ledger, and then sends the answer. A site ignores a saved state or answer
-without an entry in the ledger, because all later answers would then depend on training that was not charged. If a
-site's process dies, the ledger contains every answer that was sent, and at most one answer that was not sent. If the
-server repeats a request, the site sends the saved answer unchanged, and does not charge the answer a second time.
+without an entry in the ledger; otherwise, later answers would depend on training that was not charged. If a site's
+process dies, the ledger contains every answer that was sent, and at most one answer that was not sent. If the server
+repeats a request, the site sends the saved answer unchanged, and does not charge the answer a second time.
 """
 
 import secrets

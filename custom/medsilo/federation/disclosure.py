@@ -434,13 +434,13 @@ class Disclosure:
     def classes(self) -> dict[str, list[int] | None]:
         """For each part of the data, return the number of cases of each class, or None if no class has enough patients.
 
-        If a class has too few patients, its count is 0. The counts of all classes with enough patients are sent:
-        suppressing them could disclose a single patient of another class.
+        If a class has too few patients, its count is 0. A small class does not suppress the counts of larger classes,
+        because this suppression could depend on a single patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
-            # The plan's `counts` pay only for the noise on numbers of cases, so disclosing numbers of each class would
-            # need an additional privacy charge.
+            # The privacy charge for `counts` in the plan covers only numbers of cases, so disclosing counts of classes
+            # would need an additional charge.
             return dict.fromkeys(PARTS)
         told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
         for part in PARTS:

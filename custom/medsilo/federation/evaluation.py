@@ -25,7 +25,7 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-# A function that gets a data set. It returns another function, which measures the cases of this data set.
+# a function from a data set to a function that measures the cases of this data set
 Measuring = Callable[[Dataset], Measure]
 
 
@@ -160,8 +160,8 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
 
     The error may leave the site, because the error's text contains counts but no file names.
 
-    If a site's cases are not in memory, the function checks only the first training case. It reads no test cases,
-    because a study reads test cases only at its end.
+    If a site's cases are not in memory, the function checks only the first training case; no test case is read, because
+    a study reads test cases only at its end.
     """
     own = shape
     if isinstance(data, Cases):

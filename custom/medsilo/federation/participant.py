@@ -209,8 +209,8 @@ class Participant:
     def _take_selected(self, asked: Request, groups: Groups) -> int:
         """Load the model to test, and return the round of this model.
 
-        The tested model is one of three: the site's best model by its own validation, the model that the coordinator
-        sends, or the model of the last round.
+        The tested model is the site's best model by its own validation, the model that the coordinator sends, or the
+        last round's model.
         """
         self.state.reload()
         # from here on, the networks in memory contain the model under test, and no longer the state after a round

@@ -1,10 +1,10 @@
 """Under differential privacy, add noise to a site's training and to its disclosed numbers, and compute the privacy
 charges of training and numbers.
 
-A number that the hospital declared public is sent exactly. A number that is not public is sent with noise and a privacy
-charge if the plan offers this; otherwise, it is suppressed. The privacy unit is either one record, or one patient with
-all of this patient's cases. Each privacy unit counts once in counts and mean scores. If the hospital demands
-differential privacy, the noise is used instead of the hospital's minimum counts and rounding. If only the plan promises
+A number that the hospital declared public is sent exactly. A number that is not public is sent with noise and charged
+to the privacy budget if the plan offers noise; otherwise, it is suppressed. The privacy unit is either one record, or
+one patient with all of this patient's cases. Each privacy unit counts once in counts and mean scores. If the hospital
+demands differential privacy, noise replaces the hospital's minimum counts and rounding. If only the plan promises
 differential privacy, minimum counts and rounding apply in addition to the noise (disclosure.py).
 """
 
@@ -136,7 +136,7 @@ class PrivateNumbers:
 
     @property
     def suffices(self) -> bool:
-        """True if the noise is used instead of this hospital's minimum counts and rounding."""
+        """True if noise replaces this hospital's minimum counts and rounding."""
         return self.promise.suffices(self.demands)
 
     def how(self, told: Told) -> How:
@@ -161,7 +161,7 @@ class PrivateNumbers:
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _scaled(self, epsilon: float) -> float:
-        """Return a part of the plan's ε. If the hospital's ε is smaller than the plan's ε, the part is reduced in
+        """Return a given part of the plan's ε; if the hospital demands a smaller total ε, the part is reduced in
         proportion.
         """
         assert self.plan.privacy
@@ -315,7 +315,9 @@ class PrivateSite:
 
     @cached_property
     def noise(self) -> float:
-        """The noise multiplier of a gradient. All gradients of a training step together keep the privacy guarantee."""
+        """The noise multiplier of each gradient; it is so large that all gradients of a training step together keep the
+        guarantee.
+        """
         noise = self.effective * math.sqrt(self.numbers.plan.gradients)
         if noise > MOST_NOISE:
             raise Refused(

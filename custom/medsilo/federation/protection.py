@@ -40,8 +40,8 @@ SHARES = (0.6, 0.2, 0.2)  # default fractions of patients for training, validati
 
 
 class Protection:
-    """Applies the rules that protect a site's patients in one study. If the site's data need no protection, no rule
-    applies.
+    """Applies the rules that protect a site's patients in one study. If the site's data need no protection, none of
+    these rules applies.
     """
 
     def __init__(self, place: SiteContext) -> None:
@@ -73,8 +73,8 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # The refusal stays at the hospital. Otherwise, a lead could try names and so find out which names the
-                # hospital's data have.
+                # The refusal stays at the hospital. If the lead saw refusals, the lead could try names, and so find out
+                # which names the hospital's data contain.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:

@@ -42,7 +42,7 @@ COUNTED = ("cases", "patients")
 
 @dataclass(frozen=True)
 class Stretch:
-    """Messages of equal size: those of a series of rounds, or the one message at the beginning or end of a study."""
+    """A series of rounds whose messages have equal sizes, or one message at the beginning or end of a study."""
 
     task: str
     first: int

@@ -135,7 +135,7 @@ class UpdateCodec:
     to mask the tensors.
     """
 
-    # whether the server leaves out those groups of tensors that a site can compute itself
+    # whether the server omits those groups of tensors that a site can compute itself
     keeps_at_home = False
 
     def letter(self, asked: Request) -> dict[str, Any]:

@@ -32,8 +32,8 @@ COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "valida
 # number of latest states that a site always keeps, because a server that died during a round may repeat the previous
 # round
 KEPT = 2
-# For older rounds, the site keeps at most one state in this number of rounds. If the server is restored from a backup,
-# it needs such a state.
+# For older rounds, the site keeps at most one state in this number of rounds, in case the server is restored from a
+# backup.
 TENTH = 10
 
 
@@ -157,8 +157,8 @@ class SiteState:
 
     # ------------------------------------------------------------------ from round to round
     def restore_after(self, number: int, last: int) -> SiteWarning | None:
-        """Restore this site's state after round `number`. The state may come from another process, and the server may
-        have been restored from a backup.
+        """Restore this site's state after round `number`. The function works in a new process, too, and after the
+        server was restored from a backup.
 
         A site that missed rounds continues from round `last`: according to the server, the last round in which the site
         took part. If no state of the round was saved, the site continues from the saved state of the nearest round,
@@ -194,8 +194,8 @@ class SiteState:
     def save(self) -> None:
         """Save the optimizers, and those tensors of the networks that the server will not send again."""
         phase = self.plan.course.phase_of(self.done + 1)
-        # With a PullForm, the server does not send the tensor group. Instead, each site moves its own tensors towards
-        # the mean of the other sites.
+        # With a PullForm, the server does not send the tensor group: each site moves its own tensors towards the other
+        # sites' mean.
         forms = self.plan.sealed_forms(phase)
         every_round = [
             group
@@ -215,8 +215,8 @@ class SiteState:
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
         attempt = {"attempt": self.attempt} if self.attempt else {}
         save_tensors(self.state_file(self.done), tensors, {"best": self.best, **attempt, **self.besides()})
-        # If a saved state belongs to a later round than the requested round, the server was restored, and does not know
-        # this state.
+        # Delete saved states of rounds after the requested round; they exist if the server was restored from a backup,
+        # and does not know them.
         for saved in self._saved_rounds():
             if saved > self.done or not is_kept(saved, self.done):
                 self.state_file(saved).unlink(missing_ok=True)

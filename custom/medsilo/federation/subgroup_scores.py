@@ -30,8 +30,7 @@ Level = tuple[str, str]  # the name of a subgroup, and the name of a level of th
 # maximum number of sets of small atoms to check; a score that needs more sets is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
-# For a score over pairs of patients, the bound on the square of one patient's contribution, because each patient is in
-# many pairs
+# bound on the square of one patient's contribution to a score over pairs of patients; each patient is in many pairs
 PAIRS = 4.0
 SLACK = 1e-6  # tolerance for a mean that lies outside its range because of floating-point errors
 
@@ -52,8 +51,8 @@ def levels_of(
 def safe_levels(
     levels: Mapping[Level, Group], known: Sequence[Group], least: int, may: Callable[[Level], bool]
 ) -> list[Level]:
-    """Return the levels whose scores the site may send in addition to scores that are already disclosed. The largest
-    level comes first.
+    """Return the levels, largest first, whose scores the site may send in addition to the scores that are already
+    disclosed.
 
     The function decides as if an empty level could also have one patient, so the decision does not reveal whether a
     level is empty.
@@ -80,7 +79,7 @@ def safe_levels(
 
 
 class _World:
-    """All subgroup levels and all groups with disclosed scores. One hypothetical patient may be added to them."""
+    """All subgroup levels and all groups with disclosed scores, to which one hypothetical patient may be added."""
 
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0

@@ -39,7 +39,7 @@ NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
     "job's own code sends; run one of medsilo's own tasks"
 )
-UNNAMED = "job"  # the name of a study in this process if the name of the study's job is invalid
+UNNAMED = "job"  # the name of a study whose job has an invalid name
 LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
 
 
@@ -75,8 +75,8 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        # Even a hospital without approvals needs accepted settings, because the acceptance precedes the ledger that
-        # must record the script's numbers
+        # A hospital that approves no plans also needs accepted settings, because its ledger must record the numbers
+        # that the script sends
         if kit:
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":

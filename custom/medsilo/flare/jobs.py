@@ -19,8 +19,8 @@ META = "meta.json"
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 CUSTOM = Path("app/custom")
 # A job without code contains this file instead of code. Because the job contains this file, NVFlare accepts the job's
-# classes, although class_allow_list is empty. If a job contains code, it lacks this file, so that NVFlare checks the
-# job's classes against a hospital's class_allow_list.
+# classes, although the hospital's class_allow_list is empty. If a job contains code, it lacks this file, so that
+# NVFlare checks the job's classes against a hospital's class_allow_list.
 NO_CODE = CUSTOM / "README.md"
 LARGEST_JSON = 1 << 20  # maximum bytes of each file in a job's configuration
 

@@ -53,7 +53,7 @@ SETTLED = 60.0
 # the message that NVFlare writes to a job's error log if the job uses a class that is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
 MOST_READ = 1 << 20  # maximum bytes of the error log that are read
-# A file in a startup kit's folder. NVFlare writes this file some seconds before it kills the kit's process.
+# a file in a startup kit's folder, which NVFlare writes some seconds before it kills the kit's process
 STOP = "shutdown.fl"
 # Rejected registrations are counted under this name and not under the party's name, because a rejected party may claim
 # any name.
@@ -141,7 +141,7 @@ class Attendance:
 
 
 class WorkingTime:
-    """A clock for the time in which this process is not suspended, because a suspended process receives no messages."""
+    """A clock that stops while this process is suspended, because a suspended process receives no messages."""
 
     def __init__(self) -> None:
         self.at, self.worked = time.monotonic(), 0.0
@@ -168,8 +168,8 @@ class EventKeeper:
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the event keeper for this process's startup kit. From then on, the event keeper handles the signal
-        SIGTERM.
+        """Return the event keeper for this process's startup kit. The event keeper also handles the signal SIGTERM of
+        this process.
         """
         files = kit_of(fl_ctx, party)
         keeper = cls(kit_folder(fl_ctx), EventChain(files) if files else None)

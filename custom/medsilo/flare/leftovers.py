@@ -28,7 +28,7 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
     Files of old studies and folders of ended jobs are removable; at a server, stored jobs and results of jobs are
     removable, too. A job is not removable while a process runs the job, or while an unfinished study may continue from
-    it.
+    the job.
 
     Args:
         days: The smallest age of a removable file, in days.

@@ -69,8 +69,8 @@ class ScriptProcess(ConvertToFedEvent):
         self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Before the script starts, limit its messages; while it runs, filter its logged numbers; when it ends, report
-        the end.
+        """Before the script starts, limit the script's messages; while it runs, filter its logged numbers; when it
+        ends, report the end.
         """
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error

@@ -16,8 +16,7 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# In the process of a startup kit, medsilo.plan is not imported. The process needs no plan, and starts twice as fast
-# without PyTorch.
+# A startup kit's process needs no plan, and starts twice as fast without PyTorch, which medsilo.plan imports.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 

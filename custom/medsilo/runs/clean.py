@@ -36,8 +36,8 @@ class Old:
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
-        """Describe a file or a folder by its size and age. For a folder, all files in it count; symbolic links are not
-        followed.
+        """Describe a file or a folder by its size and age. For a folder, the size and age of all files in the folder
+        count; symbolic links are not followed.
         """
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]

@@ -97,7 +97,9 @@ class EventChain:
             self.sign()
 
     def _checked(self, lines: list[_Line]) -> _Head | None:
-        """Check the given lines, and return the file of the last signature, or None for a log without hashes."""
+        """Check the given lines, and return the content of the file with the last signature, or None for a log without
+        hashes.
+        """
         if not self.head.exists():
             if any(line.before for line in lines):
                 raise MedsiloError(f"{NAME} is not signed: {HEAD} is missing")

@@ -72,11 +72,11 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    # the lines after the line `after`, which the loop below must not yield a second time
+    # the lines after the line `after`; the following loop must not yield these lines a second time
     missed = [] if after is None else since(kit, after)
     yield from (line for line in missed if is_of(line, of))
     while True:
-        # the call comes before the reading, so that all lines of a rotated file are read before a new file is read
+        # Find a new log file before reading the old file's last lines, so that no line of a rotated file is lost.
         new = _other(path, file)
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)

@@ -11,8 +11,8 @@ A site's update is an outlier in a round in each of the following three cases:
   the other sites.
 
 The comparisons of an update's length and weight are made only if at least two other sites have answered. The other
-sites agree if the mean cosine over all pairs of their updates exceeds AGREE + DOUBT / pairs; with few pairs, the bound
-is higher. A site is an outlier if its updates are outliers in at least FEWEST rounds, and in more than the fraction
+sites agree if the mean cosine over pairs of their updates exceeds AGREE + DOUBT / pairs; few pairs make a mean
+uncertain. A site is an outlier if its updates are outliers in at least FEWEST rounds, and in more than the fraction
 OFTEN of its rounds.
 """
 
@@ -24,8 +24,8 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# A function that tests one site's update in one round. It returns the conspicuous cosine, length or weight; None for a
-# normal update.
+# A function that tests one site's update in one round. If the update is an outlier, the function returns the cosine,
+# length or weight that makes it one; otherwise, None.
 Sign = Callable[[Round, str, str], float | None]
 
 

@@ -53,8 +53,8 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval on time, rounds and sites. For each of them, an approval without this limit is
-    unlimited.
+    """The limits of an approval on time, rounds and sites. An approval without a limit on time, rounds or sites is
+    unlimited in this respect.
     """
 
     expires: When | None = None
@@ -341,8 +341,8 @@ class Approvals:
         """Return the approved code with which a plan's code should be compared, and the decision that approved this
         code.
 
-        The first choice is approved code of the same plan, the second is code of the same lead or study title, and the
-        third is any code. The method returns None if no approved code is stored.
+        The first choice is approved code of the same plan, the second is code of the same lead or title, the third is
+        any code. The method returns None if no approved code is stored.
         """
         plans = {one.hash: one for one in self.asked()}
 

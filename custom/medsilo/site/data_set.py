@@ -127,8 +127,8 @@ class DataSet(Section):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the description. It changes if any file of the data set changes, because the description contains
-        the inventory's digest.
+        """SHA-256 of the description; because the description contains the inventory's digest, the SHA-256 changes if
+        any file changes.
         """
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
@@ -276,8 +276,8 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
 
 
 def inventory_of(files: Iterable[KnownFile]) -> Inventory:
-    """Return an inventory's summary for data.yaml. Its digest depends on the files' names and contents, but not on
-    their modification times.
+    """Return an inventory's summary for data.yaml. The inventory's digest depends on the files' names and contents, but
+    not on their modification times.
     """
     known = sorted(files, key=lambda own: own.name)
     content = "\n".join(f"{own.name}\x1f{own.bytes}\x1f{own.sha256}" for own in known)

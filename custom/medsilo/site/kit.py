@@ -64,7 +64,7 @@ class KitFiles:
 
 @lru_cache(maxsize=16)
 def _use_key(certificate: bytes, key: bytes, use: "KeyPurpose") -> "UseKey":
-    """Derive a signing key. The result is cached, because every round uses it and parsing an RSA key is slow."""
+    """Derive a signing key; the key is cached, because each round needs the key and parsing an RSA key is slow."""
     from medsilo.site.signing import UseKey, read_pair
 
     return UseKey.of(read_pair(certificate, key)[1], use)

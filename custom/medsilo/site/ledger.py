@@ -159,7 +159,7 @@ class Ledger:
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
         """Admit a study: reserve the study's planned charges while the study runs. Raise Refused if the privacy budget
-        is too small for them.
+        is too small for the planned charges.
         """
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) | counted(planned))
@@ -350,14 +350,14 @@ class Ledger:
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
     def signed_head(self) -> dict[str, Any]:
-        """Return the ledger's signed head. A server stores a copy of it."""
+        """Return the ledger's signed head; a server stores a copy of the head."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
         return {**said["content"], "signature": said["signature"]}
 
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the ledger with the heads that were sent to a server earlier. Raise Refused if the ledger does not
-        continue one of them.
+        """Raise Refused if a head was sent to a server earlier, and the present ledger does not continue the ledger of
+        this head.
 
         Three kinds of heads are ignored: heads of other ledgers, heads with an unknown signer, and heads from before
         the engineer's last acceptance.
@@ -487,8 +487,8 @@ def _hash(line: bytes) -> str:
 
 
 def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
-    """Return the identifiers of all data sets with a ledger. If a ledger is missing, but the kit has a copy of its
-    head, its data set counts, too.
+    """Return the identifiers of all data sets with a ledger. A data set is also returned if its ledger is missing, but
+    the kit has a copy of the ledger's head.
     """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()

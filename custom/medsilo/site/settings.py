@@ -31,7 +31,7 @@ TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
 # Kinds of disclosed numbers: counts, and losses or scores over the training, the validation or the test cases.
 Told = Literal["counts", "train", "validation", "test"]
-# Settings for the simulator. One person owns all of its sites, so the numbers need no protection.
+# Settings for the simulator: one person owns all simulated sites, so that disclosed numbers need no protection.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
@@ -145,7 +145,7 @@ class SiteSettings(PartySettings):
 
     @property
     def isolated(self) -> bool:
-        """True if training runs in a separate process. If this process dies, only one round is lost."""
+        """True if training runs in a separate process, so that only one round is lost if the separate process dies."""
         return self.memory_limit != 0
 
     @property
@@ -204,8 +204,8 @@ class SiteSettings(PartySettings):
         return not synthetic and not self.public_data
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return the number to whose multiples counts are rounded. Training requires at least this number of cases and
-        of patients.
+        """Return the number to whose multiples counts are rounded, and which is the minimum number of cases and of
+        patients for training.
         """
         return self.least(synthetic) if self.protects(synthetic) else 1
 
@@ -218,8 +218,8 @@ class SiteSettings(PartySettings):
         return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
-        """Return the minimum number of patients for a disclosed metric. It is also the minimum number of cases for
-        a disclosed count of a class.
+        """Return the minimum number of patients for a disclosed metric and of cases for a disclosed count of a
+        class.
         """
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
@@ -234,7 +234,7 @@ class SiteSettings(PartySettings):
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":
-        """Return the settings of a site on this machine. In this class, all sites have the same settings."""
+        """Return the settings of a site on this machine; this class has the same settings for all sites."""
         return self
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":

@@ -51,8 +51,8 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> bytes:
-    """Return the bytes to sign. They include the type of content, so a signature is not valid for another type of
-    content.
+    """Return the bytes to sign; the bytes include the type of content, so that a signature is invalid for another type
+    of content.
     """
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 

@@ -177,7 +177,7 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()  # the process's exit code, or None if the process still ran but gave no answer in time
+        code = process.poll()  # the process's exit code, or None if the process still runs but does not answer
         self._renew()
         died_of = signal.Signals(-code) if code and code < 0 else None
         how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"
