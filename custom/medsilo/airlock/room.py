@@ -109,8 +109,8 @@ class Room:
             for file in files:
                 os.close(file)
         group = Group.of(self.memory + self.settings.scratch * MiB)
-        # bubblewrap joins the control group before it can read its arguments. bubblewrap starts no process before it
-        # has read its arguments, so the control group contains every process of the sandbox.
+        # Put bubblewrap into the control group before it reads its arguments: only afterwards does it start processes,
+        # which then belong to the group, too.
         with suppress(BrokenPipeError), arguments:
             if group and not group.takes(process.pid):
                 group = None

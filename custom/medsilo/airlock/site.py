@@ -361,7 +361,7 @@ class Taken:
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # sockets that processes have open, and sockets that wait in the queue of another socket
+    sockets: int = 0  # number of sockets that processes have open or that wait in the queue of another socket
     opened: int = 0  # open files
 
 

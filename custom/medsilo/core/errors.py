@@ -110,8 +110,8 @@ class Died(Passing):
 
 
 class Lacks(Refused):
-    """A site lacks a file of initial weights that the study needs. After this error, the server sends the missing file
-    to the site.
+    """A site lacks a file of initial weights that the study needs. If a site raises this error, the server sends the
+    missing file to the site.
     """
 
 

@@ -1,7 +1,7 @@
 """Write files atomically, and save tensors without pickle.
 
-Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. The
-written files can be read only by the present user account.
+Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. Only
+the present user account can read files that these functions write.
 
 >>> from tempfile import TemporaryDirectory
 >>> from medsilo.extend import files

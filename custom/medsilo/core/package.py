@@ -70,8 +70,8 @@ def from_lab(what: str) -> str:
 def machine_facts() -> dict[str, str]:
     """Return facts about this machine that can influence the results of a study.
 
-    The facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions that PyTorch
-    uses.
+    The returned facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions
+    that PyTorch uses.
     """
     from torch.backends.cpu import get_cpu_capability
 

@@ -39,7 +39,7 @@ MEANINGS = {
 }
 NUMBERS = ("int_type", "float_type")
 # names that other tools use, each with the corresponding key of a plan
-ALSO_CALLED = {  # the first lines list names from NVFlare's recipes
+ALSO_CALLED = {  # the first lines of this mapping contain names from NVFlare's recipes
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
     **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),

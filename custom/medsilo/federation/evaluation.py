@@ -160,7 +160,7 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
 
     The error may leave the site, because the error's text contains counts but no file names.
 
-    If a site's cases are not in memory, the function checks only the first training case; no test case is read, because
+    If a site's cases are not in memory, the function checks only the first training case. No test case is read, because
     a study reads test cases only at its end.
     """
     own = shape

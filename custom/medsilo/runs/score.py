@@ -1,4 +1,4 @@
-"""A score that is exact, a range because it was rounded, or missing.
+"""Define scores: a score has an exact value, or a range because the score was rounded, or no value.
 
 All code that formats scores uses this module. A rounded score is always shown as a range. The number of decimal places
 depends on the number of cases.

@@ -363,8 +363,8 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return a data set's identifier: a hash of the lineage, or, without a lineage, of the folder's path, or, without a
-    data source, of the task.
+    """Return a data set's identifier: a hash of the lineage; without lineage, of the folder's path; without data
+    source, of the task.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]

@@ -74,8 +74,8 @@ class SiteSettings(PartySettings):
     )
     privacy: PrivacyRequirements | None = Field(
         None,
-        description="differential privacy that this hospital demands for its patients, over all studies together; "
-        "its ledger counts the cost. null: none",
+        description="differential privacy that this hospital demands for its patients, over all studies together. "
+        "The hospital's privacy ledger records the cost of each study. null: this hospital demands none",
     )
     approval: Approval | None = Field(
         None,
