@@ -334,8 +334,8 @@ class PrivateSite:
             return released
         noise = self.noise / math.sqrt(
             self.numbers.plan.gradients
-            # With this noise multiplier, one gradient costs as much privacy as all gradients of a training step
-            # together.
+            # a noise multiplier with which one gradient costs as much privacy as all gradients of a training step
+            # together
         )
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.numbers.plan.private.networks)
