@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
 The border rebuilds each answer from a few rounded numbers of the script, and from tensors whose names, shapes and types
-follow from the plan. The hospital's process itself adds the study, the package versions, the run time, the memory use
-and the number of cases.
+follow from the plan. To the script's answer, the hospital's process itself adds the study, package versions, run time,
+memory use and number of cases.
 """
 
 import json
@@ -36,8 +36,8 @@ PROTECTED = "this hospital's update as a whole, and not one patient"
 # number of tensor elements that are processed at once; for more elements, torch would start threads, which waste
 # processor time
 BLOCK = 1 << 15
-LARGEST_POWER = 309  # numbers in JSON are smaller than 10 to this power
-# Bits that a rejected answer discloses: which of fewer than 32 reasons applies, and the time of the rejection
+LARGEST_POWER = 309  # exponent of ten: every number in JSON is below 10 to this power
+# Bits that a rejected answer can disclose: 5 bits by one of fewer than 32 reasons, and the bits of the time
 HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
 
@@ -237,8 +237,8 @@ class Border:
         append_line(self.place.folder / LEFT, json.dumps(line))
 
     def note_failure(self, asked: Request) -> None:
-        """Charge the bits of a rejected answer to the query budget, because a script can choose the reason and the time
-        of a rejection.
+        """Charge a rejected answer to the query budget, because a script can encode information in the reason and the
+        time of a rejection.
         """
         self.protection.enter("a script's answer that was held back", HELD_BITS)
         self.write_down(asked, StudyMessage(), 0.0, HELD_BITS, None)
@@ -251,13 +251,13 @@ class Border:
 
 
 def bits_of_score(digits: int, resolution: Resolution) -> int:
-    """Return the number of bits that a script can hide in one score with the given digits and rounding.
+    """Return the number of bits that a script can hide in one score that is rounded to the given digits and step.
 
     >>> bits_of_score(3, Resolution()), bits_of_score(3, Resolution(weight=1 / 200, patients=2))
     (21, 16)
     """
     values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
-    # after rounding, at most 1 / step different scores remain between two successive powers of ten
+    # a rounded score has at most 1 / step different values between a power of ten and the next
     if step := resolution.step(0, 1):
         values, exponents = min(values, round(1 / step)), LARGEST_POWER
     return math.ceil(math.log2(2 * values * exponents + 1))

@@ -13,7 +13,7 @@ import sys
 LIMITS = ("NPROC", "DATA", "FSIZE", "CORE", "NOFILE")
 CREATE, ADD, RESTRICT = 444, 445, 446  # On all processors, Landlock's system calls have the following numbers
 ASKS_VERSION, BENEATH = 1, 1
-# File rights that each version of Landlock controls and that earlier versions of Landlock do not control
+# For each version of Landlock: the file rights that no earlier version of Landlock controls
 RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 EXECUTE, WRITE, READ, LIST, MAKE_CHARACTER, MAKE_BLOCK, TRUNCATE, CONTROL = (
     1 << own for own in (0, 1, 2, 3, 6, 11, 14, 15)

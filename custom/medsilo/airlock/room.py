@@ -1,9 +1,9 @@
-"""The room, a sandbox made by bubblewrap, in which an external training script runs.
+"""An external training script runs in a room, which is a sandbox made by bubblewrap.
 
 In a sandbox, a script can read the operating system, Python's packages, the script's code and the data that the
 hospital names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no
 process outside the sandbox, and gets no environment variables of medsilo's process. The script's standard input is one
-end of a socket pair, so that processes which torchrun starts inherit the socket.
+end of a socket pair, because processes that torchrun starts inherit standard input.
 """
 
 import os
@@ -45,10 +45,10 @@ WRITTEN = {
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
 HIDDEN = (
     *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
-    *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each page of the machine's memory
+    *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each memory page of the machine
 )
 LARGEST_LOG = 16 * MiB  # limit on the logged bytes of a script's output in one study
-LEAST_LOG = MiB // 16  # number of bytes that each new sandbox may still log after the log is full
+LEAST_LOG = MiB // 16  # after the log is full, the number of bytes that each new sandbox may still log
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -69,13 +69,13 @@ class Script:
 @dataclass(frozen=True)
 class Room:
     program: tuple[str, ...]
-    files: Mapping[Path, Path]  # readable files: the path outside the sandbox, with the path inside
+    files: Mapping[Path, Path]  # readable files: each file's path outside the sandbox, mapped to the file's path inside
     settings: RoomSettings
     memory: int  # limit on each process's memory in bytes
     threads: int
     data: tuple[Path, ...] = ()  # read-only paths that are the same inside and outside the sandbox
     private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
-    told: str = ""  # the value of the environment variable INSIDE in the sandbox
+    told: str = ""  # the value that the environment variable INSIDE has in the sandbox
 
     def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread, Group | None]:
         """Start the program, and return its process, the thread that logs its output, and its control group (None if
@@ -109,8 +109,8 @@ class Room:
             for file in files:
                 os.close(file)
         group = Group.of(self.memory + self.settings.scratch * MiB)
-        # bubblewrap starts no process before it has read its arguments, so the control group contains every process of
-        # the sandbox
+        # Put bubblewrap into the control group before it reads its arguments: only afterwards does it start processes,
+        # which then belong to the group, too.
         with suppress(BrokenPipeError), arguments:
             if group and not group.takes(process.pid):
                 group = None
@@ -240,7 +240,9 @@ def environment() -> tuple[Path, ...]:
 
 
 def _write_log(process: subprocess.Popen, file: Path) -> None:
-    """Write a script's output into the hospital's log file, up to a limit, without control characters of terminals."""
+    """Write a script's output into the hospital's log file, without terminals' control characters and only up to a size
+    limit.
+    """
     assert process.stdout
     decoder = getincrementaldecoder("utf-8")("replace")
     with suppress(OSError), file.open("ab", buffering=0) as log:
@@ -251,7 +253,7 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
             log.write(kept)
             if left and not (left := left - len(kept)):
                 log.write(b"\nmedsilo: the script printed more, which is not kept\n")
-    with suppress(OSError):  # the script continues even if the disk for the script's log is full
+    with suppress(OSError):  # the script continues even if a full disk prevents logging
         while os.read(process.stdout.fileno(), 65536):
             pass
     process.stdout.close()

@@ -78,8 +78,8 @@ class Limited:
     numbers: tuple[int, int]  # the system call's numbers on x86_64 and on aarch64
     argument: int
     values: tuple[int, ...]
-    # True if the filter allows the system call only with `values`; False if it allows the system call only with values
-    # outside `values`
+    # True: the filter allows the system call only if the argument is in `values`.
+    # False: the filter allows the system call only if the argument is not in `values`.
     allowed: bool
 
 
@@ -94,7 +94,7 @@ LIMITED = {
 X32 = 0x40000000  # on x86_64, this bit marks a system call of the x32 interface
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-# In the kernel's description of a system call: byte offsets of its number, of the architecture and of the first 8-byte
+# Byte offsets in the kernel's description of a system call: the call's number, the processor architecture, the first
 # argument
 NUMBER, ARCHITECTURE, FIRST = 0, 4, 16
 
@@ -110,8 +110,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # A line of the filter has an instruction, the numbers of lines to skip after true and after false, and an operand.
-    # DENY and ALLOW mean a jump to the filter's last two lines.
+    # A line of the filter has an instruction, two numbers of lines to skip (for a true and for a false test), and an
+    # operand. DENY and ALLOW mean a jump to the filter's last two lines.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]

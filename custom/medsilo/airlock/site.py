@@ -52,11 +52,11 @@ class OverLimit(Refused):
 
 
 class Denied(Refused):
-    """The hospital does not allow or can't fulfil a request."""
+    """The hospital forbids a request, or can't fulfil it."""
 
 
 class RoomSite:
-    # kinds of messages with which the program in the sandbox ends the site's wait for an answer
+    # kinds of messages from the program in the sandbox after which the site stops waiting for an answer
     ends_with = {"answer", "lacks"}
     may_keep = MAY_KEEP  # names of state files that the program may store outside the sandbox
     what = "the training script"  # name of the program in error messages
@@ -73,7 +73,7 @@ class RoomSite:
         self._look: Stop = lambda: None
         self._began: float | None = None  # time at which the wait for an answer began; None between answers
         self.most = 0  # peak memory of the sandbox in bytes
-        self.over: OverLimit | None = None  # the limit that the sandbox exceeded, until an answer reports the excess
+        self.over: OverLimit | None = None  # the limit that the sandbox exceeded; cleared when an answer reports it
 
     # ------------------------------------------------------------------ a message
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
@@ -96,8 +96,8 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
-            # the error Lacks discloses to the server that a weight file is missing, and when the script noticed the
-            # missing file
+            # Charge the query budget, because the error Lacks tells the server that a weight file is missing, and at
+            # what time the script noticed it.
             self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:
@@ -182,8 +182,8 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return files that only this program may read, besides the files of the settings: each path outside the
-        sandbox, with the path inside.
+        """Return the files that this program may read in addition to the files that the settings name. In the returned
+        mapping, each key is a file's path outside the sandbox, and the value is the file's path inside.
         """
         return {}
 
@@ -225,7 +225,7 @@ class RoomSite:
             raise OverLimit(f"it took longer than {room.hours:g} hours for an answer (room.hours)")
         if taken.processes > room.processes:
             raise OverLimit(f"it had more than {room.processes} processes and threads (room.processes)")
-        # the kernel uses about 1 KiB of memory per file, which counts toward no limit
+        # limit the number of files, because no memory limit counts the kernel's own memory of about 1 KiB per file
         if taken.files > room.scratch * 1024:
             raise OverLimit(f"it had more than {room.scratch * 1024} files in its scratch (room.scratch)")
         if taken.sockets > MOST_SOCKETS:
@@ -236,8 +236,8 @@ class RoomSite:
             raise over
 
     def _out_of_memory(self, too_much: bool = False) -> OverLimit | None:
-        """Return the exceeded memory limit if the kernel killed a process of the sandbox, or if the caller measured too
-        much memory (`too_much`).
+        """Return the error OverLimit if the kernel killed a process of the sandbox, or if the caller measured too much
+        memory (`too_much`).
         """
         if too_much or (self.group and self.group.has_killed()):
             return OverLimit(f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)")
@@ -361,7 +361,7 @@ class Taken:
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # sockets that processes have open, and sockets that wait in the queue of another socket
+    sockets: int = 0  # number of sockets that processes have open or that wait in the queue of another socket
     opened: int = 0  # open files
 
 
@@ -390,8 +390,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
 
 
 def _living(process: Path) -> Path:
-    """Return the process, or a thread of the process if its first thread has ended. After a process's first thread has
-    ended, the kernel shows the process's memory only at other threads.
+    """Return the folder in /proc of the process; if the process's first thread has ended, return the folder of another
+    thread. After a process's first thread has ended, the kernel shows the process's memory only at other threads.
     """
     if "RssAnon" not in _told(process / "status"):
         with contextlib.suppress(OSError):

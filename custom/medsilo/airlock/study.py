@@ -33,7 +33,7 @@ from medsilo.site.airlock_settings import MiB
 from medsilo.site.settings import DataPart
 
 PROGRAM = "medsilo.airlock.study_inside"
-# Files that the participant writes for the hospital, besides the site's state files
+# Files that the participant writes for the hospital, not counting the site's state files
 WRITTEN = (
     *(paths.PROVENANCE, paths.METRICS, paths.CASES, paths.SUBGROUPS, paths.DATA, paths.WEIGHT),
     *(rf"{paths.PICTURES}/\w[\w.-]{{0,90}}\.png",),
@@ -69,13 +69,14 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """Checks the answers of medsilo's own training in a sandbox, which may contain more than a script's answers:
-    counts, thresholds and missing labels.
+    """Checks the answers of medsilo's own training in a sandbox. Unlike a script's answers, the answers of medsilo's
+    own training may contain counts, thresholds and missing labels.
     """
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place)
-        # number of answers with scores that the program has already charged to the query budget for the present request
+        # For each data part, the scored answers to the present request that the program has already charged to the
+        # query budget
         self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:

@@ -22,7 +22,7 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:  # accepting settings needs no training code, whose import is slow
     from medsilo.plan import Plan
 
-LONGEST_VALUE = 200  # bytes; in the description of a plan, longer values are truncated to this number
+LONGEST_VALUE = 200  # the description of a plan shows at most this many bytes of a value
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
 ABSENT: Any = object()  # marks a key that is missing from a plan
 SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence
@@ -41,7 +41,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    # if `accept` or `begin` returns an empty result, the settings promise no protection
+    # an empty result of `accept` or `begin` means that the settings promise no protection
     elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
@@ -96,7 +96,7 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return the reason why a plan could not run even if it were approved with the given limits; return "" if the plan
+    """Return the reason why a plan could not run even with an approval that has the given limits. Return "" if the plan
     could run.
     """
     named = plan.participation.everyone

@@ -1,4 +1,4 @@
-"""Show the code of a job to a reviewer: every file, with its differences from the last approved code."""
+"""Show a job's code to a reviewer: every file, and each file's differences from the last approved code."""
 
 import difflib
 import hashlib
@@ -14,7 +14,7 @@ from medsilo.site.approvals import Decision
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-MOST_COMPARED = 5000  # limit on the lines of a file that the review shows as differences; a longer file is shown whole
+MOST_COMPARED = 5000  # the review shows a file with more lines than this number whole, without differences
 BINARY = "(no text: a person cannot read it here)"
 UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
 RIGHTS = {  # rights of a job's code, by the setting `airlock`
@@ -32,7 +32,7 @@ class FileReview:
     size: int
     hash: str
     state: State  # how the file differs from the last approved code
-    lines: tuple[str, ...]  # all lines of a new file, the differences of a changed file, or no lines
+    lines: tuple[str, ...]  # for a new file, all its lines; for a changed file, the differences; otherwise, no lines
 
     @property
     def head(self) -> str:

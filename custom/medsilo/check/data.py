@@ -8,13 +8,13 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-# the text in place of a count that must not leave the hospital, and the text in place of a count of unread data
+# the text for a count that must not leave the hospital, and the text for a count of unread data
 SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
 SMALL = 10  # for fewer patients than this number, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
-UNEVEN = 20  # the check warns if the largest class has more than this many times as many cases as the smallest class
+UNEVEN = 20  # the check warns if the largest class has more cases than the smallest class times this factor
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
@@ -45,8 +45,8 @@ def unit_of(plan: Plan) -> str:
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Warn if a hospital would suppress the validation or test score because of too few patients, or if the score would
-    be imprecise.
+    """Warn if so few patients have validation or test cases that the hospital would suppress the score, or that the
+    score would be imprecise.
     """
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:

@@ -74,8 +74,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the number of a plan's scored answers with a new lead's quota, and with the smallest quota that any lead
-    has left.
+    """Compare a plan's number of scored answers with a new lead's quota, and with the remaining quota of the lead who
+    has used most.
     """
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
@@ -139,7 +139,9 @@ def privacy_findings(
 
 
 def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
-    """Explain whether a hospital's minimum numbers of patients apply in addition to the noise of a private plan."""
+    """Explain whether a hospital's minimum numbers of patients still apply if a plan adds noise for differential
+    privacy.
+    """
     if plan.privacy is None or not settings.protects(plan.task.synthetic):
         return None
     demands = settings.privacy

@@ -99,7 +99,7 @@ def _look_at_data(
         return
     compute = settings.compute()
     there = (visit.free_memory or free_memory)(compute)
-    # subtract the memory of an isolated process, which needs about as much memory as the process that runs this check
+    # the isolated process needs about as much memory as the process that runs this check, so subtract this memory
     if settings.isolated and compute.device.type == "cpu":
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SEAL = "signature.json"
 SOON = timedelta(days=30)
-PATIENCE = 5.0  # seconds within which the server must answer
+PATIENCE = 5.0  # time limit, in seconds, for the server to answer
 TRIES = 3  # number of TLS handshakes to try before the check fails
 LOG = 1 << 20  # number of bytes that the check reads from the end of a log
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
@@ -47,7 +47,7 @@ class Kit:
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # description of the party to which the kit's party connects at `host` and `port`
+    meets: str = "the server"  # in messages, the name of the party that listens at `host` and `port`
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:

@@ -1,5 +1,5 @@
-"""List the words in a plan that may come from one hospital, so that a person can check them; every hospital reads the
-plan.
+"""List the plan's names, labels and descriptions, which every hospital reads, so that a person can check that none
+identifies a patient.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Findings and reports of a check, as text and as JSON; neither contains patient data, so people may mail them."""
+"""Define findings and reports of a check. Findings and reports contain no patient data, so people may mail them."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Cell = str | int | float
 APPROVAL = "approval"  # topic of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
-# For each topic of a check's report, a description of the checks
+# For each topic in the report of a check, a description of what is checked
 CHECKS = {
     "settings": "`medsilo.yaml` exists and is well-formed; `local/` has not changed since the hospital's engineer "
     "accepted it",
@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    facts: dict[str, str]  # lines at the head of the report, such as site, packages, time and job
+    facts: dict[str, str]  # first lines of the report, such as site, packages, time and job
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     # predicted seconds of a round, for each training phase that was rehearsed
@@ -161,13 +161,13 @@ class Report:
 
 @contextmanager
 def guarded(where: str, report: Report) -> Iterator[None]:
-    """Convert an error in the `with` block to a finding. Messages of other libraries than medsilo are left out, since
-    such messages may name files.
+    """Convert an error in the `with` block to a finding. The messages of all libraries except medsilo are left out,
+    since these messages may name files.
     """
     try:
         yield
     except MedsiloError as error:
-        # the hospital may read the error's cause, and the lead may not
+        # unlike the lead, the hospital may read the error's cause
         why = error.__cause__ if isinstance(error.__cause__, Unfit) else error
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:

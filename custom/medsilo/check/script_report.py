@@ -17,7 +17,9 @@ OUTSIDE = (
 
 
 def most_that_leaves(plan: Plan) -> dict[str, Any]:
-    """Return the number of messages of a site in a script's study, and the maximum bits of each kind of number."""
+    """Return how many messages a site with a training script sends in a study, and the maximum bits of each kind of
+    number.
+    """
     stretches = most_bits(plan)
     return {
         "messages": sum(one.times for one in stretches),

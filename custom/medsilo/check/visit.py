@@ -51,7 +51,7 @@ class Visit:
     source: DataSource | None = None  # a data source that replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    # if no number is given, the check measures the free memory of the device
+    # a function that returns the device's free memory; None means that the check measures the free memory itself
     free_memory: "Callable[[Compute], int] | None" = None
     accept: bool = False
 

@@ -31,7 +31,7 @@ from medsilo.registry import PluginTable
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
 Example = tuple[Callable[..., int | None], str]
 
-# The engine's commands with an example each, grouped by the role of their users. Installed packages can add commands to
+# For each role of users: the engine's commands, each with an example. Installed packages can add commands to
 # this list.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "To begin with": (),
@@ -85,8 +85,8 @@ SIMPLE = str.maketrans(
 
 
 def simplified(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for `codecs` that replaces each character that a terminal cannot encode by a similar ASCII
-    character.
+    """An error handler for `codecs`. The handler replaces each character that a terminal cannot encode by a similar
+    ASCII character.
     """
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
@@ -106,11 +106,11 @@ class OneCommand(TyperCommand):
 class Commands(TyperGroup):
     """A group of commands with a help section for each role, and suggestions for unknown commands."""
 
-    others: Mapping[str, str | None] = {}  # commands of other packages than medsilo, which the help does not import
+    others: Mapping[str, str | None] = {}  # names of the commands of other packages, which are not imported
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the command's parameters; a missing default becomes False, because typer would load pydantic to check
-        None.
+        """Return the command's parameters, with False in place of the default None, because typer would load pydantic
+        to check None.
         """
         params: list[Any] = super().get_params(ctx)
         for param in params:
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _by_options(arguments: Sequence[str]) -> list[str]:
-    """Replace the words `help` and `version` of a command line by the corresponding options."""
+    """In a command line, replace the words `help` and `version` by the options --help and --version."""
     given = list(arguments)
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
@@ -355,7 +355,7 @@ def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
-    """Return the plan's key with the name most similar to an unknown option, if the command can change plans."""
+    """If the command can change plans, return the plan's key whose name is most similar to an unknown option."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return None
     from medsilo.cli.plan_keys import keys_of_plans

@@ -61,7 +61,7 @@ class Passage:
     anchor: str
     title: str
     text: str  # in Markdown
-    names: frozenset[str] = frozenset()  # keys, commands and pages by which `medsilo docs` finds the passage
+    names: frozenset[str] = frozenset()  # keys, commands and page names for which `medsilo docs` finds this passage
     messages: tuple[str, ...] = ()  # error messages that the passage of the documentation explains
 
     @property
@@ -87,7 +87,7 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without the words' endings; for a dotted key, also yield the parts of the key."""
+    """Yield the words of a text without their endings, and the parts of each dotted key."""
     for found in re.findall(r"[\w.-]*\w", text.lower()):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
             ending = next((own for own in _ENDINGS if word.endswith(own) and len(word) - len(own) > 2), "")
@@ -100,7 +100,7 @@ def slug(heading: str) -> str:
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield the sections of a page, and the table rows that have an anchor or explain an error message."""
+    """Yield a page's sections, and those rows of its tables that have an anchor or explain an error message."""
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
     for line in [*text.splitlines(), "# end"]:
         fenced ^= line.startswith("```")

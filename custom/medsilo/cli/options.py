@@ -1,4 +1,4 @@
-"""Options that several commands share, and the checks of their values.
+"""Define the options that several commands share, and check the options' values.
 
 To keep `--help` fast, this module imports no large packages.
 """
@@ -153,7 +153,7 @@ def folder_of_site(folder: Path | None, site: str) -> Path | None:
 
 
 def settings_of_owner(*given: Any) -> "SiteSettings":
-    """Return the same settings as `settings_of`, but with all permissions that a person who owns all sites can give."""
+    """Return the same settings as `settings_of`, plus all permissions that a person who owns all sites can give."""
     from medsilo.site.settings import ALL_MINE
 
     return settings_of(*given, **ALL_MINE)
@@ -168,7 +168,7 @@ def settings_of(
 ) -> "SiteSettings":
     """Return a site's settings after applying the changes that the command line gives.
 
-    The settings apply to work on this machine, and such work needs no approval by the hospital.
+    The settings are for work on this machine only, which therefore needs no approval by the hospital.
 
     Args:
         device: the device of the command line

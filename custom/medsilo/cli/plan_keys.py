@@ -22,7 +22,7 @@ def keys_of_plans() -> dict[str, list[str]]:
 
 
 def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
-    """Return the raw, unchecked values of a plan; empty if the plan cannot be read."""
+    """Return the values of a plan without checking them; return no values if the plan cannot be read."""
     own, other = _values_of(job), _values_of(plan)
     return {**other, "algorithm": own.get("algorithm")} if plan else own
 
@@ -73,7 +73,7 @@ def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int
     """If the path contains an unknown key, return the keys that are valid instead, and the position of the unknown key,
     counted from 1.
 
-    The returned position is 0 if all keys of the path may be valid.
+    The returned position is 0 if no key of the path is known to be invalid.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -94,6 +94,6 @@ def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    # for a network that wraps another network, keys_in_source returns None
+    # keys_in_source returns None for a network that wraps another network; this network's keys are left out
     known = [keys_in_source(table.written_in(name)) for name in table.ours]
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

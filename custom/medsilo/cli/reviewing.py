@@ -233,8 +233,8 @@ def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> Non
 
 
 def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
-    """Return the hash of the plan that the user named. If the hospital knows the plan with this hash, also return the
-    plan and the plan's code.
+    """Return the hash of the plan that the user named. If the hospital has stored the plan that the user named, also
+    return the plan and the plan's code.
     """
     import time
 

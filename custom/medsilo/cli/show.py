@@ -47,10 +47,12 @@ class Command:
     'auto'
     """
 
-    # The type of a command's parameter `out`: a writable output file, which the user names with the option -o.
+    # The type of a command's parameter `out`: the path of a writable output file, which the user gives with the option
+    # -o.
     OutFile = Annotated[Path, options.OUT_FILE]
 
-    # the command's function, which takes a Console first and returns a nonzero code after a failure
+    # the function that runs the command: its first parameter is a Console, and it returns a nonzero code after a
+    # failure
     does: Callable[..., int | None]
     example: str  # command-line arguments of an example
     people: str  # heading in the help, which names the role of the command's users
@@ -115,9 +117,9 @@ class Console:
         self.as_json = as_json
         self.in_lines = False  # whether to write one JSON line per event
         self.document: Any = {}
-        self.goes_on = ""  # text for an error message that explains how to continue interrupted work
+        self.goes_on = ""  # the end of an error message, which explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
-        self._print: Callable[[str], None] | None = None  # the function that prints a line above the live display
+        self._print: Callable[[str], None] | None = None  # a function that prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Progress | None = None  # describes the present work

@@ -1,4 +1,4 @@
-"""Define errors whose one-line message names the fault, the place of the fault, and the remedy."""
+"""Define errors. Each error has a one-line message that names the fault, the place of the fault, and the remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,8 +110,8 @@ class Died(Passing):
 
 
 class Lacks(Refused):
-    """A site lacks a file of initial weights that the study needs. After this error, the server sends the missing file
-    to the site.
+    """A site lacks a file of initial weights that the study needs. If a site raises this error, the server sends the
+    missing file to the site.
     """
 
 

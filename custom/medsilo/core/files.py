@@ -1,7 +1,7 @@
 """Write files atomically, and save tensors without pickle.
 
-Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. The
-written files can be read only by the present user account.
+Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. Only
+the present user account can read files that these functions write.
 
 >>> from tempfile import TemporaryDirectory
 >>> from medsilo.extend import files
@@ -177,14 +177,15 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON metadata to one safetensors file, atomically.
 
-    The function reads memory-mapped tensors one after another, so that all tensors together are never in memory. The
-    library safetensors would need all tensors in memory at once.
+    The function reads memory-mapped tensors one after another, so that it never holds all tensors in memory at once.
+    The library safetensors would need all tensors in memory at once.
     """
     from medsilo.core.mmap_store import TYPES, bytes_of, let_go, stretches_of
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Tensors of larger number types come first, so that each tensor begins at a multiple of its number's bytes.
+    # Tensors whose numbers take more bytes come first, because each tensor must begin at a multiple of its numbers'
+    # size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
@@ -247,8 +248,8 @@ def leads_out(path: Path, inside: Path) -> bool:
 
 
 def check_tree(folder: Path, largest: int, what: str) -> None:
-    """Raise MedsiloError if a folder from another party has too many files, a too large file, or a link to a file
-    outside.
+    """Check a folder from another party: raise MedsiloError for too many files, a too large file, or a link to a file
+    outside the folder.
 
     While checking a folder from another party, the function opens no file.
     """

@@ -1,5 +1,5 @@
-"""Store tensors in a temporary file that has no name. The operating system frees the file after the last use of the
-file or a crash of the process.
+"""Store tensors in a temporary file that has no name. The operating system frees the file after its last use, even if
+the process crashes.
 """
 
 import mmap
@@ -35,8 +35,8 @@ TYPES = {
 class _File:
     """A temporary file that has no name.
 
-    A new object reuses a deleted object's file, because allocation is slow: for 29 million parameters, allocating a
-    file takes a tenth of a training round.
+    A new object reuses a deleted object's file, because allocating a new file is slow: a tenth of a training round for
+    29 million parameters.
     """
 
     spare: ClassVar[list[int]] = []
@@ -96,7 +96,8 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        # A nearly full disk may accept only a part of the bytes; then writing the remaining bytes raises the error.
+        # A nearly full disk may accept only some of the bytes; the next attempt to write the other bytes then raises an
+        # error.
         while content:
             written = os.pwritev(self._file.number, [content], begin)
             content, begin = content[written:], begin + written
@@ -130,7 +131,7 @@ class Spill:
         """Return all bytes of the file from the offset `begin` as a memory-mapped tensor, which may outlive this
         object.
 
-        The caller must not change the tensor's values, because `let_go` would discard the changes.
+        The caller must not change the tensor's values, because `let_go` drops changed memory pages without saving them.
         """
         if self.end == begin:
             return torch.empty(0, dtype=torch.uint8)

@@ -34,8 +34,8 @@ def _installed(*places: str) -> list[Path]:
 def own_line(error: BaseException) -> str:
     """Return the last line of an error's traceback that lies in the program's own code, or "" if no line does.
 
-    The text has the form " (FILE, line 12, in dice)". The text omits the folder of the source file, because a hospital
-    may send the text.
+    The returned text has the form " (FILE, line 12, in dice)". The returned text omits the folder of the source file,
+    because a hospital may send the text to the server.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename) and not frame.filename.startswith("<frozen")]

@@ -24,7 +24,7 @@ from medsilo.core.version import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
-# medsilo's packages that run in every study wherever the packages are installed
+# those of medsilo's packages that run in every study, even if the plan does not name them
 ALWAYS = (ENGINE, "nvflare_reliability")
 LAB = "medsilo-lab"  # the name of the distribution that servers, leads and researchers install
 OURS = (ENGINE, LAB)  # the distributions that contain medsilo's packages
@@ -49,7 +49,9 @@ def is_ours(name: str) -> bool:
 
 
 def ours_behind(thing: object) -> set[str]:
-    """Return the import packages of medsilo that define an object's class or a base class of the class."""
+    """Return the names of medsilo's import packages in which an object's class or one of its base classes is
+    defined.
+    """
     return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))
 
 
@@ -68,8 +70,8 @@ def from_lab(what: str) -> str:
 def machine_facts() -> dict[str, str]:
     """Return facts about this machine that can influence the results of a study.
 
-    The facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions that PyTorch
-    uses.
+    The returned facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions
+    that PyTorch uses.
     """
     from torch.backends.cpu import get_cpu_capability
 
@@ -175,14 +177,14 @@ def files_of(name: str) -> dict[str, Path]:
 
 
 def _taken_before(source: Path) -> Iterator[Path]:
-    """Yield the existing files that Python would load instead of a given source file."""
+    """Yield the existing files that Python would load in preference to a given source file."""
     if source.suffix == ".py":
         names = (*(f"{source.stem}{suffix}" for suffix in EXTENSION_SUFFIXES), f"{source.stem}/__init__.py")
         yield from filter(Path.is_file, (source.parent / name for name in names))
 
 
 def _has_true_bytecode(source: Path, content: bytes) -> bool:
-    """True if a source file has no bytecode that Python would load, or if the bytecode was compiled from the source."""
+    """Return False if Python would load bytecode that was not compiled from the source file; otherwise, return True."""
     try:
         place = importlib.util.cache_from_source(str(source))
         cached = Path(place).read_bytes()
@@ -197,7 +199,7 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
         there = source.stat()
         made_of = (int(there.st_mtime), there.st_size)
         is_loaded = facts == b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in made_of)
-    if not is_loaded:  # Python ignores bytecode that is older than its source file, and compiles the source file again
+    if not is_loaded:  # Python ignores bytecode of another version of the source file, and compiles it again
         return True
     try:
         # get_code reads the bytecode of a module without executing the bytecode
@@ -212,7 +214,8 @@ def files_in(found: Distribution) -> set[Path]:
 
 
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
+    """Compare two mappings from package names to facts, and return the name of a package whose facts differ. Return
+    None if the mappings are equal.
 
     If the facts of several packages differ between the mappings, the function prefers to return "medsilo".
     """

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 POLL = 0.5  # seconds between two checks
-# identifiers of the processes that have started a watching thread; a forked child process must start its own watching
-# thread
+# identifiers of the processes that have started a watching thread; the thread does not exist in a forked child process
 _watching: set[int] = set()
 
 

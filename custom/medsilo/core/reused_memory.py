@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = 1 << 18  # number of bytes from which a block is kept for reuse; the C library itself reuses smaller blocks
-MOST_SPARE = 256 << 20  # limit on the bytes that are kept for later copies
+LEAST = 1 << 18  # minimum bytes of a memory block that is kept for reuse; the C library itself reuses smaller blocks
+MOST_SPARE = 256 << 20  # limit on the total bytes of the released blocks that are kept for reuse
 
 _spare: dict[int, list[np.ndarray]] = {}  # released memory blocks by size in bytes
 
@@ -20,7 +20,7 @@ def copied(tensor: Tensor) -> Tensor:
     if own.nbytes < LEAST:
         return own.to("cpu", copy=True, memory_format=torch.contiguous_format)
     copy = empty(own.shape, own.dtype)
-    # numpy copies the tensor, because PyTorch's worker threads would use the processor even while waiting
+    # numpy copies the tensor, because PyTorch would use several threads, which use the processor even while they wait
     if own.is_contiguous() and own.device.type == "cpu":
         copy.view(-1).view(torch.uint8).numpy()[:] = own.view(-1).view(torch.uint8).numpy()
         return copy

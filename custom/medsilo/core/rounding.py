@@ -21,13 +21,13 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    weight: float = 0.0  # the cases of the patient with the most cases, as a fraction of all cases in the group
+    weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
     # A mean's rounding step is the largest change that this number of patients can cause; for 0 patients, means are
     # exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
-    # number of cases of the patient with the most cases; it is rounded up to one digit, so that one patient seldom
-    # changes it
+    # largest number of cases of one patient, rounded up to one digit, so that the number seldom changes if one patient
+    # changes
     largest: int = 1
     size: int = 0  # number of patients
     number: int = 0  # number of cases
@@ -45,8 +45,8 @@ class Resolution:
         return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the rounding rules for a subset of the group's cases; one patient's fraction of the cases may be
-        larger in the subset.
+        """Return the rounding rules for a subset of the group's cases, in which one patient may have a larger fraction
+        of the cases.
 
         Args:
             share: The fraction of the group's cases that are in the subset.
@@ -81,7 +81,7 @@ class Resolution:
     def cases(self) -> int:
         """The rounded number of cases in the group of patients.
 
-        The number of cases is rounded to a multiple of `unit` times `largest`, and to at least the rounded number of
+        The number of cases is rounded to a multiple of `unit` · `largest`, but to no less than the rounded number of
         patients.
         """
         return self.number if self.exact else max(_multiple(self.number, self.unit * self.largest), self.counted)

@@ -48,8 +48,7 @@ class Section(BaseModel):
 
         A value whose type is only similar to the declared type, such as the text "3" for an integer, is invalid.
         """
-        # If a class sets `strict` itself, some of its fields accept values whose type is only similar to the declared
-        # type.
+        # If a class sets `strict` itself, some of its fields convert values of a similar type to the declared type.
         strict = None if "strict" in cls.model_config else True
         try:
             return cls.model_validate(values, strict=strict)
@@ -78,10 +77,10 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A section of a plan with methods that list conflicts with other sections, and that describe the tensors that
-    sites send because of this section.
+    """A section of a plan. A feature's methods list conflicts with other sections of the plan, and describe the tensors
+    that sites send because of the feature.
 
-    The argument `plan` of the methods is a `medsilo.Plan`, and `networks` has the networks of the plan's method on
+    The argument `plan` of the methods is a `medsilo.Plan`; `networks` has the networks of the plan's method on
     PyTorch's meta device. The validation of a plan and the disclosure report call the methods of each feature of the
     plan.
     """
@@ -100,7 +99,7 @@ class Feature(Section):
         """Yield the lines of the disclosure report that describe the numbers or tensors that sites send because of this
         feature.
 
-        A feature that only changes tensors before a site sends them describes this change.
+        If a feature discloses nothing new but changes tensors before a site sends them, the lines describe this change.
         """
         return ()
 

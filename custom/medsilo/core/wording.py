@@ -15,7 +15,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # limit on the bytes of a value that an error message quotes
 MOST = 4  # limit on the number of faults that one error message lists
-# for each section with a key `name`: the class that the key's value selects, or None if no class has this name
+# for each section with a key `name`: the class that the value of `name` names, or None if no class has this name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -39,7 +39,7 @@ MEANINGS = {
 }
 NUMBERS = ("int_type", "float_type")
 # names that other tools use, each with the corresponding key of a plan
-ALSO_CALLED = {  # the first lines list names from NVFlare's recipes
+ALSO_CALLED = {  # the first lines of this mapping contain names from NVFlare's recipes
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
     **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),
@@ -162,8 +162,8 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Return the subclass of `base` whose field `name` has the given name as its default; if there is no such subclass,
-    return `base`.
+    """Among the subclasses of `base`, return the class whose field `name` has the given name as its default. Return
+    `base` if no subclass has the given name as its default.
     """
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)

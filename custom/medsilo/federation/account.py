@@ -3,9 +3,9 @@ the answer.
 
 A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. After
 training, the site charges the attempt to the ledger, and then sends the answer. A site ignores a saved state or answer
-that has no entry in the ledger, because later answers would depend on uncharged training. If a site's process dies, the
-ledger contains every answer that was sent, and at most one answer that was not sent. If the server repeats a request,
-the site sends the saved answer unchanged, and does not charge the answer a second time.
+without an entry in the ledger; otherwise, later answers would depend on training that was not charged. If a site's
+process dies, the ledger contains every answer that was sent, and at most one answer that was not sent. If the server
+repeats a request, the site sends the saved answer unchanged, and does not charge the answer a second time.
 """
 
 import secrets
@@ -63,7 +63,9 @@ class PrivacyAccount:
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """True if the ledger has an entry for the attempt; then the site may use the state that this attempt saved."""
+        """True if the ledger has an entry for the attempt; only then may the site use the state that it saved in this
+        attempt.
+        """
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
@@ -84,8 +86,8 @@ class PrivacyAccount:
             return StudyMessage(groups, facts["facts"])
 
     def settle(self, request: StudyMessage, reply: StudyMessage, what: str, charges: Sequence[Charge]) -> None:
-        """Save the answer in place of the last saved answer to a request of the same task, and charge the answer to the
-        ledger.
+        """Charge an answer to the ledger, after saving it in place of the saved answer to an earlier request of
+        the same task.
 
         The answer may leave the site after this method has returned. Raises Refused if the privacy budget is spent.
         """
@@ -135,7 +137,8 @@ class Accounting:
         The server compares the heads that a hospital sends, and so notices if the hospital restores an old copy of its
         ledger.
 
-        The digest of a request leaves out the server's list of ledger heads, so a repeated request has the same digest.
+        The server's list of ledger heads is left out of a request's digest, so a repeated request has the same digest
+        as the first.
         """
         asked, ledger = Request.received(parcel.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
@@ -154,7 +157,7 @@ class Accounting:
         if self._numbers.counted:
             drawn = self._numbers.counted[0]  # the noise of the counts is drawn once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
-        # until the answer is charged, the participant must not use the state in memory
+        # the participant must not use its state in memory before the answer that belongs to this state is charged
         done, state.done = state.done, -1
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, charges)

@@ -1,7 +1,7 @@
 """Round the counts over a hospital's test cases before the counts leave the hospital.
 
-In these counts, each patient counts once, regardless of the patient's number of cases, and each count is a multiple of
-a unit.
+In the rounded counts, each patient counts once, even if the patient has several cases. Each rounded count is a multiple
+of a minimum number of patients.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,9 @@ def _coarse_mean(
 
 
 def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Return histograms with BROAD bins; in each class, the rounded counts of the bins add up to the rounded total."""
+    """Return histograms whose counts are rounded and whose bins are merged into BROAD bins. In each class, the rounded
+    counts of the bins add up to the rounded total.
+    """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     told = torch.zeros(classes, 2, BROAD, WIDE, dtype=torch.float64)
     for label in range(classes):
@@ -76,7 +78,7 @@ def coarse_reliability(
 ) -> list[float]:
     """Return, for each bin of probabilities, the rounded number of cases times the rounded mean probability.
 
-    If one patient could move a bin's mean by the width of the bin, the middle of the bin replaces the mean.
+    If one patient could move a bin's mean by the bin's width, the function uses the bin's middle instead of the mean.
 
     Args:
         histograms: the exact histograms

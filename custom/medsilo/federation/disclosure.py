@@ -3,8 +3,8 @@
 A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). The disclosure
 layer computes each field of an answer from the participant's exact results. If a plan promises differential privacy,
 private_site.py adds noise and computes the privacy charges. The hospital's query budget counts the answers to each
-requester (protection.py). If the hospital itself did not demand the noise, its minimum counts and rounding apply in
-addition to the plan's noise.
+requester (protection.py). If only the plan and not the hospital demands the noise, the hospital's minimum counts and
+rounding apply in addition to the noise.
 """
 
 import math
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from medsilo.federation.private_site import How, PrivateNumbers
 
 MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
-CLASS = 4  # counts by class require that each class has at least CLASS times the hospital's minimum number of patients
+CLASS = 4  # counts by class need this multiple of the hospital's minimum number of patients in each class
 LOSS = "loss"  # name of the measure that holds each case's loss
-# number of patients in a pair; of all pairs among n patients, the fraction 2 / n contains a given patient
+# number of patients in a pair; one patient is in the fraction 2 / n of all pairs among n patients
 PAIR = 2
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
@@ -81,7 +81,8 @@ class Disclosure:
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
         near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
-        # parts of the data that have nearly the same patients as a part of the data in another study
+        # parts of the data (training, validation or test) whose patients are nearly the same as those of a part in
+        # another study
         self.too_near = {part for part in near if not self._noise_alone(part)}
         declared = self.settings.data.subgroups if self.settings.data and members else {}
         self.levels = levels_of(declared, members or {}, self.patients["test"], place.site)
@@ -122,7 +123,8 @@ class Disclosure:
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return a model's exact scores, and also a noisy score if the site must not send the exact score.
+        """Return a model's exact scores. If the site must not send an exact score, the result also contains a noisy
+        score.
 
         Each noisy score is an additional release of data, which differential privacy must count.
         """
@@ -130,7 +132,8 @@ class Disclosure:
         return ExactScores(loss, score, measures, noisy)
 
     def rank(self, rounds: int, scored: ExactScores) -> float:
-        """Return the rank of the model of one round; this site selects its best model by rank.
+        """Return the rank of a round's model; a site that selects a model itself selects the model with the highest
+        rank.
 
         The site reports the round of the model that it selects, so the rank may only depend on scores that the site
         also sends. If the site sends no scores, the model of the last round ranks highest.
@@ -142,8 +145,8 @@ class Disclosure:
     # ------------------------------------------------------------------ answers
     def warnings(self) -> list[SiteWarning]:
         """Return warnings for the study's lead about suppressed scores and about the split of the data. Some warnings
-        concern the hospital's own split of its data into training, validation and test cases. A warning can also name
-        the data part whose score is suppressed because another study used nearly the same patients.
+        concern the hospital's own split of its data into training, validation and test cases. If another study used
+        nearly the same patients, a score is suppressed, and a warning names the part of the data.
         """
         return [
             *self.protection.warnings(),
@@ -205,8 +208,8 @@ class Disclosure:
 
     @cached_property
     def told_levels(self) -> dict[Level, Resolution]:
-        """Return the rounding of each subgroup level whose test score may be sent. If scores have noise, the returned
-        mapping from subgroup levels to rounding is empty.
+        """Return the rounding rules for each subgroup level whose test score the site may send. If scores have noise,
+        the site sends no subgroup scores, so the function returns an empty mapping.
         """
         if not self.tells_subgroups:
             return {}
@@ -231,8 +234,8 @@ class Disclosure:
         return {level: found[level] for level in kept}
 
     def _classes_of_patients(self) -> list[Group]:
-        """Return the test patients of each class; the score of each class counts as disclosed, because it follows from
-        counts of decisions.
+        """Return the test patients of each class. The scores of classes count as disclosed, because the counts of
+        decisions, which are disclosed, determine them.
         """
         labels = labels_of(self.data.test) if self.task.goal.classifies else None
         pairs = [*zip(self.patients["test"], [] if labels is None else labels.tolist(), strict=labels is not None)]
@@ -286,7 +289,9 @@ class Disclosure:
 
     @property
     def counted(self) -> Counted:
-        """The disclosed totals to which counts of classes and decisions add up, in patients or cases."""
+        """The disclosed totals of patients or of cases; the counts of classes and the counts of decisions add up to
+        these totals.
+        """
         return self.told_patients if self.by_patient else self.told_cases
 
     def weight(self, cases: int) -> int:
@@ -312,10 +317,10 @@ class Disclosure:
     def tells(self, part: DataPart) -> bool:
         """True if the site may send a score over this part of the data (training, validation or test).
 
-        A score is suppressed if it covers too few patients, or if a single patient influences the score too much. A
-        score is also suppressed if subtracting another disclosed score would disclose a score of too few patients. If
-        the study promises differential privacy, a score is sent only if noise was added or if the hospital declared the
-        score public.
+        A score is suppressed if it is computed from too few patients, or if a single patient influences it too much. A
+        score is also suppressed if its difference from another disclosed score would disclose a score of too few
+        patients. If the study promises differential privacy, a score is sent only if noise was added or if the hospital
+        declared the score public.
         """
         if self._how(part) == "silent" or not self.cases[part]:
             return False
@@ -332,8 +337,8 @@ class Disclosure:
         return self.numbers.how(part) if self.numbers else "exact"
 
     def _noise_alone(self, part: DataPart) -> bool:
-        """True if noise makes the minimum count, the rounding, and the comparison with the patients of earlier studies
-        unnecessary.
+        """True if the site sends a noisy score whose noise replaces all other rules: minimum count, rounding, and
+        comparison with earlier studies' patients.
         """
         return self.numbers is not None and self.numbers.suffices and self._how(part) == "noisy"
 
@@ -427,16 +432,15 @@ class Disclosure:
         return threshold_of(counts[CHANCES], BINS if exact else BROAD) if CHANCES in counts else None
 
     def classes(self) -> dict[str, list[int] | None]:
-        """Return the number of cases of each class for each part of the data; None if no class of that part has enough
-        patients.
+        """For each part of the data, return the number of cases of each class, or None if no class has enough patients.
 
-        If a class has too few patients, the report says that the class is absent. All classes with enough patients are
-        reported; otherwise, the absence of these counts could depend on a single patient and disclose this patient.
+        If a class has too few patients, its count is 0. A small class does not suppress the counts of larger classes,
+        because this suppression could depend on a single patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
-            # the noise of `counts` in the plan covers only numbers of cases, so disclosing counts of classes would need
-            # an additional privacy charge
+            # The privacy charge for `counts` in the plan covers only numbers of cases, so disclosing counts of classes
+            # would need an additional charge.
             return dict.fromkeys(PARTS)
         told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
         for part in PARTS:

@@ -60,7 +60,7 @@ class Store:
             return
         embeddings = torch.stack([*self.known.values()])
         if embeddings.nbytes > free_disk(self.path.parent) / SHARE:
-            # the disk has too little space for the embeddings, so the next process computes the embeddings again
+            # the disk has too little space, so the embeddings are not saved, and the next process computes them again
             return
         digests = torch.frombuffer(bytearray(b"".join(self.known)), dtype=torch.uint8).view(-1, DIGEST)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Embedded(TensorDataset):
         self._made: tuple[Tensor, ...] = ()
 
     def complete(self, stop: Stop = lambda: None) -> None:
-        """Compute all embeddings that are missing, and free the memory of the images."""
+        """Compute the missing embeddings, and then remove the images from memory."""
         if self._cases is not None:
             self._made = self._make(self._cases, stop)
             self._cases = None

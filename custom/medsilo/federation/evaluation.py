@@ -25,7 +25,7 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-# a function that, for a data set, returns the function that measures the data set's cases
+# a function from a data set to a function that measures the cases of this data set
 Measuring = Callable[[Dataset], Measure]
 
 
@@ -49,8 +49,8 @@ class Evaluation:
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Cut a random section, of the shape that the task states, from each case; calls with the same `purpose` cut
-        identical sections.
+        """From each case, cut a random section of the shape that the task states. Calls with the same `purpose` cut the
+        same sections.
         """
         names = names_of(part) if self.plan.privacy else None
         return drawn_cases(part, self.task.piece, seed_for(self.plan.seed, self.site, purpose), names)
@@ -160,8 +160,8 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
 
     The error may leave the site, because the error's text contains counts but no file names.
 
-    If a site's cases are not in memory, the function checks only the first training case; a study reads test cases only
-    at its end.
+    If a site's cases are not in memory, the function checks only the first training case. No test case is read, because
+    a study reads test cases only at its end.
     """
     own = shape
     if isinstance(data, Cases):

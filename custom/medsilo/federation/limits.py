@@ -19,8 +19,8 @@ MOST_MINUTES = 1440.0  # maximum minutes of work on one answer
 MOST_DISK = 100 << 30  # maximum bytes of a study's folder
 # minimum for the learning rate times the number of optimizer steps at a site, divided by the number of rounds
 LEAST_LEARNING = 1e-5
-# Disk space, as a multiple of a model's size in float32: for all saved models, and for a saved training state with the
-# optimizer.
+# Disk space that all saved models need, and that a saved training state needs, each as a multiple of a model's size in
+# float32.
 MODELS, STATE = 2, 8 / 3
 
 
@@ -118,7 +118,7 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time that passes within the context as work on an answer."""
+        """Within the context, count the elapsed time as work on an answer."""
         self.started = time.monotonic()
         try:
             yield

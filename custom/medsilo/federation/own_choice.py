@@ -21,9 +21,7 @@ class OwnChoice:
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
     def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
-        """If this site selects its own model and the scored model is the best so far, save the given model or the
-        present model.
-        """
+        """If this site selects its own model, and the scored model is the best so far, save this model."""
         rank = self.disclosure.rank(rounds, scored)
         usable = self.chooses and self.place.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
@@ -31,7 +29,5 @@ class OwnChoice:
             self.state.save_model(paths.BEST, rounds, model)
 
     def scored_late(self, rounds: int) -> ExactScores | None:
-        """Return the scores of the received model if the site can compute these scores only after training; by default,
-        return None.
-        """
+        """If the site can score the received model only after training, return the scores. By default, return None."""
         return None

@@ -202,15 +202,15 @@ class Participant:
         told = outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         self.disclosure.write_cases(folder, scores.measures)  # the measures of single cases stay at the site
-        made_of = selected if told is None else asked.round  # a delivered model replaces the model of the last round
+        made_of = selected if told is None else asked.round  # a super model counts as the model of the requested round
         return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
         """Load the model to test, and return the round of this model.
 
-        The tested model is the best model by this site's own validation, the model that the coordinator sends, or the
-        model of the last round.
+        The tested model is the site's best model by its own validation, the model that the coordinator sends, or the
+        last round's model.
         """
         self.state.reload()
         # from here on, the networks in memory contain the model under test, and no longer the state after a round
@@ -224,7 +224,7 @@ class Participant:
         return asked.selected
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
-        """Return the measures of the validation cases, which determine the decision threshold; None if the site sends
+        """Return the measures of the validation cases, from which the threshold is computed, or None if the site sends
         no threshold.
         """
         if not self.disclosure.tells_threshold:
@@ -232,8 +232,8 @@ class Participant:
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Validate the model after a number of rounds; a site that selects its own best model saves the model if no
-        earlier model was better.
+        """Validate the model after a number of rounds. If the site selects its own best model and this model is the
+        best so far, save the model.
         """
         if not self.place.plan.validates(rounds):
             return None
@@ -284,7 +284,7 @@ class Participant:
             except Refused as error:
                 raise Refused(f"{DIVERGED} in round {number}: {error}; lower the learning rate") from error
 
-    # ------------------------------------------------------------------ saved state, and files for the hospital
+    # ------------------------------------------------------------------ saving the state and files for the hospital
     def _stand_after(self, number: int, asked: Request) -> None:
         with self.trainer.protection.fitting():
             self.trainer.truncate(asked.train_cases)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import CodeFacts
     from medsilo.site.query_budget import QueryBudget
 
-# For each task, the fields of a request (besides its tensors) on which the numbers in the answer depend
+# For each task: the fields of a request, besides its tensors, that influence the numbers in the answer
 ANSWERED_WITH = {
     "round": {"study", "round", "last", "train_cases"},
     "deliver": {"study", "round", "last", "outcome"},
@@ -46,7 +46,7 @@ class Permission:
     approved.
     """
 
-    # the wrapped site, which is created only after the permission was checked, because creating the site reads data
+    # the wrapped site; creating the wrapped site reads data, so it is created only after the permission was checked
     inner: Site
 
     def __init__(self, place: SiteContext) -> None:

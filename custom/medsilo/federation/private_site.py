@@ -1,10 +1,10 @@
-"""Add the noise of differential privacy to a site's training and disclosed numbers, and compute the privacy charges of
-both.
+"""Under differential privacy, add noise to a site's training and to its disclosed numbers, and compute the privacy
+charges of training and numbers.
 
-A number that the hospital declared public is sent exactly. A number that is not public gets noise and a privacy charge
-if the plan offers noise for such numbers; otherwise the number is suppressed. The privacy unit is either one record, or
+A number that the hospital declared public is sent exactly. A number that is not public is sent with noise and charged
+to the privacy budget if the plan offers noise; otherwise, it is suppressed. The privacy unit is either one record, or
 one patient with all of this patient's cases. Each privacy unit counts once in counts and mean scores. If the hospital
-demands differential privacy, the noise replaces the hospital's minimum counts and rounding. If only the plan promises
+demands differential privacy, noise replaces the hospital's minimum counts and rounding. If only the plan promises
 differential privacy, minimum counts and rounding apply in addition to the noise (disclosure.py).
 """
 
@@ -85,8 +85,7 @@ def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
 
 
 def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarded: bool) -> How:
-    """Return the form (exact, noisy or suppressed) in which a plan with differential privacy discloses a given kind of
-    number.
+    """Return how a plan with differential privacy discloses a given kind of number: exact, noisy, or not at all.
 
     Args:
         guarded: whether the data come from protected patients
@@ -162,8 +161,8 @@ class PrivateNumbers:
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _scaled(self, epsilon: float) -> float:
-        """Return a given fraction of the plan's ε; if the hospital demands a smaller ε, the fraction is taken of this
-        smaller ε.
+        """Return a given part of the plan's ε; if the hospital demands a smaller total ε, the part is reduced in
+        proportion.
         """
         assert self.plan.privacy
         return epsilon * self.promise.epsilon / self.plan.privacy.epsilon
@@ -233,9 +232,9 @@ class PrivateNumbers:
     def score(self, part: str, number: int, values: Tensor, low: float, high: float, step: float = 0.0) -> float:
         """Return a noisy mean over privacy units, where each unit has the mean score of its cases.
 
-        Each unit's contribution is at most half of the score's range, and is rounded to a thousandth of this half. The
-        mean is rounded before noise is added, so that an average of many answers reveals only the rounded mean. One
-        privacy unit changes the rounded mean by a whole number of rounding steps.
+        A unit's contribution is its distance from the middle of the range, and is rounded to a thousandth of half the
+        range. The mean is rounded before noise is added, so that an average of many answers reveals only the rounded
+        mean. One privacy unit changes the rounded mean by a whole number of rounding steps.
 
         Args:
             step: the rounding step of this hospital's scores
@@ -281,7 +280,8 @@ class PrivateSite:
 
     @cached_property
     def size(self) -> int:
-        """The number of training cases, or the noisy number of privacy units in training if counts have noise.
+        """The disclosed size of the training data: the noisy number of privacy units if counts have noise, and
+        otherwise the number of cases.
 
         The sampling rate, the number of steps and the divisor of sums depend only on the disclosed number of cases or
         units.
@@ -304,8 +304,8 @@ class PrivateSite:
 
     @cached_property
     def effective(self) -> float:
-        """The noise multiplier that keeps the privacy guarantee over all rounds if each training step computes only one
-        gradient.
+        """The noise multiplier that would keep the privacy guarantee over all rounds if each training step computed
+        only one gradient.
         """
         rounds = sum(phase.rounds for phase in self.numbers.plan.course.phases if phase.trains)
         beside = [*self.numbers.planned(), *self._releases(self._released)]
@@ -315,7 +315,7 @@ class PrivateSite:
 
     @cached_property
     def noise(self) -> float:
-        """The noise multiplier of each gradient, so that all gradients of a training step together keep the privacy
+        """The noise multiplier of each gradient; it is so large that all gradients of a training step together keep the
         guarantee.
         """
         noise = self.effective * math.sqrt(self.numbers.plan.gradients)
@@ -334,8 +334,8 @@ class PrivateSite:
             return released
         noise = self.noise / math.sqrt(
             self.numbers.plan.gradients
-            # One gradient with this noise multiplier has the same privacy charge as all gradients of a training step
-            # together.
+            # a noise multiplier with which one gradient costs as much privacy as all gradients of a training step
+            # together
         )
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.numbers.plan.private.networks)
@@ -343,7 +343,7 @@ class PrivateSite:
 
     @property
     def _released(self) -> int:
-        """The number of means over cases that the site releases in all rounds together."""
+        """The number of means over cases that the site releases in the whole study."""
         return sum(phase.releases * phase.rounds for phase in self.numbers.plan.course.phases)
 
     @cached_property

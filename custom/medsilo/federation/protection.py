@@ -1,5 +1,5 @@
-"""Limit the facts about patients that a lead can learn from many studies: keep a hospital's data split fixed, and count
-the answers.
+"""Limit what a lead can learn about patients from many studies: the hospital's data split stays fixed, and answers are
+counted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,9 @@ SHARES = (0.6, 0.2, 0.2)  # default fractions of patients for training, validati
 
 
 class Protection:
-    """Applies the rules that protect a site's patients in one study, unless the site's data need no protection."""
+    """Applies the rules that protect a site's patients in one study. If the site's data need no protection, none of
+    these rules applies.
+    """
 
     def __init__(self, place: SiteContext) -> None:
         self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
@@ -49,7 +51,7 @@ class Protection:
         self.is_let_in = place.book is not None
         self.book = place.book or book_of(self.settings, self.site, self.folder)
         source = self.settings.data
-        # the ledger of the data set, which the site opens for a script's first answer
+        # the ledger of the data set, or None until the site has opened the ledger for a script's answer
         self._ledger: Ledger | None = None
         self.asker = Requester(place.lead, data_set(source, self.plan.task.name), place.study)
 
@@ -71,8 +73,8 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # The refusal stays at the hospital; otherwise, a lead could find out the hospital's words by trying
-                # words.
+                # The refusal stays at the hospital. If the lead saw refusals, the lead could try names, and so find out
+                # which names the hospital's data contain.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
@@ -97,8 +99,8 @@ class Protection:
             raise DataError(UNFIT, private=f"{error} {error.private}") from error
 
     def source(self) -> DataSource | None:
-        """Return the hospital's data source; if patients are protected, the hospital's own seed splits the data into
-        parts.
+        """Return the hospital's data source. If patients are protected, a seed of the hospital splits the data into
+        training, validation and test.
         """
         source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
@@ -154,7 +156,7 @@ class Protection:
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
-    """Return the hospital's data source, adapted to the requirements of a plan. With differential privacy, each patient
+    """Return the hospital's data source with the changes that a plan requires. With differential privacy, each patient
     is assigned to training, validation or test independently of the other patients.
 
     Args:
@@ -164,8 +166,8 @@ def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
-    """If the plan's number of folds differs from the hospital's number of folds, return a refusal; otherwise, return
-    None.
+    """If the plan's number of folds differs from the hospital's number, return the reason for refusing the plan;
+    otherwise, return None.
     """
     fold, own = plan.task.fold, settings.data.folds if settings.data else None
     if fold is None or fold.of == own:
@@ -178,11 +180,10 @@ def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
-    """If the plan uses words, such as names of classes, that the accepted data set lacks, return a refusal that lists
-    them; otherwise return None.
+    """If the plan uses names, such as names of classes, that the accepted data set lacks, return a refusal that lists
+    these names.
 
-    The refusal depends only on the data set's description, so the refusal does not disclose which words occur in the
-    data.
+    The refusal depends only on the data set's description, so it does not disclose which names occur in the data.
     """
     folder = settings.data.data_set if settings.data else None
     unknown = DataSet.read(folder).unknown(plan.task.words) if folder else []
@@ -211,8 +212,8 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
 
 
 def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
-    """Return the data source, which this hospital's secret seed has split into training, validation and test cases. The
-    default fractions of the split apply unless the hospital's settings state other fractions.
+    """Return the data source with a split into training, validation and test cases, which depends on this hospital's
+    secret seed. The split has the default fractions unless the hospital's settings state the fractions.
 
         writes: whether new assignments are saved
     """

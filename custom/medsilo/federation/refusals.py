@@ -1,5 +1,5 @@
-"""Describe an error in words that a site may send: the message of medsilo, or the error's type and the line in
-medsilo's code.
+"""Describe an error in words that a site may send. For an error that medsilo raises, the words are its message.
+For any other error, the words are the error's type and the line in medsilo's code.
 """
 
 import errno
@@ -30,7 +30,7 @@ def public_reason(error: Exception) -> str:
 
 
 def passes(error: Exception) -> bool:
-    """True if a repetition of the failed request may succeed, because the cause of the error may disappear."""
+    """True if the cause of the error may disappear, so that the site may succeed if the server repeats the request."""
     return isinstance(error, Passing) or _is_full(error)
 
 
@@ -39,7 +39,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if the GPU or the CPU ran out of memory. If CPU memory runs out, only the text of torch's error shows that
+    """True if the GPU or the CPU ran out of memory. For CPU memory, only the message of torch's error tells whether
     memory ran out.
     """
     if isinstance(error, OSError):

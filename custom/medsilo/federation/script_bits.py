@@ -24,10 +24,10 @@ Kind = Literal["tensors", "metrics", "counts", "logged numbers", "times", "warni
 KINDS: tuple[Kind, ...] = ("tensors", "metrics", "counts", "logged numbers", "times", "warnings")
 REAL = 64  # bits of a floating-point number
 COUNT = math.ceil(math.log2(MOST_CASES + 1))
-STEP = 53  # bits of a logged number's step
+STEP = 53  # bits of the step at which a number was logged
 MOST_LOGGED = 10_000  # maximum number of values that a script may log in a round
 WARNING = math.ceil(math.log2(len(WARNINGS))) + 3 * REAL
-# The scores and losses of an answer, each with the part of the data set to which it refers
+# An answer's fields that are scores or losses, each with the part of the data set on which it was computed
 SCORES: Mapping[str, DataPart] = {
     "train_loss": "train",
     "validation": "validation",
@@ -81,7 +81,7 @@ def _beside(plan: Plan, task: str) -> dict[Kind, int]:
     chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
     logged = MOST_LOGGED * _logged(plan) if task == "round" else 0
     outcome = plan.algorithm.outcome
-    # The outcome of a super model contains how often each site's model was chosen, and scores.
+    # The outcome of a super model contains scores, and the number of cases for which each site's model was chosen.
     if task in ("deliver", "test") and not outcome.one_network:
         counts += (len(plan.participation.everyone) or MOST_UNNAMED) + 1
         metrics += outcome.scores_besides if task == "deliver" else 0
@@ -108,7 +108,7 @@ def _logged(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """The reductions by which an airlock limits the information in a message."""
+    """The rules by which an airlock reduces the information that a message can carry."""
 
     score: int  # bits of each score or loss
     halves: bool  # whether weights are rounded to bfloat16
@@ -120,12 +120,12 @@ ALL = Narrowing(REAL, False, False)
 
 
 def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
-    """Return the capacity, in bits, of an answer's fields, as one sum for each kind of field."""
+    """For each kind of field, return the number of bits that the fields of an answer can carry."""
     facts = answer.facts
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
     )
-    # one more bit for each metric: a script can choose whether to send the metric
+    # one more bit for each metric, because a script can choose to send the metric or to leave it out
     found["metrics"] = narrowing.score * sum(facts.get(name) is not None for name in METRICS)
     found["metrics"] += MOST_METRICS.get(str(facts.get("task")), 0)
     cases = sum(len(facts.get(of) or ()) for of in COUNTED)
@@ -142,7 +142,7 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
 
 
 def parts_in(answer: StudyMessage) -> dict[DataPart, int]:
-    """Return the count 1 for each part of the data set about which a script's message contains a score or loss.
+    """For each part of the data set about which a script's message contains a score or loss, return the count 1.
 
     A loss counts like a score, because a script can write any number into a loss.
     """

@@ -42,7 +42,7 @@ class SiteContext:
     # the plan before the study's hospitals were added to the plan
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the code that the NVFlare job contains in its folder custom
-    # The query budget of the site's other process, if the other process has already admitted the study
+    # If another process of the site has already admitted the study, the query budget of that process
     book: QueryBudget | None = None
 
     @property
@@ -52,7 +52,9 @@ class SiteContext:
 
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
-        """Add secret normal noise with the given standard deviation to a tensor; each call draws new noise."""
+        """Add normal noise with the given standard deviation to a tensor. The noise is secret, and each call draws new
+        noise.
+        """
         from medsilo.privacy.noise import NoiseSource
 
         return NoiseSource().with_normal(exact, deviation)
@@ -133,7 +135,7 @@ class UpdateCodec:
     to mask the tensors.
     """
 
-    # whether the server omits groups of tensors that a site can compute itself
+    # whether the server omits those groups of tensors that a site can compute itself
     keeps_at_home = False
 
     def letter(self, asked: Request) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class UpdateCodec:
         raise Refused("the server asks for masked numbers, and the plan has no secure aggregation")
 
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
-        """Decrypt received groups of tensors that the server cannot read."""
+        """Decrypt the received groups of tensors that only sites, and not the server, can read."""
         return groups
 
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:

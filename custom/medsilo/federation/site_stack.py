@@ -1,6 +1,6 @@
 """Build the layers around a site, from inside to outside. The module server_stack.py builds the layers of the server.
 
-From the outermost to the innermost layer, a request passes the following layers:
+A request passes the following layers, the outermost layer first:
 
     permission      rejects requests until the hospital has approved the plan
     supply          requests a missing file of initial weights, and saves the file if the plan names its hash
@@ -12,8 +12,8 @@ From the outermost to the innermost layer, a request passes the following layers
     disclosure      chooses and rounds the numbers of the exact results that may be sent
     participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)
 
-An answer passes the layers from the innermost to the outermost layer. The participant itself, and not a layer, calls
-the `UpdateCodec` (site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation
+An answer passes the layers in the opposite order of a request. The participant itself, and not a layer, calls the
+`UpdateCodec` (site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation
 is a separate package, which medsilo finds by the package's entry point.
 """
 
@@ -63,9 +63,7 @@ class DisclosingSite:
 
 
 class TrainingSite:
-    """A participant together with its disclosure layer and the plan's layers; all of these run in the training
-    process.
-    """
+    """A participant with its disclosure layer and the plan's layers; the whole stack runs in the training process."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -87,7 +85,7 @@ def training_site(place: SiteContext, kind: Callable[..., Participant] = partici
     if promises_privacy(place):
         from medsilo.federation.account import Accounting, PrivacyAccount
 
-        # PrivacyAccount.of may reject the study; a study must be rejected before its data are read
+        # PrivacyAccount.of may reject the study, and must do so before the study's data are read
         account = PrivacyAccount.of(place)
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):

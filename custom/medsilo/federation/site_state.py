@@ -32,13 +32,13 @@ COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "valida
 # number of latest states that a site always keeps, because a server that died during a round may repeat the previous
 # round
 KEPT = 2
-# Among older states, a site keeps at most one per this number of rounds; a server that is restored from a backup needs
-# older states.
+# For older rounds, the site keeps at most one state in this number of rounds, in case the server is restored from a
+# backup.
 TENTH = 10
 
 
 def is_kept(number: int, done: int) -> bool:
-    """True if a site still keeps the saved state of round `number` after round `done`.
+    """True if a site keeps the saved state of round `number` once round `done` is over.
 
     A site keeps the latest states, every tenth state of the last hundred rounds, every hundredth state of the last
     thousand rounds, and so on.
@@ -60,7 +60,7 @@ class SiteState:
         self.optimizers: dict[str, Optimizer]
         self.done: int  # the networks have the state after this round; -1 while a round changes the networks
         self.best: float | None  # validation score of the site's best model so far
-        # if a privacy ledger charges answers, the identifier of the present attempt to make an answer
+        # if a privacy ledger charges answers: the identifier of the site's present attempt at an answer
         self.attempt = ""
         # returns True if the site may use the state that was saved in the given attempt
         self.counts: Callable[[str], bool] | None = None
@@ -157,12 +157,12 @@ class SiteState:
 
     # ------------------------------------------------------------------ from round to round
     def restore_after(self, number: int, last: int) -> SiteWarning | None:
-        """Restore this site's state after round `number`, even in a new process or after the server was restored from a
-        backup.
+        """Restore this site's state after round `number`. The function works in a new process, too, and after the
+        server was restored from a backup.
 
-        A site that missed rounds continues from round `last`, the last round in which the site took part according to
-        the server. If the saved state of the round is missing, the site continues from the nearest saved state, which
-        may be a later state. Returns a warning if the restored state belongs to another round than expected.
+        A site that missed rounds continues from round `last`: according to the server, the last round in which the site
+        took part. If no state of the round was saved, the site continues from the saved state of the nearest round,
+        which may be a later round. Returns a warning if the restored state is not the state of the expected round.
         """
         if self.done == number:
             return None
@@ -215,7 +215,8 @@ class SiteState:
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
         attempt = {"attempt": self.attempt} if self.attempt else {}
         save_tensors(self.state_file(self.done), tensors, {"best": self.best, **attempt, **self.besides()})
-        # Saved states after the requested round belong to rounds that a restored server does not know.
+        # Delete saved states of rounds after the requested round; they exist if the server was restored from a backup,
+        # and does not know them.
         for saved in self._saved_rounds():
             if saved > self.done or not is_kept(saved, self.done):
                 self.state_file(saved).unlink(missing_ok=True)
@@ -249,7 +250,9 @@ class SiteState:
         write_text(self.folder / paths.PLAN, self.plan.to_yaml())
 
     def load_model(self, file: str) -> dict[str, Any]:
-        """Load a saved model into the networks, and return the facts in the model's file, such as its round."""
+        """Load a saved model into the networks, and return the other values of the model's file, such as the model's
+        round.
+        """
         with reading("this site's saved model"):
             tensors, facts = load_tensors(self.folder / file)
             self.model.load_state_dict(tensors)
@@ -274,7 +277,7 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer's state with keys of the form "<parameter's index>/<key>"."""
+    """Return the tensors in the optimizer's state. Each key has the form "<parameter's index>/<key>"."""
     return {
         f"{index}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
         for index, memory in optimizer.state_dict()["state"].items()
@@ -309,8 +312,8 @@ class StatusFile:
 
     @contextmanager
     def answering(self, task: str, number: int) -> Iterator[None]:
-        """Report the progress on a request within the context, and report an error within the context as a rejection of
-        the request.
+        """Within the context, report the progress on a request. Turn an error in the context into a rejection of the
+        request.
         """
         self._asked, self._told = (task, number), self._clock()
         said = self._told
@@ -326,7 +329,7 @@ class StatusFile:
                 self._file.unlink(missing_ok=True)
             return
         self.begin("sending")
-        # An answer that took too little time for a progress report needs no report of its end.
+        # If no progress was reported, because the answer took little time, do not report the end of the answer.
         if self._told != said:
             self._tell()
 

@@ -1,8 +1,8 @@
 """Decide which subgroup scores over a site's test patients the site may send, and round these scores.
 
 The score of a level with fewer patients than the hospital's minimum does not leave the hospital. A score also stays at
-the hospital if it would reveal the score of a group with fewer patients than the minimum. Sums and differences of
-disclosed scores (of all patients, classes and subgroups) could reveal the score of a small group.
+the hospital if it would reveal the score of a group with fewer patients than the minimum. Sums and
+differences of disclosed scores (of all patients, classes and subgroups) could reveal the score of a small group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 Group = frozenset[str]
 Level = tuple[str, str]  # the name of a subgroup, and the name of a level of the subgroup
-# maximum number of sets of small atoms to check; if there are more sets, the score is suppressed
+# maximum number of sets of small atoms to check; a score that needs more sets is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
-# bound on the square of one patient's contribution to a score over pairs of patients, in which each patient is in many
-# pairs
+# bound on the square of one patient's contribution to a score over pairs of patients; each patient is in many pairs
 PAIRS = 4.0
 SLACK = 1e-6  # tolerance for a mean that lies outside its range because of floating-point errors
 
@@ -55,8 +54,8 @@ def safe_levels(
     """Return the levels, largest first, whose scores the site may send in addition to the scores that are already
     disclosed.
 
-    With one patient in an empty level, the decision would be the same, so the decision does not reveal that a level is
-    empty.
+    The function decides as if an empty level could also have one patient, so the decision does not reveal whether a
+    level is empty.
 
     Args:
         known: all patients, then the patients of each class
@@ -80,9 +79,7 @@ def safe_levels(
 
 
 class _World:
-    """All subgroup levels and all groups with disclosed scores, either as they are or with one hypothetical patient
-    more.
-    """
+    """All subgroup levels and all groups with disclosed scores, to which one hypothetical patient may be added."""
 
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
@@ -112,8 +109,8 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     """True if sums and differences of the disclosed totals reveal a total over fewer than `least` patients.
 
     All patients who belong to exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and
-    the groups' totals reveal every linear combination of the rows. A linear combination reveals the total of few
-    patients if it is zero except on atoms with fewer than `least` patients together.
+    the groups' totals reveal every linear combination of the rows. A linear combination reveals a total of few patients
+    if all atoms with a nonzero coefficient together have fewer than `least` patients.
     """
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}
@@ -162,8 +159,7 @@ def scores_of(
         known = bool(torch.isfinite(parts).all()) and low - SLACK <= score <= high + SLACK
         most = 1.0 if goal.by_case else PAIRS
         spread = min(_spread(parts, [patients[place] for place in places.tolist()], most), most) if known else 0.0
-        # Half a rounding step is added to the variance, so that rounding the variance makes no confidence interval too
-        # narrow.
+        # Add half a rounding step, because a variance that is rounded down would make a confidence interval too narrow.
         off = resolution.step(0, most) / 2
         found.append(
             SubgroupScore(
@@ -179,7 +175,7 @@ def scores_of(
 
 
 def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
-    """Return the variance of the patients' contributions to a mean over cases.
+    """Return the variance between patients of their contributions to a mean over cases.
 
     Args:
         most: upper bound on one patient's squared contribution

@@ -25,7 +25,7 @@ from medsilo.schedule.train_context import TrainContext
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
-# imported only for type checking, because only training with differential privacy needs private_site.py
+# imported only for type checking, because only private training needs private_site.py
 if TYPE_CHECKING:
     from medsilo.federation.private_site import PrivateSite
 
@@ -176,7 +176,7 @@ class RoundCases:
     """Trains networks on a site's cases in one round."""
 
     def __init__(self, trainer: Trainer, purpose: str, number: int, stop: Stop) -> None:
-        """Prepare a pass over the training cases in one round.
+        """Prepare one pass over the training cases in a round.
 
         Args:
             purpose: the purpose from which the seed of the order is derived
@@ -189,7 +189,7 @@ class RoundCases:
     def steps(self) -> int:
         own, training = self.trainer, self.trainer.place.plan.training
         steps = own.private.steps_in_epoch if own.private else steps_in(own.samples, training.batch_size)
-        # If the task draws batches at random, a round is a single pass of `local_steps` batches.
+        # If the task draws batches at random, a round is one pass, which has `local_steps` batches.
         return training.local_steps or steps if own.place.plan.task.draws else steps
 
     def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:

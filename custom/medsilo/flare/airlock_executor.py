@@ -177,7 +177,7 @@ def start_of(config: Path) -> ScriptStart:
     valid command.
     """
     try:
-        if (config / DESCRIBED).is_file():  # a recipe of medsilo with the option `room` wrote this file
+        if (config / DESCRIBED).is_file():  # true if a recipe of medsilo with the option `room` made the job
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
         told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
         executors: Sequence[Any] = told["executors"]

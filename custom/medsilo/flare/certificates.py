@@ -23,7 +23,7 @@ from medsilo.runs.events import Event
 KEPT = "certificates.json"  # file in a startup kit that contains the expiry times and the past warnings
 TOLD = "medsilo.certificate"  # the key under which a hospital's heartbeat contains the certificate
 LARGEST, MOST = 64_000, 10_000  # limits on the bytes of a certificate and on the number of parties
-# numbers of days before expiry at which to warn, and the number that stands for a certificate that has expired
+# warnings are due this number of days before a certificate expires; 0 stands for a certificate that has expired
 DAYS, ENDED = (30, 7, 1), 0
 DAY = 86_400.0
 
@@ -47,8 +47,8 @@ def own_certificate(kit: Path) -> str:
 
 
 def end_of(text: str) -> float | None:
-    """Return the earliest expiry time of several certificates, in seconds since 1970; None if the certificates can't be
-    read.
+    """Return the time, in seconds since 1970, at which the first of several certificates expires. Return None if a
+    certificate can't be read.
     """
     try:
         found = x509.load_pem_x509_certificates(text.encode())
@@ -92,7 +92,8 @@ class CertificateEnds:
             own.verify_directly_issued_by(root)
             if [one.value for one in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [name]:
                 end = min(own.not_valid_after_utc, root.not_valid_after_utc).timestamp()
-                # a heartbeat may contain an old certificate after a newer certificate
+                # after a heartbeat with a newer certificate, a late heartbeat with the older certificate may still
+                # arrive
                 self._note(name, max(end, self.kept.ends.get(name, end)))
 
     def ended(self, names: Collection[str], now: float) -> list[str]:

@@ -39,14 +39,15 @@ NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
     "job's own code sends; run one of medsilo's own tasks"
 )
-UNNAMED = "job"  # name of a study whose job has an invalid name
+UNNAMED = "job"  # the name of a study whose job has an invalid name
 LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let the hospital's process check each job while unpacking it, so that the lead sees why a job is rejected.
+    """Let the hospital's process check each job when it unpacks the job, so that the lead is told why a job is
+    rejected.
 
-    If a startup kit configures its own component for unpacking, the kit keeps this component.
+    If the startup kit has configured its own component for unpacking jobs, the kit keeps its component.
     """
     if engine.get_component(SystemComponents.APP_DEPLOYER) is None:
         engine.add_component(SystemComponents.APP_DEPLOYER, AskingDeployer(why_not_deployed))
@@ -74,8 +75,8 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        # a hospital without approvals also needs accepted settings, because its ledger must record the numbers that the
-        # script sends
+        # A hospital that approves no plans also needs accepted settings, because its ledger must record the numbers
+        # that the script sends
         if kit:
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":

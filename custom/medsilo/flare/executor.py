@@ -77,7 +77,7 @@ class SiteEvents(StudyEvents):
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
-        self.runs = False  # whether the log says that the job began, but does not say yet that the job ended
+        self.runs = False  # whether the job's beginning was logged, but not yet its end
         self.wrong = dict[str, float]()  # for each kind of recent error, the time at which the error last occurred
 
     def begin(self, text: str) -> None:
@@ -97,7 +97,7 @@ class SiteEvents(StudyEvents):
             self.tell("ended", text)
 
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
-        """Log a failed answer, unless an answer failed for the same kind of reason less than QUIET seconds ago.
+        """Log a failed answer, unless an answer failed for the same kind of reason in the last QUIET seconds.
 
         Args:
             wrong: The reason of the failure, or "" after a successful answer.
@@ -117,7 +117,8 @@ class SiteEvents(StudyEvents):
         self.wrong[kind] = now
 
 
-# If the plan sets no time limit, a site gives up an answer after its processes have been idle for this many seconds.
+# If the plan sets no time limit, a site gives up an answer after its training processes have been idle for this number
+# of seconds.
 STOOD_STILL = 600.0
 LOOK = 10.0  # seconds between two checks that the training processes are working
 LEAST = 0.05  # if the training processes use at least this fraction of one core's time, they count as working
@@ -125,8 +126,8 @@ ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 
 
 class MedsiloExecutor(Executor):
-    """Answers the server's messages. If an error occurs, the site sends a rejection whose text may be sent to the
-    server.
+    """Answers the server's messages. If an error occurs, the site sends a rejection with a text that contains nothing
+    private.
     """
 
     # the function that creates the participant; benchmarks replace this function
@@ -137,7 +138,7 @@ class MedsiloExecutor(Executor):
         # the site of the present study, and the clock of the study's time limit
         self.working: tuple[Site, Clock] | None = None
         self.folder: Path | None = None  # the site's folder in the study's run
-        self.give_back: Callable[[], None] | None = None  # frees the slot that the study occupies at the hospital
+        self.give_back: Callable[[], None] | None = None  # a function that frees the hospital's slot for this study
         # the object that limits the size of messages; None if the job's plan is invalid
         self.gate: Gate | None = None
         self.events = SiteEvents(None)
@@ -298,7 +299,7 @@ class MedsiloExecutor(Executor):
 
 
 class Busy:
-    """Checks that the training processes are working, by the processor time that they use."""
+    """Checks by the used processor time that the training processes are working."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()

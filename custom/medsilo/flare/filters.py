@@ -1,6 +1,6 @@
 """Filter the answers of all jobs at a hospital if the hospital's `local/privacy.json` names this filter.
 
-If the filter raises an error, NVFlare replaces the answer by a rejection without tensors. The audit logs of the
+If the filter raises an error, NVFlare sends a rejection without tensors instead of the answer. The audit logs of the
 hospital and of the server contain the reason of the rejection.
 """
 

@@ -18,9 +18,9 @@ from medsilo.site.job_code import JobCode
 META = "meta.json"
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 CUSTOM = Path("app/custom")
-# A job without code contains this file instead of code. Because of this file, NVFlare accepts the job's classes
-# although the class_allow_list is empty. A job that contains code lacks this file, so that a hospital's
-# class_allow_list applies.
+# A job without code contains this file instead of code. Because the job contains this file, NVFlare accepts the job's
+# classes, although the hospital's class_allow_list is empty. If a job contains code, it lacks this file, so that
+# NVFlare checks the job's classes against a hospital's class_allow_list.
 NO_CODE = CUSTOM / "README.md"
 LARGEST_JSON = 1 << 20  # maximum bytes of each file in a job's configuration
 

@@ -48,16 +48,17 @@ LOOK = 2.0  # seconds between two checks of the parties' connections
 GRACE = 10.0
 # seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# For this number of seconds after a party has returned, a second process of the party may register without an event
+# For this number of seconds after a party has come back, no event is written if a second process of the party registers
 SETTLED = 60.0
-# NVFlare's message in the error log of a job's process if a class is not allowed
+# the message that NVFlare writes to a job's error log if the job uses a class that is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
 MOST_READ = 1 << 20  # maximum bytes of the error log that are read
-# A file that NVFlare writes into a startup kit's folder some seconds before NVFlare kills the kit's process.
+# a file in a startup kit's folder, which NVFlare writes some seconds before it kills the kit's process
 STOP = "shutdown.fl"
-# Rejected registrations are counted under this name, because a rejected party may claim any name.
+# Rejected registrations are counted under this name and not under the party's name, because a rejected party may claim
+# any name.
 REGISTERING = "those who register"
-# after a new process of a kit has started, seconds in which the old process may still send messages
+# seconds after the start of a kit's new process in which messages of the kit's old process may still arrive
 TWICE = 30.0
 
 
@@ -126,8 +127,8 @@ class Attendance:
     def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
         """Return the reason why a party is absent.
 
-        Returns None if the party is connected, and "" if the party lost its connection so recently that it may soon
-        connect again.
+        Returns None if the party is connected. Returns "" if the party may soon connect again, because it lost its
+        connection only recently.
         """
         if seen is None:
             return "it signed off, or the server gave it up"
@@ -140,7 +141,7 @@ class Attendance:
 
 
 class WorkingTime:
-    """A clock that stands still while this process is suspended, because a suspended process receives no messages."""
+    """A clock that stops while this process is suspended, because a suspended process receives no messages."""
 
     def __init__(self) -> None:
         self.at, self.worked = time.monotonic(), 0.0
@@ -167,8 +168,8 @@ class EventKeeper:
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the event keeper for this process's startup kit, and let the event keeper handle the signal
-        SIGTERM.
+        """Return the event keeper for this process's startup kit. The event keeper also handles the signal SIGTERM of
+        this process.
         """
         files = kit_of(fl_ctx, party)
         keeper = cls(kit_folder(fl_ctx), EventChain(files) if files else None)
@@ -180,7 +181,7 @@ class EventKeeper:
         """Log the counts of rejected registrations and requests. Sign the log if an hour has passed since the last
         signature, or if the kit's process is about to end.
         """
-        with suppress(Exception):  # an error of the log must not end the series of checks
+        with suppress(Exception):  # an error while logging must not end the regular checks
             if self.kit:
                 tell_counts(self.kit)
                 stops = (self.kit / STOP).exists()
@@ -190,7 +191,7 @@ class EventKeeper:
                     self.end()
 
     def end(self) -> None:
-        """If no earlier call has signed the log's present content, sign the log."""
+        """Sign the log when the kit's process ends; only the first call has an effect."""
         if self.chain and not self.has_ended:
             self.has_ended = True
             with suppress(Exception):  # an error in this function must not prevent the end of the kit's process
@@ -200,7 +201,7 @@ class EventKeeper:
         try:
             sign()
         except Passing:
-            raise  # an error of the type Passing is temporary, for example during a renewal of the kit
+            raise  # errors of the type Passing are temporary, for example during a renewal of the kit
         except MedsiloError as error:
             if self.kit:
                 write(self.kit, Event("refused", f"{error}; {REMEDY}", needs_somebody=True, by="events.log"))
@@ -272,8 +273,8 @@ class ServerEvents(FLComponent):
         self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
-        """Handle the case that two processes of one startup kit run at the same time. NVFlare knows only the process
-        that registered last.
+        """If two processes of one startup kit run at the same time, write an event, or log the lost process out.
+        NVFlare knows only the process that registered last.
 
         If the process that NVFlare knows is gone, the server logs this process out, so that the second process can
         register at its next heartbeat. Without logging out the lost process, NVFlare would wait ten minutes before it
@@ -298,7 +299,8 @@ class ServerEvents(FLComponent):
 
 
 def reason_of_failure(kit: Path, job: str) -> str:
-    """Return the reason why a job's process failed at a hospital, or "" if the server must not learn this reason.
+    """Return the reason why a job's process failed at a hospital. Return "" for a reason that the server must not
+    learn.
 
     A reason that may name files or patients must not be sent to the server.
     """
@@ -358,8 +360,8 @@ def take_revoked(kit: Path, told: object) -> None:
 
 
 class RefusingLauncher(JobLauncherSpec):
-    """Rejects a job, and states the reason. This class is a launcher, because NVFlare reports an error of a launcher
-    but ignores an error of an event handler.
+    """Rejects a job, and states the reason. This class is a launcher, because NVFlare reports an error only of a
+    launcher, and not of an event handler.
     """
 
     def __init__(self, reason: str) -> None:
@@ -371,7 +373,7 @@ class RefusingLauncher(JobLauncherSpec):
 
 
 class OnlyLauncher(list[JobLauncherSpec]):
-    """A list of launchers that does not change when NVFlare's components append their own launchers.
+    """A list that contains one launcher and that ignores launchers which NVFlare's components append.
 
     NVFlare requires exactly one launcher.
     """
@@ -393,8 +395,8 @@ class HospitalEvents(LostConnections):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        # The kit's certificate is watched even before the first connection, because a party with an expired certificate
-        # can't connect.
+        # Start to watch the kit's certificate before the first connection, because a party with an expired certificate
+        # never connects.
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             ends = CertificateEnds(kit_folder(fl_ctx))
             threading.Thread(target=self._watch_certificate, args=(ends,), daemon=True).start()

@@ -27,8 +27,8 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
     """Return the removable files in the startup kit of a server or a hospital.
 
     Files of old studies and folders of ended jobs are removable; at a server, stored jobs and results of jobs are
-    removable, too. A job is not removable if a process runs the job, or if an unfinished study may continue from the
-    job.
+    removable, too. A job is not removable while a process runs the job, or while an unfinished study may continue from
+    the job.
 
     Args:
         days: The smallest age of a removable file, in days.

@@ -1,7 +1,7 @@
 """Guard the process that receives NVFlare's messages for a user's training script.
 
-The module limits received messages and logged numbers, and writes to the log why the script ended. With the option
-launch_external_process, the guarded process is the script's process; otherwise it is the site's process.
+The module limits the size of received messages and the set of logged numbers, and logs why the script ended. With the
+option launch_external_process, the guarded process is the script's process; otherwise it is the site's process.
 """
 
 import logging
@@ -69,8 +69,8 @@ class ScriptProcess(ConvertToFedEvent):
         self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Limit messages before the script starts, filter the numbers that the script logs, and report when the script
-        ends.
+        """Before the script starts, limit the script's messages; while it runs, filter its logged numbers; when it
+        ends, report the end.
         """
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
@@ -90,13 +90,14 @@ class ScriptProcess(ConvertToFedEvent):
             if self._told:
                 self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
-        # FATAL_SYSTEM_ERROR occurs if the script ended before the script's answer arrived
+        # NVFlare fires FATAL_SYSTEM_ERROR if the script ended without sending its answer
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
             self._end_with_script(fl_ctx)
         super().handle_event(event_type, fl_ctx)
 
     def _end_with_script(self, fl_ctx: FLContext) -> None:
-        """If the script's process was killed, kill this process, too, so that the server restarts both processes.
+        """If the script's process was killed, also kill the process that called this function, so that the server
+        restarts both.
 
         In a simulation, this function kills no process.
         """

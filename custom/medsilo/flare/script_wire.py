@@ -23,8 +23,8 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a message's tensors by names of the form "group/tensor", and return the message's facts as the `meta` of a
-    model.
+    """Return a message's tensors under names of the form "group/tensor", and the message's other values in the form of
+    a model's `meta`.
     """
     tensors = {
         f"{group}/{name}": own.contiguous()  # NVFlare can't send a tensor that is not contiguous

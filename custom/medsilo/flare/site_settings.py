@@ -44,9 +44,10 @@ def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) ->
 
 
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """True if a job needs no settings, because the job's data are synthetic or a training script reads the data.
+    """True if a job needs no settings of the hospital: the job's data are synthetic, or a training script reads the
+    data.
 
-    A job that needs no settings also runs with a startup kit that was made by `nvflare poc` and that has no settings.
+    A job that needs no settings also runs with a startup kit without settings, such as a kit that `nvflare poc` made.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

@@ -11,7 +11,7 @@ from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import Event, What, write
 
 EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # kinds of events that name the plan and lead
-HOUR, OFTEN = 3600.0, 5  # each site causes at most OFTEN events per hour about repeated requests
+HOUR, OFTEN = 3600.0, 5  # for each site, at most OFTEN events per hour are written about repeated requests
 
 
 class StudyEvents:
@@ -25,7 +25,7 @@ class StudyEvents:
         self.kit, self.job, self.study = kit, job, study
         self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash; empty until known
         self.out = set[str]()  # the sites that were absent in the last round
-        # the sites that rejected a request and about whose repeated request an event was written
+        # the sites with an event about a repeated request, but without a later event about the answer
         self.again = set[str]()
         self.told: dict[str, list[float]] = {}  # for each site, the times of the events about repeated requests
 
@@ -66,9 +66,9 @@ class StudyEvents:
                 self.tell("back", f"round {number}", site)
 
     def on_asking(self, again: Mapping[str, str]) -> None:
-        """Write an event for each site that has rejected a request and that the server therefore asks again.
+        """If a site rejected a request, so that the server repeats the request, write an event for the site.
 
-        When the site has answered the repeated request, write a second event for the site.
+        When the site has answered the repeated request, write another event for the site.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

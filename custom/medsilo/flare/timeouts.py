@@ -9,9 +9,7 @@ from nvflare_reliability.timeouts import ASK_AGAIN, DOWN, LONGEST, Timeouts
 
 
 def timeouts_of(plan: Plan) -> Timeouts:
-    """Return the timeouts of a plan; the time for which a site may be silent is at most the time that an answer may
-    take.
-    """
+    """Return the timeouts of a plan. The limit on a site's silence is at most the limit on the time for an answer."""
     own = plan.participation
     silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
     away = own.retry_timeout if own.when_missing == "wait" else 0

@@ -24,16 +24,16 @@ from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
 TASK = "medsilo"  # the name of all NVFlare tasks except the rounds of a training script
-# the name that NVFlare gives to rounds of a training script, and that filters of NVFlare's recipes and examples expect
+# the name of a script's training rounds in NVFlare; the filters of NVFlare's recipes and examples expect this name
 TRAIN = "train"
 SENT_AS = {str(dtype): dtype for dtype in TYPES}  # the types of tensors that a message may contain
 REFUSAL, PASSES, LACKS = "medsilo.refusal", "medsilo.passes", "medsilo.lacks"
 
 
 LACKING = "a pre-trained file that the network begins with is not here"
-# The name of a tensor that only the first message of a study contains. A script that uses NVFlare's client instead of
-# medsilo's fails with an error that contains this name. Without this tensor, NVFlare's patch of Lightning's trainer
-# would receive the same message forever.
+# The name of a tensor that only the first message of a study contains. If a script uses NVFlare's client and not
+# medsilo's, it fails with an error that contains the tensor's name, NOT_JOINED. If NOT_JOINED did not make the script
+# fail, NVFlare's patch of Lightning's trainer would receive the same message forever.
 NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare's (medsilo docs research/own-script)"
 
 
@@ -62,8 +62,8 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
 def to_shareable(parcel: StudyMessage) -> Shareable:
     """Convert a message to NVFlare's Shareable.
 
-    The tensors are not copied, whereas the mappings of names to tensors are copied, because filters change these
-    mappings in place.
+    The tensors are not copied. The mappings from names to tensors are copied, because filters change these mappings in
+    place.
     """
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
@@ -71,7 +71,7 @@ def to_shareable(parcel: StudyMessage) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-ENDS = {  # for answers that medsilo's code did not make, the meaning of NVFlare's return codes
+ENDS = {  # the meaning of NVFlare's return codes in answers that NVFlare itself made
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
     ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",
@@ -82,7 +82,7 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
     """Convert NVFlare's Shareable to a message. Raises Refused if the Shareable is a rejection, or is invalid.
 
     A rejection by medsilo's executor states a reason. NVFlare's own rejections, for example because of a full disk,
-    state no reason. For a rejection by NVFlare itself, the function raises Passing, because a repeated request may
+    state no reason. If NVFlare itself rejected the request, the function raises Passing, because a repeated request may
     succeed.
 
     Args:
@@ -136,10 +136,10 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
 
 
 def as_sent(value: Any, dtype: str) -> Any:
-    """Convert a received value to the tensor type that the site originally sent.
+    """Convert a received value to the type of tensor that the site sent before filters converted it.
 
-    Some of NVFlare's filters convert tensors to numpy arrays, to floating-point numbers or to half precision. If a
-    value can't be converted, the function returns it unchanged, and a later check rejects the value.
+    Some of NVFlare's filters convert tensors to numpy arrays, to floating-point numbers or to half precision. A value
+    that can't be converted is returned unchanged; a later check rejects the value.
 
     Args:
         dtype: The name of the tensor type.

@@ -16,7 +16,7 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# The process of a startup kit needs no plan, and starts in half the time without PyTorch, which medsilo.plan imports.
+# A startup kit's process needs no plan, and starts twice as fast without PyTorch, which medsilo.plan imports.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
@@ -101,7 +101,9 @@ def _meta(fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
-    """Write the reason why a job failed to a file in NVFlare's run folder; the lead can download this file."""
+    """Write the reason why a job failed to a file in NVFlare's run folder, from which the lead can download the
+    file.
+    """
     write_text(Path(workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 

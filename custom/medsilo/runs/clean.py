@@ -31,12 +31,14 @@ class Old:
     path: Path
     bytes: int
     why: str
-    days: float  # days since the last change of the file or folder
-    stays: str = ""  # name of a file in the folder that stays when all other files of the folder are deleted
+    days: float  # number of days since the file, or the last changed file of the folder, was changed
+    stays: str = ""  # name of the one file in the folder that is not deleted with the other files
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
-        """Describe a file, or a folder with all of the folder's files; symbolic links are not followed."""
+        """Describe a file or a folder by its size and age. For a folder, the size and age of all files in the folder
+        count; symbolic links are not followed.
+        """
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
@@ -79,7 +81,7 @@ def check_holds_runs(folder: Path) -> None:
     for _ in range(DEPTH):
         below: list[Path] = []
         for place in level:
-            with suppress(OSError), os.scandir(place) as entries:  # if a folder is unreadable, it counts as empty
+            with suppress(OSError), os.scandir(place) as entries:  # an unreadable folder counts as empty
                 found = [*islice(entries, left)]
                 left -= len(found)
                 names = {entry.name for entry in found}
@@ -135,7 +137,9 @@ def is_left(run: Path, days: float) -> bool:
 
 
 def _has_ended(site: Path) -> bool:
-    """Return True if a study has ended at a site: the run has a final summary, or the hospital has tested the model."""
+    """Return True if a study has ended at a site, because the run has a final summary or because the hospital has
+    tested the model.
+    """
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
         return is_finished(run)

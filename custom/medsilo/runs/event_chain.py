@@ -1,8 +1,8 @@
 """Sign and verify a kit's events.log, in which each line contains the hash of the previous line.
 
 A key of the kit signs the hash of the log's last line. Changes, removals, additions and swaps of lines are detected in
-all lines before the last signature. Removal of lines after the last signature, and changes by the owner of the key, are
-not detected.
+all lines before the last signature. Two changes are not detected: removing lines after the last signature, and changes
+by somebody who has the key.
 """
 
 import os
@@ -28,7 +28,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Head(Section):
-    first: Hash  # hash of the oldest line that the log still has
+    first: Hash  # hash of the oldest line that was in the log when the log was signed
     last: Hash
     lines: int = Field(ge=1)
     time: int
@@ -37,7 +37,7 @@ class _Head(Section):
 @dataclass(frozen=True)
 class _Line:
     text: bytes
-    newest: bool  # whether the line is in the log file that is not rotated yet
+    newest: bool  # whether the line is in the present log file, and not in a rotated log file
 
     @property
     def hash(self) -> str:
@@ -59,8 +59,8 @@ class EventChain:
         self.kit, self.head, self._key = kit.kit, kit.kit / HEAD, kit
         # Time of this process's last signature, and the hash of the log file's first line at that time.
         self._signed: tuple[float, str] | None = None
-        # True for a log that was never signed. If the lines of a log have hashes but the file with the signed hash is
-        # missing, somebody removed the file.
+        # True for a log that was never signed. If the lines of a log have hashes, but the file of the signature is
+        # missing, somebody removed this file.
         self._begins = not self.head.exists() and not any(line.before for line in _lines(self.kit))
 
     def check(self) -> str:
@@ -72,7 +72,7 @@ class EventChain:
         return f"events.log is whole; its lines up to {moment(head.time)} are signed" if head else ""
 
     def sign(self, accept: bool = False) -> None:
-        """Sign the log. Raises MedsiloError if signed lines were changed, unless the caller accepts the changes."""
+        """Sign the log. Raises MedsiloError if signed lines were changed, but `accept` is not true."""
         with alone(self.kit):
             lines = _lines(self.kit)
             if not (accept or self._begins):
@@ -89,15 +89,17 @@ class EventChain:
         self._signed, self._begins = (time.monotonic(), begin), False
 
     def sign_in_time(self) -> None:
-        """Sign the log once an hour and after each rotation of the log file, because a rotation may delete the last
-        signed line.
+        """Sign the log once an hour, and after each rotation of the log file, which may have deleted the last signed
+        line.
         """
         then, first = self._signed or (-EVERY, "")
         if time.monotonic() - then >= EVERY or _begin(self.kit) not in ("", first):
             self.sign()
 
     def _checked(self, lines: list[_Line]) -> _Head | None:
-        """Return the signed hash that precedes the given lines, or None if no line has a hash."""
+        """Check the given lines, and return the content of the file with the last signature, or None for a log without
+        hashes.
+        """
         if not self.head.exists():
             if any(line.before for line in lines):
                 raise MedsiloError(f"{NAME} is not signed: {HEAD} is missing")

@@ -72,11 +72,11 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    # the lines after the line `after`; some of these lines may also be in the open file
+    # the lines after the line `after`; the following loop must not yield these lines a second time
     missed = [] if after is None else since(kit, after)
     yield from (line for line in missed if is_of(line, of))
     while True:
-        # the call comes first, so that the remaining lines of a rotated file are read before the new file is opened
+        # Find a new log file before reading the old file's last lines, so that no line of a rotated file is lost.
         new = _other(path, file)
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
@@ -89,8 +89,8 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the log's lines after the given line. If the given line was deleted from the log, return all lines that
-    are later than the given line.
+    """Return the log's lines after the given line. If the given line is no longer in the log, return all lines with a
+    later time.
     """
     lines = list(read(kit))
     if line in lines:

@@ -33,14 +33,15 @@ WAIT = 5.0  # seconds to wait for the lock of the log file
 TEXT = 500  # limit on the bytes of the reason of a rejection
 NOT_APPROVED = "has not approved"  # text in the reason of a rejection if a hospital has not decided about a plan
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
-# seconds after which a repeated rejection of a party gets a separate line in the log, as the first rejection did
+# seconds after which a repeated rejection of a party gets its own line in the log, as if it were the party's first
+# rejection
 AGAIN = 3600.0
-# seconds after which a party's number of repeated rejections is first logged; the interval doubles each time, up to
-# AGAIN
+# number of seconds after which a party's count of repeated rejections is first logged; the number doubles with each
+# such line, up to AGAIN
 OFTEN = 60.0
-# limits on the kinds of rejections that are counted for a party, and on the number of parties
+# limits on the number of kinds of rejections that are counted for a party, and on the number of parties
 MOST_KINDS, MOST_PARTIES = 20, 50
-OTHERS = "others"  # name under which all parties above the limit are counted
+OTHERS = "others"  # if there are too many parties, all further parties are counted under this name
 LARGEST_COUNTS = 1 << 20  # limit on the bytes of the file of counts
 START = "0" * 64  # stands in the first line of the log; every other line has the hash of the previous line in its place
 What = Literal[
@@ -64,8 +65,7 @@ LOG = logging.getLogger(__name__)
 class Event:
     """An event for the log, with the party and the study that the event concerns.
 
-    Rejections that repeat an earlier rejection are only counted, so that no sender can fill the log and displace other
-    lines.
+    If a rejection repeats an earlier rejection, it is only counted, so that no sender can fill the log.
 
     Args:
         by: for a rejection, the party whose request was rejected
@@ -87,12 +87,12 @@ class Event:
 
 
 class _Party(Section):
-    """One party's recent rejections; a rejection that repeats an earlier rejection is only counted."""
+    """The recent rejections of one party. If a rejection repeats an earlier rejection, it is only counted."""
 
     kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last log line, by kind of rejection
     more: int = Field(0, ge=0)  # number of rejections that are not logged yet
     since: float = 0.0  # time of the first rejection that has not been logged yet
-    pause: float = OFTEN  # seconds until the number of rejections is logged
+    pause: float = OFTEN  # seconds from the first unlogged rejection until the number of rejections is logged
     who: Annotated[str, Field(max_length=500)] = ""  # party, study, job and text of the last rejection
     study: Annotated[str, Field(max_length=500)] = ""
     job: Annotated[str, Field(max_length=500)] = ""
@@ -110,7 +110,9 @@ class _Repeated(Section):
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return the events that now report counts of rejections, and return the counts that are kept."""
+        """Return an event for each party whose count of repeated rejections must now be logged, and return the new
+        counts.
+        """
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:
@@ -123,7 +125,9 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Count a rejection; return the new counts, and True if the rejection gets a separate line in the log."""
+        """Count a rejection. Return True if the rejection must have its own line in the log, and return the new
+        counts.
+        """
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())
@@ -189,7 +193,7 @@ def hash_of(line: bytes) -> str:
 
 
 def whole_lines(content: bytes) -> list[bytes]:
-    """Return the complete lines of a log file; after a crash, the last line may be incomplete.
+    """Return the complete lines of a log file, without the incomplete line that a crash may leave at the end.
 
     After a power failure, the beginning of the last line may read as zeros although the end of the line is on disk.
     """

@@ -12,9 +12,9 @@ from medsilo.core.text import plain
 SCHEMA: Literal[1] = 1
 LARGEST = 1e39  # a number that is larger than any float32 number
 SCRIPT = "script"  # name of the task of a user's training script
-# limit on the absolute value of a training script's metric; scores that medsilo computes are between 0 and 1
+# limit on the absolute value of a training script's metric, because a script's metric need not be between 0 and 1
 FURTHEST = 1e12
-SLACK = 1e-6  # tolerance for a mean of scores that rounding moves outside the range of scores
+SLACK = 1e-6  # tolerance for a mean of scores that lies outside the range of scores because of rounding errors
 
 Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
 # every JSON parser represents integers up to this limit exactly

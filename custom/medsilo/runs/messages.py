@@ -25,7 +25,7 @@ from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 MOST_CASES = 10_000_000  # limit on the number of cases of one site
 MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
-# limits on the number and nesting of an answer's values; values that count cases are exempt
+# limits on the number of values of an answer, and on the levels of nesting; values that count cases are exempt
 MOST_VALUES, DEEPEST = 10_000, 12
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
@@ -101,10 +101,10 @@ class Request(MessageFacts):
     # If the plan has training.truncate, the number of training cases of the smallest site.
     train_cases: Annotated[int, Field(ge=1)] | None = None
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
-    outcome: dict[str, Any] = {}  # values that describe the study's outcome, which the method computed
+    outcome: dict[str, Any] = {}  # values of the study's outcome, which the method computed at the server
     # The latest heads of the hospital's privacy ledgers that the server received.
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
-    # For a training script, the number of training cases that each site reported when joining the study.
+    # For a study with a training script: for each site, the number of training cases that it reported when joining
     stated: dict[Name, Annotated[int, Field(ge=0, le=MOST_CASES)]] = Field({}, exclude_if=not_)
     # Values for secure aggregation, which the package medsilo_secagg validates.
     secagg: dict[str, Any] = Field({}, exclude_if=not_)
@@ -122,7 +122,7 @@ class Counted(MessageFacts):
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
-WARNINGS = {  # warnings that a site may send; the site chooses only the numbers in the warnings
+WARNINGS = {  # the texts of warnings that a site may send; a site chooses only the numbers in a text
     "state lost": "the site's own state after round {} is not on its disk any more: it went on from {}; look after its "
     "output folder",
     "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",
@@ -178,7 +178,7 @@ class SiteAnswer(MessageFacts):
     ledger: LedgerHead | None = Field(None, exclude_if=not_)
     # the readiness that a hospital reports in a canary study; None in all other studies
     readiness: Readiness | None = Field(None, exclude_if=not_)
-    _noted: list[str] = PrivateAttr([])  # notes that the server adds to the site's answer
+    _noted: list[str] = PrivateAttr([])  # notes of the server about the site's answer
 
     def note(self, text: str) -> None:
         self._noted = [*self._noted, text]
@@ -189,7 +189,9 @@ class SiteAnswer(MessageFacts):
 
     @property
     def counted(self) -> Counted:
-        """The totals to which the counts of classes and decisions add up, in patients or cases."""
+        """The totals of patients or of cases; the counts of classes and the counts of decisions add up to these
+        totals.
+        """
         return self.patients if self.by_patient else self.cases
 
     @model_validator(mode="after")
@@ -212,7 +214,7 @@ Version = Annotated[str, Field(max_length=60, pattern=r"^(\d[A-Za-z0-9._+-]*|[a-
 class Joined(SiteAnswer):
     task: Literal["join"]
     shares: bool  # whether other hospitals may receive this site's personal model
-    # Versions of software, and the type of processor; these can change the last digits of results.
+    # Versions of software, and type of processor, which can change the last digits of results.
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}
     # Structures and columns of the plan that are missing in the site's data.
     absent: Annotated[list[Name], Field(max_length=300)] = []
@@ -265,8 +267,8 @@ class Delivered(SiteAnswer):
 
 
 class SubgroupScore(MessageFacts):
-    """The test score of one level of a subgroup. If the site suppresses the subgroup's score, the number of patients is
-    0.
+    """The test score of one level of a subgroup. The number of patients is 0 if the site suppresses the score of the
+    subgroup's level.
     """
 
     subgroup: SubgroupWord
@@ -347,7 +349,7 @@ def check_values(values: Any, most: int) -> None:
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
-    """Raise Refused if names are missing or unexpected."""
+    """Raise Refused if an expected name is missing, or if there is a name that is not expected."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -7,12 +7,13 @@ A site's update is an outlier in a round in each of the following three cases:
 - The update points away: while the other sites agree, the cosine of the update to the mean of the other sites' updates
   is below AWAY.
 - The update is long: its norm is more than LONG times the median norm of the other sites' updates.
-- The update has a large weight: its fraction of the mean exceeds HEAVY, or MUCH times the median fraction of the other
-  sites.
+- The update has a large weight: its fraction of the mean exceeds HEAVY, or exceeds MUCH times the median fraction of
+  the other sites.
 
-The tests of an update's length and weight need answers from at least two other sites. The other sites agree if the mean
-cosine over pairs of their updates is above AGREE + DOUBT / pairs; few pairs make a mean uncertain. A site is an outlier
-if its updates are outliers in at least FEWEST rounds, and in more than the fraction OFTEN of its rounds.
+The comparisons of an update's length and weight are made only if at least two other sites have answered. The other
+sites agree if the mean cosine over pairs of their updates exceeds AGREE + DOUBT / pairs; few pairs make a mean
+uncertain. A site is an outlier if its updates are outliers in at least FEWEST rounds, and in more than the fraction
+OFTEN of its rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +24,8 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# A function that returns the cosine, length or weight that makes a site's update an outlier in a round; None for other
-# updates.
+# A function that tests one site's update in one round. If the update is an outlier, the function returns the cosine,
+# length or weight that makes it one; otherwise, None.
 Sign = Callable[[Round, str, str], float | None]
 
 

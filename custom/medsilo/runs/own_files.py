@@ -17,7 +17,7 @@ class Spent(RecordPart):
     entries: Count  # number of entries about this study in the privacy ledger
 
 
-FAR_OFF = 0.1  # relative error of the disclosed weight above which the hospital gets a warning
+FAR_OFF = 0.1  # if the relative error of the disclosed weight exceeds this number, the hospital gets a warning
 
 
 class Weighed(RecordPart):
@@ -62,25 +62,25 @@ class SiteActivity(RecordPart):
 
     task: Text = Field(description="task that the server requested")
     round: Count = Field(description="number of the round")
-    at: Seconds = Field(description="time of writing, in seconds since 1970")
+    at: Seconds = Field(description="time at which the file was written, in seconds since 1970")
     deed: Deed = Field(description="present work of the site")
-    share: Share | None = Field(None, description="share of the training that is done; `null` during other work")
-    memory: Seconds = Field(0.0, description="bytes of memory that this answer has taken so far")
+    share: Share | None = Field(
+        None, description="fraction of the training that is finished; `null` during work other than training"
+    )
+    memory: Seconds = Field(0.0, description="bytes of memory that the work on this answer has used so far")
     device: Text = Field("", description="training device of the site")
 
 
 class LogEntry(RecordPart):
-    """A line of a site's log.jsonl, about an answer that the site sent, or about the reason why the site sent no
-    answer.
-    """
+    """A line of a site's log.jsonl: about an answer that the site sent, or about why the site sent none."""
 
-    at: Seconds = Field(description="time, in seconds since 1970")
+    at: Seconds = Field(description="time of the log line, in seconds since 1970")
     kind: Literal["began", "answered", "refused", "died", "ended"]
     task: Text = ""
     round: Count = 0
     bytes: Count = Field(0, description="bytes of the tensors that the site sent")
     seconds: Seconds = 0.0
-    memory: Seconds = Field(0.0, description="bytes of memory that the answer took")
+    memory: Seconds = Field(0.0, description="bytes of memory that the work on the answer used")
     reason: Text = ""
     plan: Text = ""
     method: Text = ""

@@ -21,7 +21,8 @@ SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
-REFUSED = "medsilo-refused.txt"  # file with the reason of a rejection, in NVFlare's folder of the job
+# name of a file in NVFlare's folder of a job; the file contains the reason why the job was rejected
+REFUSED = "medsilo-refused.txt"
 
 # Names of files in the folders of runs and of hospitals.
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -45,7 +46,7 @@ EMBEDDINGS = "embeddings-{}.safetensors"
 # Name of a hospital's folder of records. No study's folder can have this name, because a study's name cannot begin with
 # an underscore.
 HOSPITAL = "_hospital"
-# name of a hospital's folder for files, such as initial weights, that the server sent
+# name of a hospital's folder for the files that the server sent, such as initial weights
 MODELS = "_models"
 
 # ------------------------------------------------------------------------------------------------ a comparison
@@ -53,16 +54,16 @@ COMPARISON = "comparison.json"
 VERDICT = "verdict.json"
 LOCKS = ".locks"
 
-# Folders of a run that the lead may download. The super model contains only personal models of sites that agreed to
-# share their models.
+# Folders of a run that the lead may download. The super model contains no personal models except those that sites
+# agreed to share.
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
-# Names of a lead's request to a running job, and of two parameters of this request.
+# The name of a lead's request to a running job, and the names of two parameters of this request.
 PROGRESS, AFTER = "medsilo.progress", "after"
-CANCELS = "cancels"  # name of the parameter that contains the person who cancels the study
-OUTCOME = "outcome"  # key in a failed job's metadata under which the reason is stored
-# key in a failed job's metadata under which the time and number of the next automatic restart are stored
+CANCELS = "cancels"  # a parameter of a lead's request; its value is the name of the person who cancels the study
+OUTCOME = "outcome"  # in a failed job's metadata: the key of the reason why the job failed
+# in a failed job's metadata: the key of the time and the number of the next automatic restart
 GOES_ON = "goes_on"
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
 
-LATE = 1.5  # A site is late after this multiple of the longest time that the site has needed for an answer.
-GRACE = 5.0  # before this number of seconds has passed, a site is not late
+LATE = 1.5  # A site is late if it needs more than this multiple of the longest time of its earlier answers.
+GRACE = 5.0  # a site is not late before this number of seconds has passed since the request
 NAMED = 5  # largest number of sites that a line lists
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
@@ -42,7 +42,7 @@ class Moment:
 
     turns: "Turns | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
-    age: float = 0.0  # seconds since the file with the state of the requests was read
+    age: float = 0.0  # seconds between writing and reading the file about the pending requests
     away: Mapping[str, str] = field(default_factory=dict)  # for each site that can't answer, the reason
 
     @classmethod
@@ -71,7 +71,7 @@ class StudyProgress:
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
         self.last: dict[str, Any] = {}  # the last round as JSON values
         self.rounds: list[Round] = []
-        self._standing_out: set[str] = set()  # sites that an earlier line already reported as outliers
+        self._standing_out: set[str] = set()  # the sites that were already reported as outliers
         self._clock = clock
         self._ends = [clock()]  # times of the start of the study and of the end of each round
 
@@ -126,9 +126,9 @@ class StudyProgress:
         """Estimate the seconds that the remaining rounds take; the estimate is unknown before the first round ends."""
         if len(self._ends) < 2:
             return None
-        # The first round is not used for the estimate, because its duration includes the start of processes.
+        # The first round does not count for the estimate, because it also includes the start of the processes.
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends
-        # durations of rounds that the server recorded
+        # each round's duration according to the server
         told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]
         pace, rounds = max((ends[-1] - ends[0]) / (len(ends) - 1), sum(told) / len(told)), self.planned - self.done
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
@@ -149,8 +149,8 @@ def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, e
 
 
 def listed(states: Mapping[str, str]) -> str:
-    """Format the present activities of sites as text. In the text, sites that have answered come last; if many sites
-    have answered, the text contains only their number.
+    """Format the present activities of sites as text. Sites that have answered come last in the text. If many sites
+    have answered, the text gives only the number of these sites.
     """
     busy = [f"{site} {state}" for site, state in states.items() if state != "answered"]
     done = [site for site, state in states.items() if state == "answered"]

@@ -61,7 +61,7 @@ class SiteRound(RecordPart):
 
 
 class Round(RecordPart):
-    """A line of rounds.jsonl about one round: the sites that answered, and the missing sites with reasons."""
+    """A line of rounds.jsonl about one round: the sites that answered, and, for each missing site, the reason."""
 
     round: Count = Field(description="number of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
@@ -91,7 +91,9 @@ class SiteTurn(RecordPart):
     asked: Seconds | None = Field(
         None, description="seconds since the request to the site; `null` while the request waits"
     )
-    answered: Seconds | None = Field(None, description="seconds until the site answered; `null` before its answer")
+    answered: Seconds | None = Field(
+        None, description="seconds between the request to the site and the site's answer; `null` before the answer"
+    )
 
 
 class Turns(RecordPart):
@@ -99,7 +101,9 @@ class Turns(RecordPart):
     answered.
     """
 
-    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
+    task: Text = Field(
+        description="kind of request: `join`, `round`, `deliver`, `test`, or a step of secure aggregation"
+    )
     round: Count = Field(description="the round")
     at: Seconds = Field(description="time of writing, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → the state of its request")

@@ -28,8 +28,8 @@ from medsilo.runs.fields import (
 from medsilo.runs.score import UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
-SEE_LOG = "see the server's log"  # text at the end of a failure's reason if an unexpected error ended the run
-STOPPED = "stopped"  # the reason of a run that was stopped before its end
+SEE_LOG = "see the server's log"  # if an unexpected error ended the run, the reason of the failure ends with this text
+STOPPED = "stopped"  # the failure's reason if somebody stopped the run before its end
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
@@ -105,7 +105,7 @@ class SubgroupResult(RecordPart):
 
 
 class SiteResult(RecordPart):
-    """One site's contributions and results in the whole run; None means that a value is missing."""
+    """What one site contributed and achieved in the whole run. None stands for a missing value."""
 
     cases: dict[str, Count | None] | None = Field(
         None,
@@ -197,9 +197,7 @@ class Similarity(RecordPart):
 
 
 class SuperModelFacts(RecordPart):
-    """FedSM's super model: the rule that chooses a model for an image, and the numbers of cases for which each model
-    was chosen.
-    """
+    """FedSM's super model: the rule that chooses a model for an image, and how often each model was chosen."""
 
     rule: str = Field(description="how a model is chosen for an image")
     sites: list[str] = Field(description="the order of the model selector's outputs")
@@ -223,7 +221,7 @@ class SuperModelFacts(RecordPart):
 
 class SecureAggregationFacts(RecordPart):
     mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
-    keys: Text = Field(description="how hospitals' public keys are verified")
+    keys: Text = Field(description="how it is verified that each public key belongs to its hospital")
     protects: list[Text] = Field(
         description="the parties against which secure aggregation protects or does not protect, and the numbers that "
         "stay unmasked"
@@ -250,7 +248,7 @@ class Details(RecordPart):
     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the method's results, without the results that the method has not set."""
+        """Return only those results that the method has set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -372,16 +370,18 @@ class Summary(RecordPart):
 
     @property
     def mean_score(self) -> Score:
-        """Mean of the test scores over the sites that disclose a test score."""
+        """Mean of the disclosed test scores; each site counts equally."""
         return self._mean(self.mean_test)
 
     @property
     def pooled_score(self) -> Score:
-        """Mean of the test scores, weighted by numbers of test cases, over the sites that disclose a test score."""
+        """Mean of the disclosed test scores; each site counts in proportion to its number of test cases."""
         return self._mean(self.pooled_test, by_cases=True)
 
     def _mean(self, told: float | None, by_cases: bool = False) -> Score:
-        """Return a mean as a score; if sites round scores, the score is a range that contains the exact mean."""
+        """Return a mean as a score. If sites round their scores, the returned score is a range that contains the exact
+        mean.
+        """
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
         if told is None or not known:
@@ -395,7 +395,7 @@ class Summary(RecordPart):
 
     @property
     def telling(self) -> list[str]:
-        """Training sites that disclose their test score."""
+        """The training sites whose test score is known, because the site disclosed the score."""
         return [site for site in self.sites if self.score(site) is not None]
 
     def as_json(self) -> dict[str, Any]:

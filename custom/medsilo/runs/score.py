@@ -1,7 +1,7 @@
-"""A score that is exact, a range because it was rounded, or missing.
+"""Define scores: a score has an exact value, or a range because the score was rounded, or no value.
 
-All code that formats scores uses this module. A rounded score is always shown as a range, and the number of cases
-determines how many digits of a score are shown.
+All code that formats scores uses this module. A rounded score is always shown as a range. The number of decimal places
+depends on the number of cases.
 """
 
 import math
@@ -13,8 +13,8 @@ from pydantic import Field
 from medsilo.runs.fields import Amount, Count, Metric, RecordPart
 
 MISSING, SUPPRESSED, UNTRAINED = "–", "suppressed", "untrained"
-DIGITS, DIGITS_OF_FEW = 3, 2  # decimal places of a score for many cases, and for few cases
-FEW = 100  # number of cases below which a third decimal place is meaningless
+DIGITS, DIGITS_OF_FEW = 3, 2  # number of decimal places of a score over many cases, and over few cases
+FEW = 100  # for fewer cases than this, a score's third decimal place is meaningless
 UNIT_RANGE = (0.0, 1.0)
 Interval = tuple[float, float]
 
@@ -63,7 +63,7 @@ class Score(RecordPart):
 
     @classmethod
     def mean(cls, low: float, high: float, parts: Sequence["Score"]) -> Self:
-        """Create the mean of scores from the ends of the mean's range."""
+        """Create a score for the mean of several scores; the exact mean lies between `low` and `high`."""
         low, high = (float(f"{end:.12g}") for end in (low, high))  # removes rounding errors of sums
         n = None if any(part.n is None for part in parts) else sum(part.n or 0 for part in parts)
         step, trained = max(part.step for part in parts), all(part.trained for part in parts)
@@ -93,7 +93,7 @@ class Score(RecordPart):
 
 
 def about(text: str) -> str:
-    """Mark a number as approximate, because the number was computed from rounded numbers."""
+    """Mark a number as approximate, because rounded numbers were used to compute it."""
     return text if text == MISSING else f"≈{text}"
 
 

@@ -15,17 +15,18 @@ class Readiness(RecordPart):
     )
     code: Literal["none", "approved", "any"] | None = Field(
         None,
-        description="which code in jobs may run at the hospital: none, only approved code, or any",
+        description="which jobs may contain code that runs at the hospital: none, jobs with approved code, or any job",
     )
     device: Annotated[Text, Field(max_length=400)] = Field(
-        "", description="`cpu` or `cuda`, or why the device in the hospital's settings is not available"
+        "",
+        description="`cpu` or `cuda`; otherwise, the reason why the device in the hospital's settings is not available",
     )
     gpus_promised: Count | None = Field(None, description="number of GPUs in the hospital's `resources.json`")
     gpus: Count | None = Field(None, description="number of available GPUs")
     memory: Count | None = Field(None, description="GiB of free memory on the hospital's device")
     disk: Count | None = Field(None, description="GiB of free disk space for studies")
     line: Amount | None = Field(
-        None, description="network speed to the hospital in bytes per second, measured by the server"
+        None, description="speed of the network from the server to the hospital, in bytes per second"
     )
 
 
@@ -35,7 +36,7 @@ class Package(RecordPart):
 
 
 class Provenance(RecordPart):
-    """The content of provenance.json: versions, plan and seed that produced a run's results."""
+    """The content of provenance.json: the versions, the plan and the seed with which a run's results were computed."""
 
     packages: dict[Text, Package] = Field(
         {}, description="package whose code ran → `version` and `hash` of the package"

@@ -21,7 +21,7 @@ from medsilo.site.settings import SiteSettings
 REMEMBERED = "accepted-settings.json"  # name of the kit's file with the accepted settings
 # suffixes of the files in local/ that medsilo or NVFlare reads or imports
 READ = (".yaml", ".json", ".default", *all_suffixes())
-# NVFlare also reads components from those files in the kit that match this pattern
+# pattern of further files in the kit from which NVFlare reads components
 BESIDE = "startup/*__*resources.json"
 LARGEST_FILE = 1 << 20  # bytes
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
@@ -30,18 +30,18 @@ REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --ac
 class _SettingsRecord(Section):
     files: dict[str, str]  # SHA-256 of each settings file, by path relative to local/
     at: int = Field(ge=0)
-    # Whether the settings promise protection of patients; settings without this promise may change freely.
+    # True if the settings promise to protect patients; if not, the settings may change without acceptance.
     promises: bool = Field(True, exclude_if=bool)
 
 
 class AcceptedSettings:
-    """The record of the settings that the engineer of a kit's hospital accepted. If the settings promise protection of
-    patients, no study runs after the settings have changed, until the engineer accepts them.
+    """The record of the settings that the engineer of a kit's hospital accepted. If the settings promise to protect
+    patients, a change of the settings stops all studies until the engineer accepts the new settings.
 
     The record of accepted settings is a file in the kit, signed with the kit's key. The record of accepted settings is
     not in the hospital's state folder, because a changed setting could name another folder. The first check or study
     records the accepted settings, and a later change needs the engineer's acceptance. If a hospital has a privacy
-    ledger but no record of accepted settings, somebody removed the record, which is created before the ledger.
+    ledger but no record of accepted settings, somebody removed the record, which is always created before the ledger.
     """
 
     def __init__(self, kit: KitFiles, book: Path | None = None) -> None:
@@ -113,8 +113,8 @@ class AcceptedSettings:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return a file's content or a symbolic link's target, or None for a file that neither medsilo nor NVFlare
-    reads.
+    """Return a file's content, or the target of a symbolic link to a folder. Return None for a file that neither
+    medsilo nor NVFlare reads.
     """
     if path.is_symlink() and path.is_dir():
         return bytes(path.readlink())

@@ -30,7 +30,7 @@ from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
-# name of a subfolder in the query budget's folder, and name of the subfolder's lock file
+# name of a subfolder of the query budget's folder, and name of the lock file in this subfolder
 FOLDER_NAME, LOCK = "approvals", "approvals.lock"
 ASKED, ANSWERED, CODE = "asked", "answered", "code"
 WAIT = 60.0  # seconds to wait for another process's lock
@@ -53,13 +53,14 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval on time, rounds and sites; an approval without one of the limits is unlimited in this
-    respect.
+    """The limits of an approval on time, rounds and sites. An approval without a limit on time, rounds or sites is
+    unlimited in this respect.
     """
 
     expires: When | None = None
-    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # limit on answered rounds, over all studies of the plan
-    # the sites that may take part; no other site may take part
+    # limit on the number of answered rounds, in all studies with this plan together
+    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)
+    # the sites that may take part; if empty, any site may take part
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
 
     @classmethod
@@ -109,8 +110,8 @@ class Decision(Section):
         now: float,
         job_code: CodeFacts | None = None,
     ) -> str:
-        """Return the reason why the plan must not run, as the end of a sentence "this hospital ...". If the plan may
-        run, the returned reason is empty.
+        """Return the reason why the plan must not run. The reason is worded as the end of the sentence "this hospital
+        ...". If the plan may run, the returned reason is empty.
 
         Args:
             plan: the plan's name in the reason
@@ -177,7 +178,7 @@ class AskingPlan(Section):
 class _RoundsRecord(Section):
     since: When
     rounds: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
-    # Requests for the delivery and the test of a model at the end of a study.
+    # The requests at the end of a study: to deliver a model, and to test a model
     deliver: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
     test: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
 
@@ -256,8 +257,8 @@ class Approvals:
         return decision
 
     def take_over(self, before: "Approvals") -> None:
-        """After a kit's renewal, use the new key to sign the decisions and plans that the old key signed; the old files
-        stay.
+        """After a kit's renewal, use the new key to sign all decisions and plans that the old key signed. The files
+        with the old signatures remain.
         """
         with self._folder.alone():
             if self.file.exists() or not (decisions := before.decisions()):
@@ -302,8 +303,8 @@ class Approvals:
 
     # ----------------------------------------------------------------- plans that wait for approval
     def keep(self, asked: AskingPlan, job_code: JobCode | None = None) -> None:
-        """Store a plan that waits for approval, so that a person can review the plan. Only the latest undecided plans
-        are stored.
+        """Store a plan that waits for approval, so that a person can review the plan. Among the plans without a
+        decision, only the latest plans are stored.
         """
         folder = self.folder / ASKED
         with self._folder.alone():
@@ -337,10 +338,10 @@ class Approvals:
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the last approved code, and the decision that approved this code, so that a plan's code can be
-        compared with approved code.
+        """Return the approved code with which a plan's code should be compared, and the decision that approved this
+        code.
 
-        Approved code of the same plan is preferred; the next choices are code of the same lead or study title, and then
+        The first choice is approved code of the same plan, the second is code of the same lead or title, the third is
         any code. The method returns None if no approved code is stored.
         """
         plans = {one.hash: one for one in self.asked()}

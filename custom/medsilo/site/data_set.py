@@ -39,8 +39,8 @@ LARGEST_INVENTORY = 1 << 30  # bytes
 LARGEST = 8 << 20  # bytes of accepted.json
 WORKERS = 2  # number of threads that hash files
 PIECE = 1 << 20  # bytes per read
-AT_ONCE = 8  # number of files in each batch that a worker process hashes
-# seconds, plus seconds per file: if hashing has taken longer, several threads hash the remaining files
+AT_ONCE = 8  # number of files in each batch that a thread hashes
+# If hashing takes longer than START seconds plus QUICK seconds per file, several threads hash the remaining files.
 START, QUICK = 0.02, 50e-6
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
@@ -48,7 +48,7 @@ PartName = Literal["train", "validation", "test"]
 
 
 class Patients(Section):
-    known: bool = Field(description="whether the data name the patient of each case")
+    known: bool = Field(description="whether the data state for each case to which patient it belongs")
     by: str = Field(
         max_length=400,
         description="the column or file-name pattern that names the patient, or the person who said that each case is "
@@ -59,12 +59,16 @@ class Patients(Section):
 
 
 class DisclosedCounts(Section):
-    """Rounded counts of the training, validation or test cases; they are disclosed once, and every plan and lead then
-    gets equal counts.
+    """Rounded counts of the training, validation or test cases. The counts are disclosed once, so that all plans and
+    leads get equal counts.
     """
 
-    patients: Count = Field(description="number of patients, rounded to a multiple of min_patients_per_metric")
-    cases: Count = Field(description="number of cases, rounded to a multiple of min_patients_per_metric · most_cases")
+    patients: Count = Field(
+        description="number of patients, rounded to a multiple of the setting min_patients_per_metric"
+    )
+    cases: Count = Field(
+        description="number of cases, rounded to a multiple of the setting min_patients_per_metric times most_cases"
+    )
     classes: dict[Word, Count] | None = Field(
         None, description="number of patients of each class; null if a class has too few patients"
     )
@@ -83,36 +87,48 @@ class DataSet(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] = Field(
-        description="random identifier; all versions of a data set share it, the count of answers and the split"
+        description="random identifier, which is the same for all versions of a data set, so that they share one split "
+        "and one count of answers"
     )
     made: str = Field(max_length=40, description="day on which the data set was made")
-    found: tuple[str, ...] = Field((), description="sentences about the files that were found")
-    reading: dict[str, Any] = Field(description="folder or table of the data, and the settings for reading them")
+    found: tuple[str, ...] = Field((), description="sentences that describe the files in the data folder")
+    reading: dict[str, Any] = Field(
+        description="folder or table that contains the data, and the settings for reading it"
+    )
     cases: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None,
         description=f"the SHA-256 of {PRIVATE}/{CASES}, a list of images, labels and patients; null without this list",
     )
     patients: Patients
     hospitals: dict[Word, Count] = Field(
-        {}, description="number of patients by hospital, if the data are of several hospitals"
+        {}, description="if the data come from several hospitals: for each hospital, the number of patients"
     )
-    learns: dict[str, Any] = Field(description="possible outcomes of a study: type, name, classes")
-    left_out: dict[str, Count] = Field({}, description="number of rows or images that are left out, by reason")
-    notes: dict[str, Count] = Field({}, description="number of unusual cases that are used, by kind of oddity")
-    answers: dict[str, str] = Field({}, description="a person's answers to questions about the data, by question")
+    learns: dict[str, Any] = Field(
+        description="outcomes that a study can learn to predict, each with type, name and classes"
+    )
+    left_out: dict[str, Count] = Field(
+        {}, description="for each reason, the number of rows or images that are left out for this reason"
+    )
+    notes: dict[str, Count] = Field(
+        {}, description="for each kind of oddity, the number of unusual cases that are nevertheless used"
+    )
+    answers: dict[str, str] = Field({}, description="for each question about the data, a person's answer")
     called: dict[Word, Word] = Field(
         {}, description="for each name of a column, level or class in these data, the name that plans use"
     )
     tells: dict[PartName, DisclosedCounts] = Field(
-        description="by data part: counts that are disclosed once and do not differ between plans or leads"
+        description="for training, validation and test data: rounded counts, which are equal in all plans and for all "
+        "leads, because they are disclosed once"
     )
-    words: tuple[Word, ...] = Field((), description="words of the data that a plan or a message may contain")
+    words: tuple[Word, ...] = Field(
+        (), description="names from the data, such as classes, that a plan or a message may contain"
+    )
     inventory: Inventory
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the description, which depends on every file because the description contains the inventory's
-        digest.
+        """SHA-256 of the description; because the description contains the inventory's digest, the SHA-256 changes if
+        any file changes.
         """
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
@@ -148,7 +164,7 @@ class DataSet(Section):
         return "; ".join(f"{name}: {', '.join(one.words)}" for name, one in own.items())
 
     def unknown(self, words: Iterable[str]) -> list[str]:
-        """Return the plan's words that this data set does not contain; 1 and 1.0 count as one word."""
+        """Return those names in a plan that this data set lacks; for example, 1 and 1.0 count as the same name."""
         known = {*map(level, self.words)}
         return sorted({word for word in words if level(word) not in known})
 
@@ -213,12 +229,12 @@ class DataSet(Section):
 
     @staticmethod
     def drawn_lineage() -> str:
-        """Return a new random identifier (lineage) for a data set that is not a new version of another data set."""
+        """Return a new random identifier, the lineage, for a data set that is no new version of an earlier data set."""
         return secrets.token_hex(16)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten a nested mapping: each new key joins the keys of the nested mappings with dots."""
+    """Flatten a nested mapping. Each key of the result consists of the nested keys, joined with dots."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{before}{key}"
@@ -227,7 +243,9 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
-    """Add comments to the text of data.yaml: above each setting for reading the data, the reason for the setting."""
+    """Add comments to the text of data.yaml. Above each setting for reading the data, a comment gives the reason for
+    the setting.
+    """
     lines, section = list[str](), ""
     for line in text.splitlines():
         key = line.partition(":")[0]
@@ -258,8 +276,8 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
 
 
 def inventory_of(files: Iterable[KnownFile]) -> Inventory:
-    """Summarise an inventory for data.yaml; the digest depends on the names and contents of files, but not on
-    modification times.
+    """Return an inventory's summary for data.yaml. The inventory's digest depends on the files' names and contents, but
+    not on their modification times.
     """
     known = sorted(files, key=lambda own: own.name)
     content = "\n".join(f"{own.name}\x1f{own.bytes}\x1f{own.sha256}" for own in known)
@@ -341,7 +359,7 @@ def _read(name: str, path: Path) -> KnownFile:
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
-        left = size + 1  # because of this limit, reading ends even if the file grows meanwhile
+        left = size + 1  # this limit ends the reading even if another process makes the file longer
         while left > 1 and (piece := os.read(place, min(left, PIECE))):
             own.update(piece)
             left -= len(piece)
@@ -353,8 +371,8 @@ def _read(name: str, path: Path) -> KnownFile:
 
 
 def batched(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Split names into batches, because passing a single small file to a worker process takes more time than hashing
-    the file.
+    """Split names into batches of files, because handing over a small file to a thread takes longer than hashing the
+    file.
     """
     return [names[first : first + AT_ONCE] for first in range(0, len(names), AT_ONCE)]
 
@@ -385,7 +403,7 @@ def compared(before: Mapping[str, KnownFile], now: Iterable[KnownFile]) -> Diffe
 
 
 def files_of(source: DataSource) -> dict[str, Path]:
-    """Return the path of each file of a data set, by file name relative to the data folder."""
+    """Return the full path of each file of a data set; each key is the file's path relative to the data folder."""
     # the import is within the function, because the module imports torch, and reading settings does not need torch
     from medsilo.tasks.case_index import CaseIndex
 

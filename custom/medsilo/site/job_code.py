@@ -1,8 +1,8 @@
 """Read the code in a job without running the code, hash the code, and store it for people to review.
 
 A job's code is the job's app as NVFlare unpacks it: scripts, and the configuration of classes, commands and arguments.
-The plan and the files that the plan names by hash do not belong to the code, because the plan's hash covers plan and
-files. NVFlare's signatures do not belong to a job's code, because they change with each submission.
+The plan and those files whose hashes the plan contains do not belong to a job's code, because the plan's hash covers
+them. NVFlare's signatures do not belong to a job's code, because they change with each submission.
 """
 
 import base64
@@ -28,7 +28,7 @@ from medsilo.core.package import DECISIVE, canonical, is_ours
 from medsilo.core.section import Section
 from medsilo.core.text import plain, printable
 
-MOST_FILES, LARGEST = 1000, 4 << 20  # largest number of files and folders, and largest number of bytes in all files
+MOST_FILES, LARGEST = 1000, 4 << 20  # limits on the number of files and folders, and on the bytes of all files together
 LONGEST_NAME = 200
 MOST_VERSIONS = 300
 LARGEST_KEPT = 4 * LARGEST  # limit on the bytes of the file that stores a job's code
@@ -39,7 +39,7 @@ BROUGHT = "job"  # subfolder of an app to which a hospital's launcher moves the 
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # NVFlare's signature files
 CACHE = "__pycache__"
 LINKED = "a link leads to another place; put the file itself there"
-# The component that NVFlare adds to each job before the job starts, if a hospital's resources.json configures
+# NVFlare adds this component to each job before the job starts, if a hospital's resources.json configures
 # SiteLogStreamer. The component that NVFlare adds has no effect unless the hospital sets allow_log_streaming.
 ADDED = {
     "id": "auto_log_streamer",
@@ -51,7 +51,7 @@ ABSENT = "not installed"
 
 
 class CodeFacts(Section):
-    """The identity of a job's code: its hash, and the versions of the packages that it uses."""
+    """The identity of a job's code: its hash, and the versions of the packages that the code uses."""
 
     hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     versions: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=200)]] = Field(
@@ -108,7 +108,7 @@ class JobCode:
 
     @cached_property
     def imports(self) -> set[str]:
-        """Names of top-level modules that the code imports and does not contain; dynamic imports are not included."""
+        """Names of the top-level modules that the code imports from elsewhere. Dynamic imports are not found."""
         inside = [PurePosixPath(name).parts[1] for name in self.files if name.startswith(f"{CUSTOM}/")]
         own = {name.partition(".")[0] for name in inside}
         found: set[str] = set()
@@ -224,7 +224,7 @@ def _content(path: Path, size: int) -> bytes:
 
 
 def _as_sent(content: bytes) -> bytes:
-    """Remove the component that the hospital's NVFlare added to a job's configuration."""
+    """From a job's configuration, remove the component that the hospital's NVFlare added."""
     try:
         read = json.loads(content)
         components = read.get("components") or []

@@ -11,7 +11,8 @@ if TYPE_CHECKING:  # imported only for type checking, because many studies need 
     from medsilo.site.signing import KeyPurpose, UseKey
 
 HOSPITALS = "hospitals.json"  # file of the hospitals' names, in the folder local/ of a server's kit
-BEFORE = "startup-before"  # copy of a kit's earlier folder startup/, if the kit was renewed with a new key
+# copy of a kit's former folder startup/; this copy exists only if the kit was renewed with a new key
+BEFORE = "startup-before"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class KitFiles:
         try:
             certificate, key, root = (Path(path).read_bytes() for path in (self.certificate, self.key, self.root))
         except OSError as error:
-            raise Passing(  # a later attempt may succeed, because files are missing while startup/ is replaced
+            raise Passing(  # while startup/ is replaced, files are missing, but only for a short time
                 f"the kit's certificate, key or root cannot be read ({type(error).__name__}); put them back, or ask "
                 "the lead for the kit again",
                 private=str(error),
@@ -44,8 +45,8 @@ class KitFiles:
         return _use_key(certificate, key, use)
 
     def earlier_key_for(self, use: "KeyPurpose") -> "UseKey | None":
-        """Return the signing key for one purpose that is derived from the kit's earlier key; None if the kit has no
-        earlier key.
+        """Return the signing key for one purpose that is derived from the kit's earlier key. Return None if the kit has
+        no earlier key.
 
         Raises MedsiloError unless the root authority issued the earlier certificate to this hospital. If the earlier
         certificate were not checked, anybody who may write to the kit could make medsilo trust a new key.

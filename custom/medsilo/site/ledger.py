@@ -2,14 +2,14 @@
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
 line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
-its entry is on disk; if the process dies before the answer leaves, the ledger charges too much.
+its entry is on disk. If the process dies before the answer leaves, the ledger charges an answer that was not sent.
 
-A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
-the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's
-folder, and anybody who may write to this folder can forge entries. The ledger detects changed, removed, added or
-swapped lines, a truncated file, and entries that were written without the key. The ledger does not detect changes that
-the owner of the key makes. If ledger and head are reset to an earlier state, the copies of the head in the kit and at
-servers reveal the reset.
+A key of the hospital's startup kit signs the ledger's entries. If a kit is renewed with a new key, either the old key
+signs the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's
+folder, and anybody who may write to this folder can forge entries. The ledger detects lines that were changed, removed,
+added or swapped, a truncated file, and entries that were signed with another key. The ledger does not detect changes
+that the owner of the key makes. If somebody restores an earlier state of ledger and head, the copies of the head, in
+the kit and at servers, show this.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ from medsilo.site.settings import PrivacyRequirements
 from medsilo.site.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
 from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 
-# The folder FOLDER_NAME is a subfolder of the hospital's query budget.
+# name of the ledger's folder, which is in the folder of the query budget; name of the file of a key
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds to wait for another process's lock
-START = "0" * 64  # in the first line, replaces the hash of the previous line
+START = "0" * 64  # stands in the first line instead of the hash of the previous line
 KEPT = "ledger-{}.head.json"  # a copy of the head in the kit, one for each data set
 TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
@@ -71,7 +71,7 @@ class LedgerEntry(Section):
     time: int
     kind: Kind
     data: Text
-    # the study of the entry; None if the entry opens the ledger, or continues the ledger with a new key
+    # the study of the entry; None if the entry begins the ledger, or if the entry introduces a new key
     spending: Spending | None = None
     what: Text = ""
     # identifies the answer, so that an answer that is sent a second time is not charged a second time
@@ -79,11 +79,11 @@ class LedgerEntry(Section):
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
     delta: float | None = None  # the hospital's δ
     epsilon: float | None = None  # ε of all charges up to this entry; None if ε has no bound
-    # For a training script's answer: the number of bits in each type of content, and ρ of the noise on the script's
-    # update.
+    # Only for a training script's answer: the bits of each type of content, and ρ of the noise that was added to the
+    # script's update.
     bits: dict[Text, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=not_)
     update_rho: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=not_)
-    handed: str = Field("", exclude_if=not_)  # the next public key, which the signer of this entry accepts
+    handed: str = Field("", exclude_if=not_)  # the public key that this entry's signer allows for the next entry
 
 
 class _Head(Section):
@@ -97,8 +97,7 @@ class _Head(Section):
 class LedgerStanding:
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the ledger's last line
-    # True if the last line is incomplete; an incomplete line charges nothing, because the hospital had not sent the
-    # answer yet
+    # True if the last line is incomplete. An incomplete line charges nothing, because its answer was not sent yet.
     torn: bool
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
@@ -115,9 +114,7 @@ class LedgerStanding:
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """For each mechanism, return the larger of two charges: the study's charges so far and the study's planned
-        charges.
-        """
+        """Return, for each mechanism, the study's charges so far or its planned charges, whichever are larger."""
         planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
@@ -140,7 +137,7 @@ class Ledger:
         kit: Path | None = None,
         files: KitFiles | None = None,
     ) -> None:
-        """Prepare the ledger of a data set; the ledger's files are created together with the first entry.
+        """Prepare a data set's ledger. The ledger's files do not exist before the first entry is written.
 
         Args:
             book: folder of the hospital's query budget
@@ -152,7 +149,7 @@ class Ledger:
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
         self._heads = [self.head, *([kit / KEPT.format(data)] if kit else [])]
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
-        # cache of verified lines, with the entry and the signer of each line
+        # cache: for each verified line, the line's entry and signer
         self._read: dict[bytes, tuple[LedgerEntry, str]] = {}
 
     @property
@@ -161,8 +158,8 @@ class Ledger:
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Admit a study, and reserve its planned charges while the study runs; raise Refused if the privacy budget is
-        too small.
+        """Admit a study: reserve the study's planned charges while the study runs. Raise Refused if the privacy budget
+        is too small for the planned charges.
         """
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) | counted(planned))
@@ -216,7 +213,9 @@ class Ledger:
             return bool(handing) or not before
 
     def _take_over(self) -> None:
-        """If the kit was renewed and the kit's old key signed the last line, sign the new key with the old key."""
+        """If the kit was renewed, and the last line is signed with the kit's old key, sign the new key with the old
+        key.
+        """
         lines, _ = _lines(self.file)
         if not lines or self._files is None:
             return
@@ -238,7 +237,7 @@ class Ledger:
                 self._write_head(0, START)
             standing = self.read()
             if not standing.entries:
-                # a random value, so that no two ledgers have the same first line
+                # a random value, because otherwise two ledgers could have the same first line
                 self._append(standing, "opened", attempt=token_hex(16))
                 standing = self.read()
             elif standing.keys[-1] != self._public:  # the key file was missing when the ledger was read
@@ -326,7 +325,8 @@ class Ledger:
             entry, key = self._read[line]
             if entry.number != number or entry.previous != hashes[-1] or entry.data != self.data:
                 raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
-            # A new key must be accepted by the previous key, or by the engineer with the kit's key.
+            # A line may be signed with a new key only if the previous key signed the new key, or if the engineer
+            # accepted it.
             if entries and key not in (keys[-1], entries[-1].handed) and not given:
                 raise MedsiloError(_changed(f"line {number + 1} is of a key that the one before it did not let in"))
             entries.append(entry)
@@ -350,16 +350,17 @@ class Ledger:
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
     def signed_head(self) -> dict[str, Any]:
-        """Return the ledger's signed head, of which a server stores a copy."""
+        """Return the ledger's signed head; a server stores a copy of the head."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
         return {**said["content"], "signature": said["signature"]}
 
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
-        """Raise Refused if the ledger is not a continuation of the ledger whose head was sent to a server earlier.
+        """Raise Refused if a head was sent to a server earlier, and the present ledger does not continue the ledger of
+        this head.
 
-        The method ignores heads of other ledgers, heads with an unknown signer, and heads before the engineer's last
-        acceptance of the ledger.
+        Three kinds of heads are ignored: heads of other ledgers, heads with an unknown signer, and heads from before
+        the engineer's last acceptance.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -413,11 +414,11 @@ def _signed_by(key: str, head: Mapping[str, Any], signature: str) -> bool:
 
 @dataclass(frozen=True)
 class CountedStudy:
-    """A study in a privacy ledger, together with the hospital's privacy demands."""
+    """A study in a privacy ledger, and the privacy that the hospital demands for it."""
 
     spending: Spending
     demands: PrivacyRequirements | None = None  # None means that the charge has no limit
-    # For a study that is running, returns True; the planned charges of a running study stay reserved.
+    # a function that returns True for a running study, whose planned charges stay reserved
     runs: Callable[[str], bool] = lambda study: False
 
     @property
@@ -477,7 +478,7 @@ def _changed(how: str) -> str:
     )
 
 
-# The error about a wrong key is also raised if the hospital had a ledger before the hospital got a kit.
+# This error about a wrong key also occurs if the hospital's ledger is older than the hospital's kit.
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
@@ -486,8 +487,8 @@ def _hash(line: bytes) -> str:
 
 
 def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
-    """Return the identifiers of all data sets that have a ledger, or for which the kit has a copy of a missing ledger's
-    head.
+    """Return the identifiers of all data sets with a ledger. A data set is also returned if its ledger is missing, but
+    the kit has a copy of the ledger's head.
     """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()

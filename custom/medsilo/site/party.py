@@ -29,7 +29,7 @@ class PartySettings(Section):
     FILE: ClassVar[str] = FILE_NAME
 
     data: Any = None  # this party's data: a folder, or a section that describes the data
-    output: Path | None = None  # folder for results; by default, the folder medsilo/ in the kit
+    output: Path | None = None  # folder for results; if it is None, the folder medsilo/ in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     # number of CPU threads; if training uses a GPU and this number is 2 or more, separate processes read the cases
@@ -79,7 +79,9 @@ class PartySettings(Section):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Validate settings; an error names the settings' origin, the faulty key and the remedy, but no value."""
+        """Validate settings. An error names the origin of the settings, the faulty key and the remedy, but does not
+        quote the value.
+        """
         try:
             return checked(cls, {} if values is None else values, origin)
         except ValidationError as error:

@@ -26,8 +26,8 @@ HARMLESS = (
 @dataclass(frozen=True)
 class Policy:
     scope: str | None = None  # the privacy scope of NVFlare that the job names
-    filters: tuple[tuple[str, dict[str, Any]], ...] = ()  # class and arguments of each filter on answers
-    starts: bool = True  # whether NVFlare's allow list contains medsilo's executor
+    filters: tuple[tuple[str, dict[str, Any]], ...] = ()  # for each filter on answers: the class and the arguments
+    starts: bool = True  # whether NVFlare's list of allowed classes contains medsilo's executor
     streams_logs: bool = True  # whether a job's error logs may be streamed to the server
     gpus: int = 0  # number of GPUs that the machine must have so that NVFlare starts
 
@@ -80,8 +80,8 @@ def code_senders(local: Path) -> list[str]:
 
 
 def _may_send(own: Any) -> bool:
-    """Return True if a role's rights allow jobs with code. In NVFlare, a role may have one condition instead of a
-    mapping of rights; the one condition then applies to all rights.
+    """Return True if a role's rights allow jobs with code. In NVFlare, a role has a mapping of rights to conditions, or
+    one condition, which then applies to all rights.
     """
     if isinstance(own, dict):
         own = {" ".join(name.lower().split()): rule for name, rule in own.items()}.get("byoc", "none")

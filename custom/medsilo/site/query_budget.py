@@ -1,9 +1,10 @@
-"""A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
+"""A hospital's records of all studies: the hospital's secret key, the patients in disclosed scores, and the answers to
+each lead.
 
 Each site has a folder that only the site's user account can read. Processes never change a line of the files, but only
 append lines, under a lock that all processes of the hospital share. An answer leaves the hospital only after the answer
-was counted on disk. If a process dies before the counted answer leaves, the count is too high by one, but the count is
-never too low.
+was counted on disk. If a process dies after counting an answer and before sending it, the count is too high by one; the
+count is never too low.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ class LockedFolder:
     lock: str
     wait: float  # seconds to wait for another process's lock
     holds: str  # the description of the folder's content in error messages, such as "this hospital's records"
-    unless: str  # text of an error message: the consequence of a folder that cannot be used
+    unless: str  # end of an error message: what cannot be done while the folder cannot be used
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -64,7 +65,7 @@ class LockedFolder:
 
 @dataclass(frozen=True)
 class Requester:
-    """A lead's study of a data set; all leads without a name count as one lead."""
+    """One study of a data set by a lead. All leads without a name count as one lead."""
 
     lead: str
     data: str
@@ -73,11 +74,12 @@ class Requester:
 
 @dataclass
 class Count:
-    """The number of answers to one study, by part of the data."""
+    """For each part of the data, the number of answers to one study."""
 
     answered: Counter[str] = field(default_factory=Counter)
-    planned: Counter[str] = field(default_factory=Counter)  # planned answers when the study was admitted
-    # number of a training script's messages, and their bits by type of content
+    # number of answers that the study planned when it was admitted
+    planned: Counter[str] = field(default_factory=Counter)
+    # for a training script: the number of messages, and the bits of the messages by type of content
     sent: Counter[str] = field(default_factory=Counter)
 
 
@@ -121,8 +123,8 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return the function that assigns a data set's patients to training, validation and test; a patient with a
-        recorded assignment keeps it.
+        """Return the function that assigns a data set's patients to training, validation and test. Patients with a
+        recorded assignment keep this assignment.
 
         Args:
             writes: whether new assignments are saved
@@ -146,9 +148,9 @@ class QueryBudget:
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Record the patients of each part of the data, and return the parts whose scores must not leave the hospital.
 
-        Two groups of patients with disclosed scores must be equal, or differ in at least a minimum number of patients.
-        If two groups differed in few patients, the difference between two disclosed scores would disclose scores of
-        these few patients.
+        Scores of two groups of patients may be disclosed only if the groups are equal, or differ in at least a minimum
+        number of patients. If two groups differed in only a few patients, somebody could compute the scores of these
+        patients from the scores of both groups.
 
         Args:
             parts: the patient of each case, by part of the data (training, validation or test)
@@ -172,9 +174,8 @@ class QueryBudget:
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the numbers to disclose about a group of patients.
 
-        If the group differs in too few patients from a group of an earlier disclosure, the numbers of that disclosure
-        are returned. Because earlier numbers are repeated, differences between disclosed numbers cannot isolate few
-        patients.
+        If an earlier disclosure was about almost the same group, the numbers of the earlier disclosure are returned.
+        Because the earlier numbers are repeated, nobody can compute numbers of a few patients from two disclosures.
 
         Besides the returned numbers, the caller must disclose no number about this group of patients.
 
@@ -202,7 +203,7 @@ class QueryBudget:
         """Admit a study if the query budget suffices for the study's planned answers with scores; otherwise, raise
         Refused.
 
-        For a running study, all planned answers count, including answers that have not left yet.
+        If a study is running, all of its planned answers count, including those that have not been sent yet.
         """
         with self._locked.alone():
             counts = self.counts()
@@ -250,8 +251,8 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """Return the number of another study's answers that count: the planned answers while that study runs, and
-        otherwise the sent answers.
+        """Return the number of answers that count for another study: the planned answers while that study runs,
+        and afterwards the sent answers.
         """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
@@ -286,7 +287,7 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ studies at once
     def begin(self, study: str, most: int | None) -> FileLock:
-        """Return a lock; while this process lives, the lock makes the study count as running.
+        """Return a lock. While this process lives and holds the lock, the study counts as running.
 
         Raises Refused if too many studies are already running.
         """
@@ -299,7 +300,7 @@ class QueryBudget:
                     f"this hospital works for {len(others)} studies already, and takes {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
-            with suppress(Timeout):  # a process of the same study that is about to end may still hold the lock
+            with suppress(Timeout):  # an earlier process of the same study may still hold the lock until it ends
                 place.acquire(timeout=0)
         return place
 
@@ -337,8 +338,8 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Return two sets of keyed hashes, which disclose no names: hashes of each patient with the number of cases, and of
-    each patient alone.
+    """Return two sets of keyed hashes that disclose no names: one of each patient with the number of cases, one of each
+    patient alone.
     """
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
@@ -348,8 +349,8 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _are_near(one: Marks, other: Marks, least: int) -> bool:
-    """Return True if two groups of patients differ only in a few patients, or in the numbers of cases of a few
-    patients.
+    """Return True if two groups of patients are not equal, but differ only in a few patients, or in these patients'
+    numbers of cases.
 
     Args:
         least: minimum number of patients in which two different groups must differ
@@ -362,7 +363,7 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return a data set's identifier: the hash of its lineage; without a lineage, of its folder's path; without a data
+    """Return a data set's identifier: a hash of the lineage; without lineage, of the folder's path; without data
     source, of the task.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())

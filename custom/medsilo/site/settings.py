@@ -16,21 +16,22 @@ from medsilo.site.data_set import DataSet
 from medsilo.site.party import FILE_NAME, PartySettings
 from medsilo.tasks.sources import DataSource
 
-# name of the layer for a canary study, one round on synthetic data, in which hospitals report whether they are ready
+# name of the layer that turns a study into a canary: hospitals report in one round on synthetic data whether they are
+# ready
 CANARY: Final = "canary"
-LEAST_AVERAGED = 8  # smallest number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
+LEAST_AVERAGED = 8  # minimum number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
 MIN_PATIENTS_PER_METRIC = 5  # default value for real data
 LEAST_MEMORY = 256  # minimum MiB of memory for a training process
-SHARE = 0.8  # default fraction of the machine's memory that all concurrent studies may use in total
-TRAIN_ANSWERS = 2000  # smallest limit on disclosed training losses, per lead and data set
-TESTS = 20  # for each test score that a lead may get, the number of validation scores that the lead may get
+SHARE = 0.8  # default for the fraction of the machine's memory that all studies together may use
+TRAIN_ANSWERS = 2000  # the limit on disclosed training losses, for each lead and data set, is at least this number
+TESTS = 20  # a lead may get this number of validation scores for each test score
 SCORE_ROUNDING = 2  # A score's rounding step is the change that this number of patients can cause.
 Approval = Literal["none", "required", "except-canary"]
 TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
-# Types of disclosed numbers other than tensors: counts, and losses or scores over training, validation or test cases.
+# Kinds of disclosed numbers: counts, and losses or scores over the training, the validation or the test cases.
 Told = Literal["counts", "train", "validation", "test"]
-# Settings for the simulator, in which one person owns all sites, so that numbers need no protection.
+# Settings for the simulator: one person owns all simulated sites, so that disclosed numbers need no protection.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
@@ -73,8 +74,8 @@ class SiteSettings(PartySettings):
     )
     privacy: PrivacyRequirements | None = Field(
         None,
-        description="differential privacy that this hospital demands for its patients, over all studies together; "
-        "its ledger counts the cost. null: none",
+        description="differential privacy that this hospital demands for its patients, over all studies together. "
+        "The hospital's privacy ledger records the cost of each study. null: this hospital demands none",
     )
     approval: Approval | None = Field(
         None,
@@ -120,7 +121,7 @@ class SiteSettings(PartySettings):
         description="folder in which this hospital records its split and the answers that it sent; null: `_hospital` "
         "in `output`. If several kits use the same data, set the same folder in each kit",
     )
-    pictures: bool = False  # whether this site's results and report contain pictures of images
+    pictures: bool = False  # whether this site's results and report contain pictures of the patients' images
 
     @field_validator("data", mode="before")
     @classmethod
@@ -144,7 +145,7 @@ class SiteSettings(PartySettings):
 
     @property
     def isolated(self) -> bool:
-        """True if training runs in a separate process; if such a process dies, only one round is lost."""
+        """True if training runs in a separate process, so that only one round is lost if the separate process dies."""
         return self.memory_limit != 0
 
     @property
@@ -160,7 +161,7 @@ class SiteSettings(PartySettings):
 
     @property
     def most_studies(self) -> int:
-        """Limit on the studies of one data set that a lead may begin."""
+        """Return how many studies of one data set a lead may begin."""
         return max(TESTS, -(-self.answers // TESTS))
 
     def approval_of(self, synthetic: bool = False, in_kit: bool = True) -> Approval:
@@ -190,7 +191,9 @@ class SiteSettings(PartySettings):
 
     @property
     def describes_data(self) -> bool:
-        """True if the settings themselves describe how to read the data, instead of naming an accepted data set."""
+        """True if the settings describe how to read the data. False if the settings name an accepted data set, or no
+        data.
+        """
         if self.data is None or self.data.data_set is not None:
             return False
         # The cache's folder alone does not describe how to read the data.
@@ -201,8 +204,8 @@ class SiteSettings(PartySettings):
         return not synthetic and not self.public_data
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return the number to whose multiples counts are rounded; training requires at least this number of cases and
-        patients.
+        """Return the number to whose multiples counts are rounded, and which is the minimum number of cases and of
+        patients for training.
         """
         return self.least(synthetic) if self.protects(synthetic) else 1
 
@@ -215,13 +218,15 @@ class SiteSettings(PartySettings):
         return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
-        """Return the minimum number of patients for a disclosed metric, which is also the minimum number of cases for a
-        disclosed count of a class.
+        """Return the minimum number of patients for a disclosed metric and of cases for a disclosed count of a
+        class.
         """
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_averaged(self, synthetic: bool) -> int:
-        """Return the number of images, and also of patients, that a disclosed average needs at least."""
+        """A disclosed average needs a minimum number of images and the same minimum number of patients; return this
+        number.
+        """
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
@@ -229,7 +234,7 @@ class SiteSettings(PartySettings):
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":
-        """Return the settings of a site on this machine; in this class, all sites have equal settings."""
+        """Return the settings of a site on this machine; this class has the same settings for all sites."""
         return self
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":

@@ -33,7 +33,7 @@ class Signature(Section):
     signature: Hexadecimal
     certified: Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})*$")] = Field(
         "", exclude_if=not_
-    )  # the certification of the signing key by the kit's key
+    )  # the signature with which the kit's key certifies the signing key
 
 
 def fingerprint(public: str) -> str:
@@ -51,8 +51,8 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> bytes:
-    """Return the bytes to sign, which include the type of content, so that a signature is invalid for another type of
-    content.
+    """Return the bytes to sign; the bytes include the type of content, so that a signature is invalid for another type
+    of content.
     """
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 
@@ -119,7 +119,7 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
 def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
     """Read a file that the given key signed; raise MedsiloError if another key signed the file."""
     content, _ = read_signed(path, kind)
-    # The whole file is compared, because the file's signature does not cover the certification of the key.
+    # Compare the whole file, because the signature in the file does not cover the certification of the key.
     if read_bounded(path, LARGEST) != _written(signed(content, key)):
         raise MedsiloError(f"{path.name} was changed after it was signed, or another key signed it", str(path))
     return content

@@ -39,7 +39,7 @@ class UseKey:
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the signature, made with the kit's key, of the purpose and of the derived public key
+    certified: bytes  # the kit's signature of two things: the purpose and the derived public key
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
@@ -76,7 +76,7 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
 
 
 def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
-    """Raise MedsiloError unless a kit's root issued the earlier certificate and the present certificate for the same
+    """Raise MedsiloError unless a kit's root issued both certificates, the earlier and the present one, for the same
     name.
     """
     try:

@@ -70,7 +70,7 @@ def _fill(end: socket, memory: memoryview) -> memoryview:
 
 POLL = 0.2  # seconds between checks for a request to stop
 STOP_LIMIT = 10.0  # seconds after which a process that ignores a request to stop is killed
-STALL = 60.0  # seconds within which the process must read or write a message
+STALL = 60.0  # time limit, in seconds, for the process to read or write a message
 WHY: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
 }
@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 
 
 class IsolatedParticipant:
-    """Passes all messages of a study to a separate process, which answers the messages.
+    """Passes all messages of a study to a participant in a separate process, which answers the messages.
 
     If the process dies, a new process continues from the state that the site saved on disk.
     """
@@ -90,7 +90,7 @@ class IsolatedParticipant:
         kind: Callable[..., Participant] = participant_of,
         tell: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Create the participant, but do not start the participant's process yet.
+        """Create this object without starting the separate process yet.
 
         Args:
             tell: a function that gets the reason if the process dies between two messages
@@ -177,7 +177,7 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()  # exit code of the process; None if the process stalled
+        code = process.poll()  # the process's exit code, or None if the process still runs but does not answer
         self._renew()
         died_of = signal.Signals(-code) if code and code < 0 else None
         how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"
