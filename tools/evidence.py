@@ -330,8 +330,8 @@ def intervals() -> str:
             "",
         ),
         (
-            "width of our interval, or number of patients needed with it, divided by the value for Student's exact interval, "
-            "for 5 to 50 patients",
+            "width of our interval, or number of patients needed with it, divided by the value for Student's exact "
+            "interval, for 5 to 50 patients",
             EXACT,
             "over",
             "",
