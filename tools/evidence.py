@@ -317,7 +317,7 @@ def intervals() -> str:
         ),
         (
             'coverage of the interval "for patients like these", in {} kinds of study where a method fails for 5 to '
-            "25 % of patients (not claimed)",
+            "25 % of patients (we claim no coverage here)",
             "a difference, patients fail",
             LIKE,
             "",
@@ -330,8 +330,8 @@ def intervals() -> str:
             "",
         ),
         (
-            "width of our interval divided by the width of Student's exact interval, for 5 to 50 patients (or the "
-            "ratio of needed patients)",
+            "width of our interval, or number of patients needed with it, divided by the value for Student's exact "
+            "interval, for 5 to 50 patients",
             EXACT,
             "over",
             "",

@@ -148,8 +148,12 @@ def method(name: str) -> str:
         ("what stays", STAYS.get(name, "the state of the optimizer")),
         ("cost", cost.replace("–; –", "–").replace("none; ", "")),
         ("try it for", when),
-        ("when it helped here", " ".join(_results(name)) or "no study of real patients"),
-        ("combines with", ", ".join(_protections(name)) or "neither privacy, secure aggregation nor robust rules"),
+        ("when it helped here", " ".join(_results(name)) or "none: we ran no study of this method with real patients"),
+        (
+            "combines with",
+            ", ".join(_protections(name))
+            or "none: neither differential privacy, nor secure aggregation, nor robust rules",
+        ),
         ("own keys", ", ".join(_own_keys(own)) or "none"),
         ("where", f"{job}{_recipe(own.title)}[code](../../../custom/{file}.py)"),
     ]

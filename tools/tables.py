@@ -329,12 +329,12 @@ def tree(entries: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the commands
 # descriptions of type aliases, which cannot have docstrings
 ALIASES = {
-    "BY_ITSELF": "The requirement of a method's protocol that a plan adds no part of another method.",
+    "BY_ITSELF": "A protocol's condition that the plan uses neither amplitude normalisation nor weight perturbation.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
     "Lesson": "How networks learn from a batch of the training data.",
     "Modules": "A site's networks by name.",
     "NETWORKS": "The networks by name; the method `read` makes a network from a section of a plan.",
-    "Ranges": "The least and the greatest value of each tensor in a group of tensors.",
+    "Ranges": "The smallest and the largest allowed value of each tensor in a group of tensors.",
     "Shares": "A number for each site or tensor, by name.",
     "Tensors": "Tensors by name.",
     "Weighting": "How sites are weighted in a mean: by their numbers of samples, or equally.",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the program medsilo, which is made from a Python function.
+    """A command of the program medsilo. A Python function defines the command.
 
     The function's name is the command's name, its parameters are the options, and its docstring is the help text.
 

@@ -25,7 +25,7 @@ from medsilo.site.settings import SiteSettings
 
 @dataclass(frozen=True)
 class SiteContext:
-    """A site's plan, settings and folder in one study, and more facts that the site knows about the study.
+    """All that a site knows about one study, such as the plan, the site's settings and the site's folder.
 
     >>> from pathlib import Path
     >>> SiteContext(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study

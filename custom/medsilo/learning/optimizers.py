@@ -32,7 +32,7 @@ def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rou
 
 @cache
 def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
-    """Return a subclass of one of PyTorch's optimizers that lacks PyTorch's wrappers for `torch.compile`.
+    """Return a subclass of a PyTorch optimizer. The subclass lacks the optimizer's wrappers for `torch.compile`.
 
     PyTorch's wrappers for `torch.compile` import a compiler, which costs each training process a second and 70 MB of
     memory.

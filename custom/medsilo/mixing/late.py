@@ -104,7 +104,7 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
 
 
 class SharedNumbers(Identity):
-    """Numbers that every site sends and gets back after the server has replaced some of the numbers.
+    """Numbers that every site sends. The server replaces some of a site's numbers, and returns all of them to the site.
 
     For a site that did not train, all numbers are 0.
 

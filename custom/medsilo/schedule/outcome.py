@@ -124,7 +124,9 @@ class OneModel(Outcome):
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
-    """Each site ends with a personal model. `common` is the name of a second network, which all sites share."""
+    """The outcome in which each site has a personal model. `common` is the name of a second network, which all sites
+    share.
+    """
 
     common: str | None = None
     personal: bool = True

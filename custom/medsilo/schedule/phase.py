@@ -75,7 +75,7 @@ def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
 
 
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
-    """Return a function that takes a network and returns tensors of the network."""
+    """Return a function that returns all tensors of the network `name`, except the tensors that `but` names."""
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
