@@ -1,5 +1,4 @@
-"""Measure the number of images per second on which medsilo and a plain MONAI loop train with augmentation, in the same
-run.
+"""Measure how many images per second medsilo and a plain MONAI loop train on, with augmentation, in one run.
 
     python benchmarks/augmentation.py [--repeats N] [--device cuda]
 

@@ -320,7 +320,9 @@ print(dict(before=before, after=held()))
 
 
 def memory(device: str) -> Figures:
-    """Return a process's memory in MiB before and after CUDA starts, and under memory limits."""
+    """Return a process's memory in MiB before and after CUDA starts, once without a memory limit and once under each
+    limit.
+    """
     found = {}
     for limit in (0, *LIMITS):
         command = [sys.executable, "-c", BEGINS, str(limit), device]

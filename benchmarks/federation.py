@@ -5,12 +5,12 @@
 NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator, or with `secure` in one provisioned
 federation over mutual TLS. NVFlare's FedAvg and medsilo exchange the same network (MONAI's U-Net) with the same sites
 and tensors. No site trains, so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with
-`ExchangeFormat.PYTORCH`, exported and started in the same way as `SimEnv` does this. Medsilo runs its canonical job
-with the real controller, executor and participant, without training and evaluation.
+`ExchangeFormat.PYTORCH`, which the benchmark exports and starts as `SimEnv` does. Medsilo runs its canonical job with
+the real controller, executor and participant, without training and evaluation.
 
-The time of a round of medsilo lasts from the end of the previous round to the end of this round. The time of a round of
-the reference lasts from the start of this round to the start of the next round. The reported time is the median over
-all rounds except the first round. Memory is the peak resident size of the server's process (VmHWM of Linux).
+A round of medsilo is timed from the end of the previous round to its own end. A round of the reference is timed from
+its own start to the start of the next round. The reported time is the median over all rounds except the first round.
+Memory is the peak resident size of the server's process (VmHWM of Linux).
 """
 
 import argparse
@@ -38,7 +38,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = Path(__file__).resolve().parent / "federation_parts"
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
-POLLING = 0.1  # polling interval of a site in medsilo's jobs in seconds; NVFlare's default is 2
+POLLING = 0.1  # seconds between two polls of a site in medsilo's jobs; NVFlare's default is 2
 BETWEEN = "medsilo, between rounds"
 LIMIT = 300.0  # maximum seconds for one run
 REPEATS = 5

@@ -6,8 +6,8 @@ step relative to a plain step.
 The numpy code implements the paper's equations for every image and channel: the transform, its absolute value, its
 angle, and the inverse transform. AmplitudeNorm and the numpy code process the same float32 images with the same
 amplitude. The program first compares the results of both implementations, and then times both with as many threads as
-the machine has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean, and perturbed
-steps of at most 2.1 plain steps.
+the machine has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean, and that a
+perturbed step takes at most as long as 2.1 plain steps.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ MOST = 2.1
 
 
 def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bool, band: float | None) -> np.ndarray:
-    """Compute the paper's equations 2 to 4 for one image after the other; update `amplitude` in place unless
-    `frozen`.
+    """Compute the paper's equations 2 to 4 for one image after the other; update `amplitude` in place if `frozen` is
+    false.
     """
     if not frozen:
         mean = np.mean([[np.abs(np.fft.fft2(channel)) for channel in image] for image in images], axis=0)

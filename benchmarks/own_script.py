@@ -7,8 +7,8 @@ The reference is NVFlare's `FedAvgRecipe` with the same script, network, sites a
 with PyTorch tensors. The script does not train, so a round's time is the cost of the recipe and of the client API;
 federation.py describes the measurement.
 
-One run of medsilo or NVFlare can take half as long again as another run of the same program. With --times N, medsilo
-and NVFlare run N times each, in turn, and all reported numbers are medians.
+A run of medsilo or NVFlare can take 1.5 times as long as another run of the same program. With --times N, medsilo and
+NVFlare run N times each, in turn, and all reported numbers are medians.
 
 With --airlock, medsilo's recipe runs the script in an airlock (a sandbox), and the reference is medsilo's recipe
 without an airlock. With --airlock, memory is measured in a site's main process, in which no script runs.

@@ -1,4 +1,5 @@
-"""Compare ways of training that might exceed the best federated row of FLamby's tables, chosen without the test cases.
+"""Compare ways of training that might score higher than the best federated row of FLamby's tables; no choice depends on
+test cases.
 
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
@@ -49,7 +50,7 @@ class Candidate:
 
 
 def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
-    """Yield the compared ways of training: those of the published rows, and variants of settings that the publication
+    """Yield the ways of training to compare: those of the published rows, and others with settings that the publication
     does not test.
     """
     for method in benchmark.rates:

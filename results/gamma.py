@@ -23,7 +23,7 @@ HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
 # the right expert's score minus the global model's score, for similar hospitals and for different hospitals
 DIFFERENCES = (0.05, 0.15)
-# for each kind of images, the amount by which the selector's scores are reduced
+# for each kind of images, the fraction by which the selector gets weaker and its noise gets stronger
 KINDS = {"of the same kind": 0.0, "darker": 0.4}
 CHOICES = ("upper edge", "lower edge", "middle")
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]

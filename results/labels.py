@@ -67,8 +67,8 @@ def everything(**own: Any) -> Own:
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return a function that divides the volumes: 50 to each hospital and 60 to the judging hospital, with masks of
-    both structures or of one structure.
+    """Return a function that gives 50 volumes to each training hospital and 60 to the testing hospital; a mask shows
+    one structure or both.
     """
 
     def write(folder: Path, seed: int, few: bool) -> None:

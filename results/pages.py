@@ -35,7 +35,7 @@ class Part:
     title: str
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
     baseline: str
-    why: str  # the question was chosen before any run for this reason
+    why: str  # the reason for the question, which was chosen before any run
     plan: str = ""  # a plan file or job of the repository; an empty text if `task` is set instead
     task: str = ""
     changes: tuple[str, ...] = ()
@@ -53,7 +53,8 @@ class Part:
     # single-site models are scored, too
     elsewhere: bool = False
     people: bool = False  # every site is one person, so that the test at other sites is a test on other people
-    # If `made_up` is set, `baseline` is the tested method, and the page reports its difference from every other row.
+    # If `made_up` is set, `baseline` is the tested method, and the page reports the difference of this method from
+    # every other row.
     made_up: Shift | None = None
 
 

@@ -40,7 +40,7 @@ def _differences(comparison: Comparison) -> tuple[float, Differences]:
 
 
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
-    """Yield a table for each kind of shift: a method's score by strength, and the method's differences from the other
+    """Yield a table for each kind of shift: for each strength, a method's score and its differences from the other
     rows.
 
     The differences are paired by test case; their confidence intervals also apply to further patients and further

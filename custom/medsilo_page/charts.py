@@ -54,7 +54,7 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
-    words: Sequence[str] = ()  # texts for the values; without texts, the formatted values are shown
+    words: Sequence[str] = ()  # texts that replace the formatted values; if empty, the formatted values are shown
 
     def said(self, n: int) -> str:
         return self.words[n] if self.words else number_text(self.values[n])
@@ -272,8 +272,8 @@ def marker(style: int, x: float, y: float) -> str:
 # ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
 class Whisker:
-    """A value and its confidence interval in a chart. The value is drawn as a dot, `interval` as a whisker, and
-    `wider`, if there is such an interval, as a thin line.
+    """A value and its confidence interval in a chart. The value is drawn as a dot and `interval` as a whisker; if
+    `wider` is not None, it is drawn as a thin line.
     """
 
     value: float

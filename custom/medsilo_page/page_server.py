@@ -47,7 +47,7 @@ HEADERS = {
 
 
 class NotServed(MedsiloError):
-    """A request that this server answers only with an HTTP status."""
+    """A request to which this server replies with an HTTP status, but with no page."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)

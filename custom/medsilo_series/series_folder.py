@@ -170,8 +170,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ files
     def known_labels(self, source: DataSource) -> Known:
-        """Return a dictionary from a site's names of labels, in the spelling of `TableReader.level`, to the plan's
-        class numbers. Names that stand for rows without a label are mapped to None.
+        """Return a dictionary from the names that a site gives to labels, spelled as by `TableReader.level`, to the
+        plan's class numbers. Names that stand for rows without a label are mapped to None.
         """
         said = source.label_map
         known = self.class_numbers(self.labels, {own: plans for own, plans in said.items() if plans != ""})
@@ -292,7 +292,7 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
                     wrong["recordings have no row with a label; write the labels"].append(entry.name)
                     continue
                 own = replace(own, label=min(known, key=lambda name: (-known[name], name)))
-            # the windows also depend on the annotation file, so the entry must contain this file
+            # an entry must contain all files on which its windows depend, so the annotation file is added
             if rhythms.is_ending(reader.label):
                 own = replace(own, images=(*own.images, rhythms.annotations_of(own.images[0], str(reader.label))))
             entries.append(own)

@@ -142,8 +142,7 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. With some return codes that are not allowed here, an answer would make
-# NVFlare end the job.
+# The return codes that a site's answer may have. Some other return codes would make NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
 # If the tensors of this many consecutive answers of a site could not be fetched, the last of these answers is rejected.

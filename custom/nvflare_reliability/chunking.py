@@ -501,8 +501,8 @@ class _Wanted:
 class _Unanswered:
     """Finds out whether an answer, or the server's reply to the answer, was lost between this process and the server.
 
-    Each connection between this process and the server may have lost the answer or the reply, for example the
-    connection of a relay.
+    The answer or the reply may have been lost on any connection between this process and the server, for example on
+    that of a relay.
     """
 
     # reports whether the server still reads an answer of this process; None means that this is unknown
@@ -514,8 +514,8 @@ class _Unanswered:
     def may_come(self) -> bool:
         """Ask the server whether it still reads the answer, and return True if the server's reply may still come.
 
-        If the server reads no answer of this process, the server's reply may be in transit. If the server again reads
-        no answer when this method is called the next time, the reply counts as lost.
+        If the server reads no answer of this process, the server's reply may be in transit. The reply counts as lost if
+        the server reads no answer at two successive calls of this method.
         """
         reads = self.ask()
         if reads is None:

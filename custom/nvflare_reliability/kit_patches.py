@@ -202,8 +202,8 @@ def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If too many handshakes are incomplete, the address with the most connections loses a connection. The lost connection
-    is the oldest of those that have sent no data, or else the address's oldest connection.
+    If too many handshakes are incomplete, the address with the most connections loses a connection. The address loses
+    the oldest of its connections that have sent no data; if all have sent data, it loses its oldest connection.
     """
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ def close_lost_connections() -> None:
 def ends_forgotten() -> bool:
     """Return True if the installed NVFlare ends the jobs that ran when the server died.
 
-    A version of NVFlare that ends these jobs does so in the method `run` of the job runner.
+    If NVFlare ends the jobs of a dead server, the method `run` of the job runner does so.
     """
     from nvflare.private.fed.server.job_runner import JobRunner
 
@@ -291,7 +291,7 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
 
 
 def signs_when_ready() -> bool:
-    """Return True if the installed NVFlare makes a new signature after it has signed a message without a key."""
+    """Return True if the installed NVFlare tries to sign again after it has sent a message without a signature."""
     from nvflare.private.fed.server.fed_server import FederatedServer
 
     server, signatures = FederatedServer.__new__(FederatedServer), [UNSIGNED, "signed"]
@@ -409,7 +409,7 @@ def wait_for_deployment(cell: Cell) -> None:
     time limits.
 
     NVFlare itself waits for a deployment only as long as for any command, by default 10 seconds. A client that checks
-    the job's code may need longer than this time.
+    the job's code may need longer than 10 seconds.
 
     Args:
         cell: The cell of the server's parent process.

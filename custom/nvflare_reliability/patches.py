@@ -447,9 +447,7 @@ class Replies:
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 def send_requests_by(cell: Cell, request: Send) -> Send:
-    """Make a cell send its requests through another function, and return the function of NVFlare that sent the requests
-    before.
-    """
+    """Make a cell send its requests through another function, and return NVFlare's function for sending requests."""
     own: Send = cell.send_request
     cell.send_request = request
     return own

@@ -146,7 +146,7 @@ class ReturningSites(FLComponent):
         """Handle a hospital's report that a job's process has ended.
 
         A dead process is restarted, unless the hospital's policies reject the job or the hospital's certificate has
-        expired. Without a restart, the plan decides whether the job continues.
+        expired. If the process is not restarted, the plan decides whether the job continues.
         """
         token, job_id, code, why = failure_of_job(request)
         client = self.engine.client_manager.clients.get(token)

@@ -15,7 +15,7 @@ from results.result_files import Study, Table
 
 POINTS = 3.0  # maximum points of the score that may be lost with the best defence
 MOST_SEEDS = 9
-PATCHED = 10.0  # maximum percentage points by which the patch may succeed more often than without an attack
+PATCHED = 10.0  # maximum percentage points by which an attack may increase the success of its patch
 # Declared exceptions to the goal, with reasons. A missed goal without a declared exception makes the command exit with
 # 1.
 WAY = (
@@ -50,8 +50,8 @@ def _signed(points: float) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """The results of one attack on one method with one defence, over all finished seeds, and the results of federations
-    without this attack.
+    """The results of one attack on one method with one defence over all finished seeds, and for comparison the results
+    without the attack.
     """
 
     cells: Sequence[Cell]
@@ -102,7 +102,9 @@ class Compared:
 
     @property
     def patched_difference(self) -> float:
-        """Percentage points by which the patch changes the assigned class more often than without an attack."""
+        """Percentage points by which the attack increases the fraction of images with the patch that models assign to
+        the target class.
+        """
         before = _mean(result.patched for result in self.undisturbed)
         return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
 

@@ -50,8 +50,8 @@ class Compared:
 
     @property
     def errors(self) -> float:
-        """Return the difference of the two means in standard errors; the standard error is computed over the seeds of
-        both means.
+        """Return the difference of two means in units of its standard error, which is computed over the seeds of both
+        means.
         """
         error = math.sqrt(stdev(self.ours) ** 2 / len(self.ours) + stdev(self.theirs) ** 2 / len(self.theirs))
         return (fmean(self.ours) - fmean(self.theirs)) / error
