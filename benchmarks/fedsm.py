@@ -3,7 +3,7 @@
     python benchmarks/fedsm.py [time|bytes|memory]
 
 Time: a site's training in a FedSM round reads every batch once for all three networks; the reference makes three
-passes. The cases are read from files each time, like data larger than memory: PNG tiles of 1000 x 1000 pixels, and
+passes. Cases are read from files each time, as if they did not fit into memory: PNG tiles of 1000 x 1000 pixels, and
 slices of compressed NIfTI volumes. With cases in memory, one pass saves little time compared to three passes, so the
 row for these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary,
 relative to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and

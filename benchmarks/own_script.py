@@ -55,8 +55,8 @@ from medsilo.site.airlock_settings import RoomSettings
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
 IN_ROOM = 1.05  # maximum ratio of the time inside the airlock to the time outside
-# maximum ratios of medsilo to the reference; the median time ratio of several runs is 0.9, and single runs differ by a
-# tenth
+# maximum ratios of medsilo to the reference; several runs have a median time ratio of 0.9, from which single runs
+# differ by a tenth
 MOST_TIME, MOST_MEMORY = 1.0, 1.0
 START_MOST = 0.3  # maximum seconds by which an airlock delays a script's first line
 STARTS = 15  # number of starts inside an airlock, and number of starts outside

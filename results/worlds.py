@@ -29,7 +29,7 @@ from medsilo_lab.study.verdict import _tested
 from results.result_files import Table
 
 Random = np.random.Generator
-STUDIES = 1600  # simulated studies of each world
+STUDIES = 1600  # number of simulated studies of each world
 FOUND, EACH = 60, 10  # number of studies that report a difference, and number of repetitions of each of these studies
 # mean score; spread of differences; spread of patients' scores; spread of the residual
 USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3

@@ -117,8 +117,8 @@ PUBLISHERS = ("paper", "authors' code", "others")
 
 
 def reruns() -> str:
-    """Return a table of improvements in the paper, with the authors' code, in other groups' publications, and in this
-    repository's results.
+    """Return a table of improvements: as measured in the methods' papers, with the authors' code, by other groups, and
+    in this repository.
     """
     rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
     return table(("gain", *PUBLISHERS, "ours"), rows)

@@ -36,7 +36,7 @@ MARKERS = (
 )
 # height of a row, height of the footer, width of the axis and width of the margin in a chart of differences, in pixels
 ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18
-GREY = 100  # number of the style of background lines, which are thin, grey and without markers
+GREY = 100  # style of background lines, which are thin, grey and without markers
 MOST_MARKERS = 120
 
 
@@ -91,8 +91,8 @@ class Drawing:
         return self.add("path", {"class": look, **attributes, "d": path})
 
     def text(self, words: str, x: float, y: float, anchor: str = "", **attributes: str) -> None:
-        """Add a text that starts at the point (x, y). With `anchor`, the text can also have its middle or its end at
-        this point.
+        """Add a text that starts at the point (x, y). With `anchor`, the middle or the end of the text is at the point
+        (x, y) instead.
         """
         place = {"x": str(x), "y": str(y)} | ({"text-anchor": anchor} if anchor else {})
         self.add("text", place | attributes, words)
@@ -118,7 +118,7 @@ def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float
 
 
 def drawn_last(series: Sequence[Series]) -> list[Series]:
-    """Sort lines so that grey lines are drawn first and other lines cover the grey lines."""
+    """Sort lines so that grey lines are drawn first, below all other lines."""
     return sorted(series, key=lambda one: one.style != GREY)
 
 

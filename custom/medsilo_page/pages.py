@@ -229,8 +229,8 @@ class SitePages(LocalPages):
 
 
 def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
-    """Return the facts about the hospital that every page shows: the required approval, missing isolation of scripts,
-    and the data set.
+    """Return the facts that every page shows: whether plans need an approval, whether scripts lack isolation, and the
+    hospital's data set.
     """
     return {
         "required": home.settings.approval_of(synthetic) != "none",

@@ -34,7 +34,7 @@ WHOLE = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# prefixes of the names of tensors that Hugging Face's files contain and that do not change a network's features
+# name prefixes of those tensors in Hugging Face's files that do not affect a network's features
 UNUSED = ("embeddings.mask_token", "pooler.", "classifier.", "decoder.", "lm_head.")
 MARK = "embeddings.patch_embeddings.projection.weight"
 QUERIES = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")

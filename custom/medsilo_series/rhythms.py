@@ -12,7 +12,7 @@ from medsilo_series.waves import WFDB, Wave, beside
 
 SKIP, NUMBER, SUBTYPE, CHANNEL, TEXT = 59, 60, 61, 62, 63  # codes of words that do not begin an annotation
 RHYTHM = 28  # code of an annotation whose text names the rhythm that begins
-# text of an annotation that gives the number of time steps per second, if it differs from the sampling rate
+# text of an annotation that states the number of time steps per second, if this number differs from the sampling rate
 RESOLUTION = "## time resolution: "
 LARGEST = 1 << 24  # maximum bytes of an annotation file
 ABSENT = "recordings have no annotation file with the ending data.recording_columns.label; copy it beside each"

@@ -35,7 +35,7 @@ from nvflare_reliability.errors import Rejected, TryAgain, one_line
 from nvflare_reliability.liveness import CHANNEL, READING
 from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
-# maximum levels of nesting in a message body, where NVFlare's encoding (FOBS) adds two levels around each object
+# maximum levels of nesting in a message body; NVFlare's encoding (FOBS) adds two levels around each object
 DEEPEST = 100
 DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)
 CUT = "its answer can't be read: it was cut short"
