@@ -75,7 +75,7 @@ def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> di
     settings = SiteSettings.model_validate({"device": device, "data": data})
     quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
     warm = plan_of(folder, 1, True).model_dump(mode="json") | {"task": quick, "network": {"name": "small-cnn"}}
-    # the first run in a process also imports the modules of a study
+    # a warm-up run, because the first run in a process also imports the modules of a study
     inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}")
     before, found = held(), []
     for number in rounds:

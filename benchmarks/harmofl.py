@@ -28,7 +28,7 @@ NETWORKS = (
     ("small-cnn 16x3x48x48", SmallCnn(), (16, 3, 48, 48)),
 )
 REPEATS, STEPS = 5, 25
-LEAST = {None: 5.0, 0.0: 50.0}  # smallest required speed-up for each band
+LEAST = {None: 5.0, 0.0: 50.0}  # minimum required speed-up for each band of frequencies
 MOST = 2.1
 
 

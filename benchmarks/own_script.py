@@ -96,7 +96,7 @@ def _in_and_out(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
     return [
-        # one round more than measured, because the measured time of a round ends when the next round starts
+        # one more round than is measured, because the time of a round ends only when the next round starts
         (
             recipe_of(
                 StockRecipe,

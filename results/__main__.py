@@ -28,7 +28,7 @@ from results.pages import ENSEMBLE, PAGES
 
 FOLDER = result_files.FOLDER
 ALL, NONE = "all", "none"
-# minimum number of seeds in a file; with fewer seeds, the results would be less certain than those of the stored file
+# minimum number of seeds in a file, because fewer seeds would make the file less certain than the stored file
 LEAST_SEEDS = 3
 
 

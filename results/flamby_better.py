@@ -6,8 +6,8 @@ test cases.
 For each data set, every candidate trains on three quarters of each hospital's training cases and is scored on the other
 quarter. The trial is repeated N times with new random draws of the quarter; a region with only two deaths takes no
 part. The candidate with the best mean score then trains on all training cases with FLamby's five seeds. The program
-tests the chosen candidate once, and also trains and tests the best published row again. A third row follows FLamby's
-code for Cyclic: each hospital trains a copy of the model, and the first hospital's copy is tested.
+tests the chosen candidate once, and also trains and tests the best published row again. The tables also have a row that
+follows FLamby's code for Cyclic: each hospital trains a copy of the model, and the first hospital's copy is tested.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Candidate:
     method: str
     rate: float
     changes: tuple[str, ...] = ()
-    # True: the mean and deviation of all hospitals' training cases standardise the columns, for training and for the
+    # True: the mean and deviation over all hospitals' training cases standardise all columns, in training and in the
     # test
     one_scale: bool = False
 

@@ -19,7 +19,7 @@ from benchmarks.timing import run
 from medsilo.deploy.supermodel import THRESHOLDS, tune
 
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
-# the global model's score, this score minus a wrong expert's score, and the standard deviation over images
+# the global model's score; the difference by which a wrong expert's score is lower; the standard deviation over images
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
 # the right expert's score minus the global model's score, for similar hospitals and for different hospitals
 DIFFERENCES = (0.05, 0.15)

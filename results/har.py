@@ -9,7 +9,11 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
 
-SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity, each with three axes
+SENSORS, STEPS, AXES = (
+    9,
+    128,
+    3,
+)  # three kinds of signals with three axes each: acceleration of the body, rotation, and acceleration with gravity
 LARGEST_GAIN = 2.0
 SITE_FILES = "subject_*.npz"
 

@@ -229,7 +229,7 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
     """If the file would fit MONAI's network exactly with MONAI's default activation or normalisation, describe this
     network. Otherwise, return an empty text.
 
-    A file does not show which activations its network has, nor normalisation layers that have no weights.
+    A file shows neither the activations of its network nor normalisation layers that have no weights.
 
     Args:
         words: The plan's network as in a MONAI bundle.

@@ -21,7 +21,7 @@ WITHOUT = "annotation files have no rhythm; leave the recordings out, or annotat
 
 
 def is_ending(label: str | None) -> bool:
-    """Return True if the label in a site's settings is the file ending of annotation files, such as .atr, and not a
+    """Return True if a site's settings give as label the file ending of annotation files, such as .atr, instead of a
     column's name.
     """
     return label is not None and label.startswith(".")

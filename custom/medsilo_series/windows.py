@@ -74,8 +74,8 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 
 
 def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None) -> Iterator[tuple[int, int, int]]:
-    """For each unbroken sequence of steps with the same used label, yield the first step, the step after the last step,
-    and the label's index.
+    """For each unbroken sequence of steps that share one used label, yield the first step, the step after the last
+    step, and the label's index.
 
     Args:
         rows: For each step, the number of its row.

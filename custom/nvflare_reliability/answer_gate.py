@@ -325,7 +325,7 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Check an answer and return it, marked as rejected if its return code would end the job.
+        """Check an answer and return it; if its return code would end the job, mark the answer as rejected.
 
         Raise Rejected if NVFlare can't handle the answer.
         """

@@ -657,7 +657,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     from nvflare.fuel.flare_api.flare_api import Session
 
     connect_in_time()
-    # without this call, NVFlare searches all folders below the current folder
+    # without this call, NVFlare searches all folders below the current folder for its configuration
     ConfigService.initialize({}, [str(kit / "startup")])
     session = Session(username=user, startup_path=str(kit))
     try:

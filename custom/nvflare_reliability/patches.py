@@ -207,7 +207,7 @@ class StreamLimits:
         self.cell, self.lock = cell, threading.Lock()
         self.known: dict[str, dict[tuple, RxTask]] = {}
         self.waiting: dict[str, int] = {}  # an upper bound, for each sender, on the bytes that wait to be read
-        # for each finished stream, the time of the check that found the stream finished
+        # for each finished stream, the time at which a check first found the stream finished
         self.ended: dict[tuple, float] = {}
         self.looked = monotonic()
 
@@ -294,8 +294,8 @@ def _waiting(task: RxTask) -> int:
 def connect_in_time() -> None:
     """End a connection attempt if the TLS handshake takes too long or the connector is stopped.
 
-    After a slow handshake, NVFlare connects again; without this patch, NVFlare would wait forever. The patch also
-    shortens the pause between two connection attempts from ten seconds to four.
+    With this patch, NVFlare connects again after a slow handshake; without it, NVFlare would wait forever. The patch
+    also shortens the pause between two connection attempts from ten seconds to four.
     """
     if TcpDriver.connect is not _connect:
         conn_manager.MAX_WAIT = conn_manager.SILENT_RECONNECT_TIME = AGAIN

@@ -13,7 +13,7 @@ from results.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, R
 from results.attacks.costs import Cost, kept_costs
 from results.result_files import Study, Table
 
-POINTS = 3.0  # maximum points of the score that may be lost with the best defence
+POINTS = 3.0  # maximum loss of score, in points, that the best defence may leave
 MOST_SEEDS = 9
 PATCHED = 10.0  # maximum percentage points by which an attack may increase the success of its patch
 # Declared exceptions to the goal, with reasons. A missed goal without a declared exception makes the command exit with
