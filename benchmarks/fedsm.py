@@ -8,7 +8,7 @@ slices of compressed NIfTI volumes. With cases in memory, one pass saves little 
 row for these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary,
 relative to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and
 VGG-11, and the sites send synthetic answers. The benchmark compares the increase of the server's memory with the size
-of the results and of two messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the
+of the results plus two messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the
 selector. Step: the processor time of aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops
 over dictionaries. The reported time is the fastest of three rounds.
 

@@ -1,4 +1,5 @@
-"""Compare the network that `medsilo init` chooses for volumes with nnU-Net in 3-D and with Auto3DSeg, after equal work.
+"""Compare three networks after equal work: the network that `medsilo init` chooses for volumes, nnU-Net in 3-D, and
+Auto3DSeg.
 
     python -m benchmarks.networks [--data DIR] [--seeds N] [--share S] [--only NAME] [--steps]
 

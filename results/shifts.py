@@ -1,5 +1,5 @@
-"""Make tables of simulated shifts: each method's difference by the strength of the shift for which the method was
-designed.
+"""Make tables of simulated shifts: for each method, the differences from other rows at each strength of the shift for
+which the method was designed.
 """
 
 from collections.abc import Iterator, Sequence

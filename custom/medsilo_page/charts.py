@@ -1,4 +1,4 @@
-"""Draw line charts and charts of differences as inline SVG, which people without colour vision and screen readers can
+"""Draw line charts and charts of differences as inline SVG, which screen readers and people without colour vision can
 read. The module uses no drawing library and no script.
 
 Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods.

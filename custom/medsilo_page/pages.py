@@ -67,7 +67,7 @@ class _Work:
 
 
 class SitePages(LocalPages):
-    """Answers the requests to the hospital's web page that the server has admitted. Each request reads the hospital's
+    """Answers those requests to the hospital's web page that the server has admitted. Each request reads the hospital's
     files again, so that pages are always up to date.
     """
 

@@ -99,8 +99,8 @@ def bare_name(name: str) -> str:
 def site_folder(
     task: str, site: str, sites: Sequence[str], folder: Path | None, holds: Callable[[Path], bool], layout: str
 ) -> Path:
-    """Find a site's folder. If no subfolder has the site's name, the site's folder is the data folder, or the data
-    folder's only subfolder.
+    """Find a site's folder. If no subfolder has the site's name, return the data folder, or the data folder's only
+    subfolder.
 
     If the data folder only has subfolders for other sites, raise DataError.
 

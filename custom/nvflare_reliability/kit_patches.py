@@ -195,7 +195,7 @@ class AskingDeployer(AppDeployer):
 
 
 def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
-    """Return True if a job's metadata names a container image or code for a site."""
+    """Return True if a job's metadata names a container image for a site, or contains code for the site."""
     return bool(AppAuthzService.derive_local_app_info({}, dict(meta), site).get(AppValidationKey.BYOC))
 
 

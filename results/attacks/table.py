@@ -92,7 +92,9 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Return the score without an attack minus the mean score, in points; return 100 if a study ended early."""
+        """Return by how many points the score is below the score without an attack; return 100 if a study ended
+        early.
+        """
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property
@@ -220,7 +222,9 @@ def _points(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the goal
 def best_defence(found: Sequence[Compared]) -> str | None:
-    """Return the defence that meets the goal in most attacks; among equals, the defence with the smallest mean loss."""
+    """Return the defence that meets the goal against most attacks; of several such defences, the defence with the
+    smallest mean loss of score.
+    """
     own = {name: [one for one in found if one.cell.defence == name and not one.refused] for name in DEFENCES}
     own = {name: rows for name, rows in own.items() if rows and name != PLAIN}
 
