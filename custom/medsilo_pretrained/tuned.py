@@ -227,7 +227,7 @@ def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
     """If the file would fit MONAI's network exactly with MONAI's default activation or normalisation, describe this
-    network. Otherwise, return an empty text.
+    network. If the file would not fit, return an empty text.
 
     A file shows neither the activations of its network nor normalisation layers that have no weights.
 

@@ -404,8 +404,8 @@ UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's
 class Pace:
     """Estimates how long the transfer of a piece takes on a connection. The estimate is smoothed as in TCP (RFC 6298).
 
-    Replies arrive roughly in the order of their requests. A reply therefore counts as lost when the reply to a much
-    later request has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
+    Replies arrive roughly in the order of their requests. A reply counts as lost when the reply to a much later request
+    has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
     """
 
     def __init__(self) -> None:

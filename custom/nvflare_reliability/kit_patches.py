@@ -758,8 +758,8 @@ def patient_simulator(
 def tell_sites_apart() -> None:
     """Let each thread of NVFlare's simulator write the name of its site into a separate dictionary.
 
-    Without this patch, all threads share one dictionary. If two sites then start at the same time, one site's process
-    gets the other site's name, and finds no plan.
+    Without this patch, all threads share one dictionary. If two sites start at the same time without this patch, one
+    site's process gets the other site's name, and finds no plan.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
 
