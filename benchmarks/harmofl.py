@@ -6,8 +6,8 @@ step relative to a plain step.
 The numpy code implements the paper's equations for every image and channel: the transform, its absolute value, its
 angle, and the inverse transform. AmplitudeNorm and the numpy code process the same float32 images with the same
 amplitude. The program first compares the results of both implementations, and then times both with as many threads as
-the machine has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean, and that a
-perturbed step takes at most as long as 2.1 plain steps.
+the machine has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean. A perturbed
+step may take at most as long as 2.1 plain steps.
 """
 
 from collections.abc import Callable

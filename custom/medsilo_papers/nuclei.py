@@ -47,10 +47,10 @@ class Nuclei(PictureTask):
     """RGB images [3, size, size] with values from 0 to 1, and masks of the pixels that belong to nuclei.
 
     A site reads the folder that has the site's name; if no folder has this name, the site reads the only folder. A site
-    with the name <set>-breast, -kidney, -lung or -prostate reads only images of the organ in its name, from the
-    hospitals in MoNuSAC that contributed this organ. All outlines or instances of an image become one mask, and regions
-    that MoNuSAC calls ambiguous become background. Tiles are stored as `<set>/images/<name>.png`, and their masks (0
-    and 255) as `<set>/masks/<name>.png`.
+    with the name <set>-breast, -kidney, -lung or -prostate reads only images of this organ, from the hospitals in
+    MoNuSAC that contributed it. All outlines or instances of an image become one mask, and regions that MoNuSAC calls
+    ambiguous become background. Tiles are stored as `<set>/images/<name>.png`, and their masks (0 and 255) as
+    `<set>/masks/<name>.png`.
 
     All images of a patient are used for the same purpose: training, validation or test. If the patient is unknown, all
     images of a slide, and all tiles of a source image, are used for the same purpose. All sites with the same layout of
