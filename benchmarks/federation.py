@@ -203,7 +203,7 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     """Return the median round times of NVFlare's FedAvg and of medsilo, which take turns in one federation over mutual
     TLS.
 
-    `pollings` are the polling intervals with which NVFlare's FedAvg runs; None keeps NVFlare's default. At medsilo's
+    NVFlare's FedAvg runs with each of the polling intervals `pollings`; None keeps NVFlare's default. At medsilo's
     server, the time between rounds lasts from the mixing of the last answer to the start of the next round.
     """
     sys.path.insert(0, str(ROOT))
@@ -285,7 +285,7 @@ def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
 # ---------------------------------------------------------------------- the tables
 def small() -> None:
     """Measure the round overhead of a small model (table a)."""
-    # imported here, because other benchmarks import this module but do not need the module timing
+    # imported here, because benchmarks that import this module do not need the module timing
     from timing import note
 
     print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")

@@ -66,7 +66,7 @@ QUICKLY: list[str] = []
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
-SLACK = 64  # MiB for torch's internal memory and the allocator's rounding
+SLACK = 64  # allowance in MiB for torch's internal memory and the allocator's rounding
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
@@ -171,7 +171,7 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
 
 # ---------------------------------------------------------------------------------------------------- memory
 class MadeUp:
-    """Sites without data, which create tensors of the right shape for each request."""
+    """Simulated sites without data, which answer each request by tensors of the right shape."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -277,7 +277,7 @@ def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if medsilo's default network is at most one point behind each other network."""
+    """Return the exit code 0 if medsilo's default network is at most one point of Dice behind each other network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=SIZE.seeds)

@@ -14,8 +14,8 @@ With --airlock, medsilo's recipe runs the script in an airlock (a sandbox), and 
 without an airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 
 With --start, the benchmark measures the seconds until a script's first line, by turns inside and outside of an airlock.
-The first airlock of a process also tests the machine and looks for Python's folders. The bound applies to the
-difference of two medians: the time inside an airlock minus the time outside.
+When a process starts its first airlock, the process also tests the machine and looks for Python's folders. The bound
+applies to the difference of two medians: the time inside an airlock minus the time outside.
 """
 
 import argparse

@@ -31,7 +31,7 @@ from tests import inprocess
 from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
-RAREST = 3  # minimum number of cases of each outcome that a hospital needs to take part in comparisons
+RAREST = 3  # minimum number of cases of each outcome; hospitals with fewer cases take no part in comparisons
 HELD = 0.25  # fraction of each hospital's training cases that is held out for comparing candidates
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published federated rows
 

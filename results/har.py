@@ -19,8 +19,7 @@ SITE_FILES = "subject_*.npz"
 
 
 def in_order(windows: np.ndarray) -> np.ndarray:
-    """Return windows [n, sensors, steps]; the stored values may be in the order of sensors and steps, or of steps and
-    sensors.
+    """Return windows [n, sensors, steps]; in the stored values, steps may come before sensors.
 
     The available copy stores the numbers of an array [n, steps, sensors] under the shape [n, sensors, steps], so that
     each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the right order is
@@ -39,7 +38,8 @@ def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
     """Return windows as a device with a different mounting and a different calibration would record them.
 
     For each site, one permutation and one sign of the three axes apply to all the site's sensors. Each kind of sensor
-    has a gain between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
+    has a gain between a half and two. A site's permutation, signs and gains depend only on the seed and the site's
+    name.
     """
     draw = np.random.default_rng(seed_for(seed, "shift", site))
     order = draw.permutation(AXES)

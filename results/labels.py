@@ -57,7 +57,7 @@ class Part:
     write: Callable[[Path, int, bool], None]
     plan: Mapping[str, Any]
     rows: tuple[Row, ...]
-    # maps the title of the judging hospital's score to the score's key; the first score is the mean
+    # maps the title of each score at the judging hospital to the score's key; the first score is the mean
     scores: Mapping[str, str]
 
 

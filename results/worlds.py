@@ -3,8 +3,8 @@ part of results/intervals.csv.
 
 No number in this module was chosen to change an interval's coverage. The worlds combine seven kinds of patients with
 four shapes of a study. The shapes range from one hospital with five patients to three hospitals with a hundred patients
-each. The spread of seeds is between zero and the spread of patients. In some worlds, the methods fail completely on
-some of the patients.
+each. The spread of scores between seeds is at least zero, and at most the spread between patients. In some worlds, the
+methods fail completely on some of the patients.
 """
 
 import math

@@ -122,7 +122,7 @@ def _refuse_doubles(heights: np.ndarray) -> None:
 
 
 def read_again(files: Sequence[Path]) -> ImageSeries:
-    """Read the headers of a series' files again; raise DataError if a file was damaged after the data set was
+    """Read the headers of a series' files again; raise DataError if a file has been damaged since the data set was
     listed.
     """
     found = [read_headers(path) for path in files]

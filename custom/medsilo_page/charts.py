@@ -138,8 +138,8 @@ def colour(style: int) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The step
-    between the numbers is 1, 2 or 5 times a power of ten.
+    """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The numbers
+    are evenly spaced, and the step between them is 1, 2 or 5 times a power of ten.
     """
     if high - low < 1e-9:  # values whose range is tiny would all be printed with the same digits
         low, high = low - 0.05, high + 0.05

@@ -81,7 +81,7 @@ def _annotations(data: bytes) -> Iterator[tuple[int, int, str]]:
             if place + number > len(data):
                 raise ValueError("a text ends after the file")
             text = data[place : place + number].partition(b"\0")[0].decode("latin-1").strip()
-            place += number + number % 2  # a padding byte follows each text of an odd length
+            place += number + number % 2  # a padding byte follows a text whose length is odd
         elif kind == SKIP:
             upper, lower = struct.unpack_from("<hH", data, place)
             yield time, code, text

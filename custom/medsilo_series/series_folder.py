@@ -30,7 +30,7 @@ from medsilo_series import rhythms
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
-# maximum relative difference between the sampling rate in the settings and the sampling rate computed from the times
+# maximum relative difference between two sampling rates: that in the settings, and that computed from the times
 NEAR = 0.01
 MOST_TERM = 1000  # maximum numerator and maximum denominator of the resampling factor
 MOST_SIGNALS = 5000
@@ -271,8 +271,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Replace each recording in a listing by one entry for each of its patients; return, for each entry, the number of
-    rows with each label. Rows without a label are not counted.
+    """Replace each recording in a listing by one entry for each patient in the recording. For each entry, return the
+    number of rows with each label. Rows without a label are not counted.
     """
     entries, shown, wrong, missing = [], {}, defaultdict(list), reader.source.missing
     for entry in listing.entries:

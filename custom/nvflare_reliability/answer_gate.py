@@ -249,7 +249,7 @@ class AnswerGate(Gate):
     def _is_reading(self, request: Message) -> Message:
         """Reply to a site's question whether an answer of the site is queued or being read.
 
-        The reply is False after the answer was read and the server's reply to the answer was sent.
+        The reply is False once the answer has been read and the server has sent its reply to the answer.
         """
         with self.lock:
             reading = self.open[str(request.get_header(MessageHeaderKey.ORIGIN))] > 0

@@ -279,7 +279,7 @@ class _Chunks(TensorDownloadable):
         parts = in_pieces(tensors, most)
         super().__init__(parts, most)
         self.tensors: Tensors | None = parts
-        self.pieces: list[list[str]] = []  # names of the tensors, and of the pieces of tensors, in each chunk
+        self.pieces: list[list[str]] = []  # for each chunk, the names of all tensors and pieces of tensors in the chunk
         room = 0
         for name, part in parts.items():
             room -= part.nbytes
@@ -328,8 +328,8 @@ class _OnTheirWay:
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield the next requests. A request consists of the number of its first piece, and the number of pieces that
-        it asks for.
+        """Yield the next requests. A request consists of two numbers: the index of the first piece, and how many pieces
+        are requested.
 
         On a fast connection, one reply has several pieces, because each reply costs both processes time.
         """

@@ -220,7 +220,7 @@ class StreamLimits:
             most: The maximum number of bytes from this sender that may wait to be read.
         """
         for wish in (StreamHeaderKey.RETRY_TIMEOUT, StreamHeaderKey.RETRY_WAIT):
-            # the sender may not decide how long a finished stream is remembered
+            # a sender must not decide how long a finished stream is remembered
             message.headers.pop(wish, None)
         if message.get_header(StreamHeaderKey.ERROR_MSG):  # a message that reports an error does not start a stream
             return True
@@ -254,7 +254,7 @@ class StreamLimits:
         return waiting <= most
 
     def _forget_old(self) -> None:
-        """Forget each finished stream after the time in NVFlare's configuration."""
+        """Forget each finished stream after the time that NVFlare's configuration sets."""
         now = monotonic()
         if now - self.looked < LOOK:
             return
@@ -438,7 +438,7 @@ class Replies:
         return 0
 
     def settle(self, stream: Stream, reply: Message) -> int:
-        """Answer a request by the given reply instead of the announced reply."""
+        """Answer a request by the given reply, instead of by the reply that was announced."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             _settle(waiter, reply)
