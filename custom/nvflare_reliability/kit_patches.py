@@ -70,9 +70,7 @@ LOG = logging.getLogger(__name__)
 BACKLOG = 512  # maximum number of incoming connections that wait until the server accepts them
 # the number of connections is limited, because NVFlare uses `select`, which only handles file descriptors up to 1023
 MOST_OF_ONE, MOST = 64, 256  # maximum numbers of simultaneous handshakes: from one address, and from all addresses
-SAID_AGAIN = (
-    3600.0  # after a failed handshake of an address, no further failure of this address is logged for these seconds
-)
+SAID_AGAIN = 3600.0  # seconds for which further failed handshakes of the same address are not logged
 AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log, and maximum number of older audit logs that are kept
 SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"
 DEATHS = (  # exit codes of job processes that were killed or that crashed

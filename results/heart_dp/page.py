@@ -28,9 +28,8 @@ from results.result_files import Study, Table
 
 ERRORS = 2.0  # a cell agrees with the published cell if the difference is at most this number of standard errors
 GOALS = {1.0: 0.722, 0.1: 0.679}
-Told = dict[
-    tuple[float | None, float | None], list[float]
-]  # maps each pair of ε and δ to the published accuracy of each seed
+# maps each pair of ε and δ to the published accuracy of each seed
+Told = dict[tuple[float | None, float | None], list[float]]
 
 
 def read_published(path: Path) -> Told:
