@@ -86,8 +86,8 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Return two numbers of bytes: a round's peak memory minus the memory at the start, and the largest value that this
-    difference may have.
+    """Return, in bytes, by how much a round's peak memory exceeds the memory at the start, and the upper bound for this
+    excess.
     """
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)

@@ -266,7 +266,9 @@ def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, plac
 
 
 def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, float]:
-    """Return medsilo's mean Dice minus another network's in points, with the 95 % t interval over patients."""
+    """Return the difference in points between the mean Dice of medsilo's network and of another network, with the 95 %
+    t interval over patients.
+    """
     own: dict[str, list[float]] = {}
     for one in found:
         for case, dice in one.dice["medsilo"].items():

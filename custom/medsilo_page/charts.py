@@ -2,9 +2,9 @@
 read. The module uses no drawing library and no script.
 
 Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods.
-Because of these classes, a drawing works in light mode, in dark mode and in print. Each line also has a dash pattern
-and a marker, for black-and-white print and for colour-blind readers. No drawing library is used, because drawing
-libraries support neither the page's CSS classes nor texts for screen readers.
+Because the colours come from CSS classes, a drawing works in light mode, in dark mode and in print. Each line also has
+a dash pattern and a marker, for black-and-white print and for colour-blind readers. No drawing library is used, because
+drawing libraries support neither the page's CSS classes nor texts for screen readers.
 """
 
 import math

@@ -156,7 +156,7 @@ def packed(name: str, piece: Tensor) -> list[Any]:
 
 
 def unpacked(piece: Any) -> Tensors:
-    """Decode a received piece of a tensor, and return a dictionary from the name of the piece to the piece."""
+    """Decode a received piece of a tensor; return a dictionary that maps the piece's name to the piece."""
     name, kind, shape, sent = piece
     content = sent.value if isinstance(sent, Datum) else sent
     if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:

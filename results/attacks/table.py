@@ -235,7 +235,7 @@ def best_defence(found: Sequence[Compared]) -> str | None:
 
 
 def goal_table(done: Done) -> tuple[Table, list[Compared]]:
-    """Return a table of each method's best defence against one dishonest hospital, and the attacks in which this
+    """Return a table of each method's best defence against one dishonest hospital, with the attacks in which this
     defence misses the goal.
     """
     rows: list[Sequence[str]] = []
