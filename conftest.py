@@ -1,14 +1,14 @@
-"""pytest reads this file before tests/conftest.py, which imports all modules that tests need and then switches garbage
-collection on again.
+"""pytest reads this file first, so garbage collection is off while tests/conftest.py imports all modules that tests
+need. Then tests/conftest.py switches garbage collection on.
 """
 
 import gc
 import sys
 from typing import Any
 
-gc.disable()  # a third of the time of the imports would be garbage collection
+gc.disable()  # garbage collection would take a third of the imports' time
 
-# MONAI imports jsonschema, and jsonschema imports a grammar of addresses if the grammar is installed. Importing the
-# grammar takes a second, and no test needs the grammar.
+# MONAI imports jsonschema, which imports the package rfc3987_syntax if this package is installed. Importing
+# rfc3987_syntax takes a second, and no test needs this package.
 missing: dict[str, Any] = {"rfc3987_syntax": None}
 sys.modules.update(missing)

@@ -4,11 +4,11 @@
 
 The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
 double loop over sites and tensors. For each tensor, the loop looks up a weight in W and the tensor in a `state_dict()`.
-Medsilo's time is the time of a whole round: the server's aggregator receives models one by one, mixes them as rows and
-sends the results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak
-memory must not exceed the size of N models and one block of tensors. The program creates models one at a time, and
-passes each model to the aggregator. The third measurement compares an evaluation pass that collects AdaFed's statistics
-with a plain evaluation pass, for LeNet5 and for the activity network.
+Medsilo's time is that of a whole round: the server's aggregator receives models one by one, mixes them as rows of a
+matrix, and sends the results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's
+size. The peak memory must not exceed the size of N models plus one block of tensors. The program creates models one at
+a time, and passes each model to the aggregator. The third measurement compares an evaluation pass that collects
+AdaFed's statistics with a plain evaluation pass, for LeNet5 and for the activity network.
 
 Evaluation passes with and without AdaFed's statistics use the same number of threads. Each reported time is the fastest
 of several calls. The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads
@@ -86,8 +86,8 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Return two numbers of bytes: a round's peak memory minus the memory at the start, and the largest value that this
-    difference may have.
+    """Return, in bytes, by how much a round's peak memory exceeds the memory at the start, and the upper bound for this
+    excess.
     """
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)
@@ -103,7 +103,7 @@ def alexnet_memory() -> tuple[float, float]:
     mixer.finish()
     # received tensors, and their double-precision copies before and after mixing
     block = SITES * WIDEST * (4 + 8 + 8)
-    # An arriving model is briefly in memory twice: as received and as a row.
+    # An arriving model is briefly in memory twice: as it was received, and as a row of the matrix.
     return most_held() - before, SITES * size + size + block
 
 

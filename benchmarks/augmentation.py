@@ -1,5 +1,4 @@
-"""Measure the number of images per second on which medsilo and a plain MONAI loop train with augmentation, in the same
-run.
+"""Measure how many images per second medsilo and a plain MONAI loop train on, with augmentation, in one run.
 
     python benchmarks/augmentation.py [--repeats N] [--device cuda]
 
@@ -7,11 +6,11 @@ The program generates a hospital's volumes and writes them as NIfTI files. Medsi
 which medsilo has read into memory: whole slices of 96 x 96, or patches of 64 x 64 x 32 from volumes. Medsilo and MONAI
 use the same network, loss, optimizer, batches and augmentation (flips, turns, scaling, changes of intensities, and
 noise). The MONAI loop follows MONAI's tutorials, which use a Dataset with a Compose of transforms, a DataLoader and a
-training loop. The row `notes off` measures the same MONAI loop without the images' metadata (set_track_meta), which
-MONAI's tutorials leave on. Each time is a processor time on one thread, and the median of several repetitions;
-repetitions of medsilo and of MONAI alternate. On a GPU, times are wall-clock times, and a second MONAI loop reads with
-four additional processes, while medsilo uses no additional process. The goal is that medsilo trains on at least 1.5
-times as many images per second as the MONAI loop.
+training loop. The row `notes off` measures the MONAI loop without the images' metadata (set_track_meta off); MONAI's
+tutorials keep the metadata. Each time is a processor time on one thread, and the median of several repetitions;
+repetitions of medsilo and of MONAI alternate. On a GPU, times are wall-clock times, and there is another MONAI loop,
+for which four additional processes read images. Medsilo uses no additional process. The goal is that medsilo trains on
+at least 1.5 times as many images per second as the MONAI loop.
 """
 
 import argparse

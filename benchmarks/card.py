@@ -6,14 +6,14 @@ Each measurement alternates between medsilo and the reference. The program waits
 and uses the fastest repetition.
 
 - loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by MONAI's tutorial
-  loop. MONAI's tutorial loop reads every batch's loss. With the same order of summation, the engine's loop must be as
-  fast as the tutorial loop.
+  loop. MONAI's tutorial loop waits for the loss of every batch. With the same order of summation, the engine's loop
+  must be as fast as the tutorial loop.
 - busy: the fraction of an epoch in which the GPU computes, and the GPU's slowest operations.
 - harmofl: AmplitudeNorm's milliseconds per batch, AmplitudeNorm's time relative to a training step, and a perturbed
   step's time relative to a plain step.
 - fedsm: the training time of a site in a FedSM round, relative to three separate passes.
 - volumes: an epoch with augmentation on patches of volumes that are read from files, as in benchmarks/volumes.py.
-- memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
+- memory: the memory of a process after CUDA has started, and whether CUDA starts under a memory limit.
 
 `python -m benchmarks.nnunet --device cuda` measures nnU-Net's epoch.
 """
@@ -320,7 +320,9 @@ print(dict(before=before, after=held()))
 
 
 def memory(device: str) -> Figures:
-    """Return a process's memory in MiB before and after CUDA starts, and under memory limits."""
+    """Return a process's memory in MiB before and after CUDA starts, once without a memory limit and once under each
+    limit.
+    """
     found = {}
     for limit in (0, *LIMITS):
         command = [sys.executable, "-c", BEGINS, str(limit), device]

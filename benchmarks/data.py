@@ -7,8 +7,8 @@ The program generates volumes and photographs and writes them as a hospital's fi
 (MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. As the reference,
 the same network trains on patches of the same size that are already tensors in memory. The table lists the first epoch
 separately, because the cache is empty in the first epoch. Times are processor times on one thread, so that other
-processes of the machine hardly change the measured times. From the second epoch on, the goal is at least 0.8 times as
-many samples per second as with tensors in memory.
+processes of the machine hardly change the measured times. From the second epoch on, the goal is to read at least 0.8
+times as many samples per second as with tensors in memory.
 """
 
 import tempfile

@@ -3,17 +3,17 @@ registry.
 
     python benchmarks/data_sets.py
 
-`scan` lists and hashes the files of a folder; a second scan after changes of 20 files reads only these files.
+`scan` lists and hashes the files of a folder; after 20 files have changed, a second scan reads only the changed files.
 `read_columns` reads a table as columns. The program compares `scan` and `read_columns` with a loop that reads and
 hashes the same bytes. Times are wall-clock times. A scan may take at most 1.5 times the loop's time, and a second scan
-may read only the 20 changed files. Reading a table may use at most twice the memory of the table's columns, and
-scanning images at most 1 GiB. `read_columns` misses the goal, because pyarrow alone takes four times as long to parse
-the text and index each value as hashing takes. For comparison, the program prints the times of pyarrow and of
+may read only the changed files. Reading a table may use at most twice the memory of the table's columns, and scanning
+images at most 1 GiB. `read_columns` misses the goal: to parse the text and index the values, pyarrow alone takes four
+times as long as hashing. For comparison, the program prints the times of pyarrow and of
 `pandas.read_csv(engine="pyarrow")`.
 
-The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. Three rounds of a
-study may take at most 8 s; `medsilo data` may take at most 1 s more than starting Python and importing the libraries.
-The program compiles Python modules before measuring, because an installation also compiles the modules.
+The measurement `registry` is the processor time of whole commands on one table of 16 hospitals. Three rounds of a study
+may take at most 8 s; `medsilo data` may take at most 1 s more than starting Python and importing the libraries. The
+program compiles Python modules before measuring, because an installation also compiles the modules.
 """
 
 import hashlib

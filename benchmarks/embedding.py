@@ -6,9 +6,9 @@ every pass.
 The program generates one hospital's PNG files of 224 x 224 pixels, and random weights for a network of ViT-S/16's size.
 The plan runs with `network.once` on and, as the reference, with `network.once` off; each run has a separate process.
 The reference also reads each image only once, and keeps the image in memory. `in batches` is a loop that runs the
-frozen ViT-S over batches of 16 images as often as the study does. The row `in batches` shows the cost if the other
-images in a batch may change an image's embedding. The reference runs for 1 and 4 rounds, and its time is extrapolated
-to all rounds. With --whole, the reference runs all rounds.
+frozen ViT-S over batches of 16 images as often as the study does. The row `in batches` shows the cost if an image's
+embedding may depend on the other images in the batch. The reference runs for 1 and 4 rounds, and its time is
+extrapolated to all rounds. With --whole, the reference runs all rounds.
 
 Times are processor times on one thread, or wall-clock times on a GPU. Memory is a process's peak memory minus its
 memory after importing. The goal is that 30 rounds take at most a twentieth of the reference's time.
@@ -75,7 +75,7 @@ def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> di
     settings = SiteSettings.model_validate({"device": device, "data": data})
     quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
     warm = plan_of(folder, 1, True).model_dump(mode="json") | {"task": quick, "network": {"name": "small-cnn"}}
-    # the first run in a process also imports the modules of a study
+    # a warm-up run, because the first run in a process also imports the modules of a study
     inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}")
     before, found = held(), []
     for number in rounds:

@@ -5,12 +5,12 @@
 NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator, or with `secure` in one provisioned
 federation over mutual TLS. NVFlare's FedAvg and medsilo exchange the same network (MONAI's U-Net) with the same sites
 and tensors. No site trains, so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with
-`ExchangeFormat.PYTORCH`, exported and started in the same way as `SimEnv` does this. Medsilo runs its canonical job
-with the real controller, executor and participant, without training and evaluation.
+`ExchangeFormat.PYTORCH`, which the benchmark exports and starts as `SimEnv` does. Medsilo runs its canonical job with
+the real controller, executor and participant, without training and evaluation.
 
-The time of a round of medsilo lasts from the end of the previous round to the end of this round. The time of a round of
-the reference lasts from the start of this round to the start of the next round. The reported time is the median over
-all rounds except the first round. Memory is the peak resident size of the server's process (VmHWM of Linux).
+A round of medsilo is timed from the end of the previous round to its own end. A round of the reference is timed from
+its own start to the start of the next round. The reported time is the median over all rounds except the first round.
+Memory is the peak resident size of the server's process (VmHWM of Linux).
 """
 
 import argparse
@@ -38,7 +38,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = Path(__file__).resolve().parent / "federation_parts"
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
-POLLING = 0.1  # polling interval of a site in medsilo's jobs in seconds; NVFlare's default is 2
+POLLING = 0.1  # seconds between two polls of a site in medsilo's jobs; NVFlare's default is 2
 BETWEEN = "medsilo, between rounds"
 LIMIT = 300.0  # maximum seconds for one run
 REPEATS = 5
@@ -203,7 +203,7 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     """Return the median round times of NVFlare's FedAvg and of medsilo, which take turns in one federation over mutual
     TLS.
 
-    `pollings` are the polling intervals with which NVFlare's FedAvg runs; None keeps NVFlare's default. At medsilo's
+    NVFlare's FedAvg runs with each of the polling intervals `pollings`; None keeps NVFlare's default. At medsilo's
     server, the time between rounds lasts from the mixing of the last answer to the start of the next round.
     """
     sys.path.insert(0, str(ROOT))
@@ -285,7 +285,7 @@ def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
 # ---------------------------------------------------------------------- the tables
 def small() -> None:
     """Measure the round overhead of a small model (table a)."""
-    # imported here, because other benchmarks import this module but do not need the module timing
+    # imported here, because benchmarks that import this module do not need the module timing
     from timing import note
 
     print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")

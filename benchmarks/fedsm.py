@@ -3,14 +3,14 @@
     python benchmarks/fedsm.py [time|bytes|memory]
 
 Time: a site's training in a FedSM round reads every batch once for all three networks; the reference makes three
-passes. The cases are read from files each time, like data larger than memory: PNG tiles of 1000 x 1000 pixels, and
-slices of compressed NIfTI volumes. With cases in memory, one pass saves little time compared to three passes, so the
-row for these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary,
-relative to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and
-VGG-11, and the sites send synthetic answers. The benchmark compares the increase of the server's memory with the size
-of the results and of two messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the
-selector. Step: the processor time of aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops
-over dictionaries. The reported time is the fastest of three rounds.
+passes. Cases are read from files each time, as if memory were too small: PNG tiles of 1000 x 1000 pixels, and slices of
+compressed NIfTI volumes. With cases in memory, one pass saves little time compared to three passes, so the row for
+these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary, relative
+to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and VGG-11, and the
+sites send synthetic answers. The benchmark compares the increase of the server's memory with the size of the results
+plus two messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the selector. Step:
+the processor time of aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops over
+dictionaries. The reported time is the fastest of three rounds.
 
 The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak memory
 from /proc.
@@ -66,7 +66,7 @@ QUICKLY: list[str] = []
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
-SLACK = 64  # MiB for torch's internal memory and the allocator's rounding
+SLACK = 64  # allowance in MiB for torch's internal memory and the allocator's rounding
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
@@ -171,7 +171,7 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
 
 # ---------------------------------------------------------------------------------------------------- memory
 class MadeUp:
-    """Sites without data, which create tensors of the right shape for each request."""
+    """Simulated sites without data, which answer each request by tensors of the right shape."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

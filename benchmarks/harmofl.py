@@ -6,8 +6,8 @@ step relative to a plain step.
 The numpy code implements the paper's equations for every image and channel: the transform, its absolute value, its
 angle, and the inverse transform. AmplitudeNorm and the numpy code process the same float32 images with the same
 amplitude. The program first compares the results of both implementations, and then times both with as many threads as
-the machine has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean, and perturbed
-steps of at most 2.1 plain steps.
+the machine has cores. The goals are speed-ups of 5 for the whole spectrum and of 50 for the frozen mean. A perturbed
+step may take at most as long as 2.1 plain steps.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ NETWORKS = (
     ("small-cnn 16x3x48x48", SmallCnn(), (16, 3, 48, 48)),
 )
 REPEATS, STEPS = 5, 25
-LEAST = {None: 5.0, 0.0: 50.0}  # smallest required speed-up for each band
+LEAST = {None: 5.0, 0.0: 50.0}  # minimum required speed-up for each band of frequencies
 MOST = 2.1
 
 
 def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bool, band: float | None) -> np.ndarray:
-    """Compute the paper's equations 2 to 4 for one image after the other; update `amplitude` in place unless
-    `frozen`.
+    """Compute the paper's equations 2 to 4 for one image after the other; update `amplitude` in place if `frozen` is
+    false.
     """
     if not frozen:
         mean = np.mean([[np.abs(np.fft.fft2(channel)) for channel in image] for image in images], axis=0)

@@ -53,7 +53,9 @@ def run_cheap(noted: Path) -> dict[str, float]:
 
 
 def run_now(released: Mapping[str, float]) -> dict[str, float]:
-    """Measure a worse ratio a second time, because a briefly loaded machine rarely affects two measurements."""
+    """If a ratio became worse, measure the ratio a second time, because a briefly loaded machine rarely affects two
+    measurements.
+    """
     with tempfile.TemporaryDirectory() as folder:
         today = run_cheap(Path(folder) / "first")
         if table(today, released)[1]:

@@ -128,7 +128,7 @@ class Ended:
 
     @classmethod
     def drawn(cls, plan: Plan, kills: int) -> "Ended":
-        """Draw the sites to kill and their last rounds; equal arguments give equal draws."""
+        """Choose at random which sites to kill, and the last round of each; equal arguments give equal choices."""
         dice = random.Random(0)
         return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
 

@@ -1,4 +1,5 @@
-"""Compare the network that `medsilo init` chooses for volumes with nnU-Net in 3-D and with Auto3DSeg, after equal work.
+"""Compare three networks after equal work: the network that `medsilo init` chooses for volumes, nnU-Net in 3-D, and
+Auto3DSeg.
 
     python -m benchmarks.networks [--data DIR] [--seeds N] [--share S] [--only NAME] [--steps]
 
@@ -13,10 +14,10 @@ test cases in the images' original grids:
   deep supervision, AdamW with warm-up and a cosine schedule, crops by class, random affine transforms, noise, smoothing
   and flips.
 
-Equal work means equal floating-point operations of all training steps, as torch counts them: the operations of
-medsilo's 40 rounds. With --steps, all three networks make the same number of training steps on two patches each,
-whatever a step costs. So that nnU-Net and Auto3DSeg can train on a CPU, their first stage has 8 features instead of 32,
-and their batches have two patches. No settings were tuned, for any of the three networks.
+Equal work means the same number of floating-point operations in all training steps together, as torch counts them; the
+number is that of medsilo's 40 rounds. With --steps, all three networks make the same number of training steps on two
+patches each, whatever a step costs. So that nnU-Net and Auto3DSeg can train on a CPU, their first stage has 8 features
+instead of 32, and their batches have two patches. No settings were tuned, for any of the three networks.
 """
 
 import argparse
@@ -265,7 +266,9 @@ def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, plac
 
 
 def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, float]:
-    """Return medsilo's mean Dice minus another network's in points, with the 95 % t interval over patients."""
+    """Return the difference in points between the mean Dice of medsilo's network and of another network, with the 95 %
+    t interval over patients.
+    """
     own: dict[str, list[float]] = {}
     for one in found:
         for case, dice in one.dice["medsilo"].items():
@@ -276,7 +279,7 @@ def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if medsilo's default network is at most one point behind each other network."""
+    """Return the exit code 0 if medsilo's default network is at most one point of Dice behind each other network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=SIZE.seeds)

@@ -7,15 +7,15 @@ The reference is NVFlare's `FedAvgRecipe` with the same script, network, sites a
 with PyTorch tensors. The script does not train, so a round's time is the cost of the recipe and of the client API;
 federation.py describes the measurement.
 
-One run of medsilo or NVFlare can take half as long again as another run of the same program. With --times N, medsilo
-and NVFlare run N times each, in turn, and all reported numbers are medians.
+A run of medsilo or NVFlare can take 1.5 times as long as another run of the same program. With --times N, medsilo and
+NVFlare run N times each, in turn, and all reported numbers are medians.
 
 With --airlock, medsilo's recipe runs the script in an airlock (a sandbox), and the reference is medsilo's recipe
 without an airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 
 With --start, the benchmark measures the seconds until a script's first line, by turns inside and outside of an airlock.
-The first airlock of a process also tests the machine and looks for Python's folders. The bound applies to the
-difference of two medians: the time inside an airlock minus the time outside.
+When a process starts its first airlock, the process also tests the machine and looks for Python's folders. The bound
+applies to the difference of two medians: the time inside an airlock minus the time outside.
 """
 
 import argparse
@@ -55,8 +55,8 @@ from medsilo.site.airlock_settings import RoomSettings
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
 IN_ROOM = 1.05  # maximum ratio of the time inside the airlock to the time outside
-# maximum ratios of medsilo to the reference; the median time ratio of several runs is 0.9, and single runs differ by a
-# tenth
+# maximum ratios of medsilo to the reference; several runs have a median time ratio of 0.9, from which single runs
+# differ by a tenth
 MOST_TIME, MOST_MEMORY = 1.0, 1.0
 START_MOST = 0.3  # maximum seconds by which an airlock delays a script's first line
 STARTS = 15  # number of starts inside an airlock, and number of starts outside
@@ -96,7 +96,7 @@ def _in_and_out(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
     return [
-        # one round more than measured, because the measured time of a round ends when the next round starts
+        # one more round than is measured, because the time of a round ends only when the next round starts
         (
             recipe_of(
                 StockRecipe,

@@ -52,7 +52,7 @@ def runs(name: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    # a benchmark restarts itself if the variable MALLOC_TOP_PAD_ is not set
+    # without the variable MALLOC_TOP_PAD_, a benchmark would restart itself
     os.environ.setdefault("MALLOC_TOP_PAD_", str(64 << 20))
     sys.path.insert(0, str(HERE))
     failed = [name for name in names or benchmarks() if not runs(name)]

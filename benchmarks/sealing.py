@@ -258,9 +258,9 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "LOM": lom,
     "CKKS": ckks,
 }
-SLOW = {"CKKS": 6}  # maximum number of sites with which the benchmark measures a slow method
-# The number of sites to which the bounds apply, and the bounds: relative bytes, seconds, and the server's seconds
-# relative to plain aggregation
+SLOW = {"CKKS": 6}  # maximum number of sites in a measurement of a slow method
+# The number of sites to which the bounds apply, and three upper bounds. The bounds are bytes relative to plain
+# aggregation, seconds of a whole aggregation, and the server's time relative to plain aggregation.
 JUDGED, MOST_BYTES, MOST_SECONDS, MOST_SERVER = 6, 2.0, 0.2, 1.5
 
 

@@ -3,9 +3,10 @@
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
 The program runs the missing runs of the named studies ("all" names every study), and prints the result files of these
-studies. With --write, files with at least three finished seeds are written into results/. The program keeps finished
-runs under --cells, so that a stopped program continues with the next run. With `--minutes 0`, no run starts. Each
-written file states its number of finished seeds. The program exits with 1 if a run is missing or has failed.
+studies. With --write, the program writes those files into results/ for which at least three seeds are finished. The
+program keeps finished runs under --cells, so that a stopped program continues with the next run. With `--minutes 0`, no
+run starts. Each written file states its number of finished seeds. The program exits with 1 if a run is missing or has
+failed.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from results.pages import ENSEMBLE, PAGES
 
 FOLDER = result_files.FOLDER
 ALL, NONE = "all", "none"
-# minimum number of seeds in a file; with fewer seeds, the results would be less certain than those of the stored file
+# minimum number of seeds in a file, because fewer seeds would make the file less certain than the stored file
 LEAST_SEEDS = 3
 
 

@@ -17,7 +17,7 @@ from results.cross import Judge
 
 
 def ensemble_scores(cell: Cell, settings: SiteSettings) -> dict[str, Scores] | None:
-    """Return the scores by site of the ensemble of a run's single-site models, or None if the models form no
+    """Return the score at each site of the ensemble of a run's single-site models, or None if these models form no
     ensemble.
     """
     plan, sites = cell.plan, sorted(cell.plan.participation.everyone)

@@ -13,7 +13,7 @@ class CellResult:
     pooled: float | None = None
     sites: dict[str, float | None] = field(default_factory=dict)
     validation: list[float | None] = field(default_factory=list)  # mean over sites after 0, 1, 2, … rounds
-    measuring: int = 0  # number of rounds at the beginning in which no site trains
+    measuring: int = 0  # number of rounds without training at the beginning of a run
     seconds: float | None = None
     bytes_up: float | None = None  # bytes that a site sent in a round, on average
 

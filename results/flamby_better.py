@@ -1,12 +1,14 @@
-"""Compare ways of training that might exceed the best federated row of FLamby's tables, chosen without the test cases.
+"""Compare ways of training that might score higher than the best federated row of FLamby's tables; no choice depends on
+test cases.
 
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
 For each data set, every candidate trains on three quarters of each hospital's training cases and is scored on the other
 quarter. The trial is repeated N times with new random draws of the quarter; a region with only two deaths takes no
 part. The candidate with the best mean score then trains on all training cases with FLamby's five seeds. The program
-tests the chosen candidate once, and also trains and tests the best published row again. A third row follows FLamby's
-code for Cyclic: each hospital trains a copy of the model, and the first hospital's copy is tested.
+tests the chosen candidate once, and also trains and tests the best published row again. The tables also have a row that
+follows FLamby's code for Cyclic. In this row, each hospital trains a copy of the model, and the first hospital's copy
+is tested.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from tests import inprocess
 from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
-RAREST = 3  # minimum number of cases of each outcome that a hospital needs to take part in comparisons
+RAREST = 3  # minimum number of cases of each outcome; hospitals with fewer cases take no part in comparisons
 HELD = 0.25  # fraction of each hospital's training cases that is held out for comparing candidates
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published federated rows
 
@@ -39,7 +41,7 @@ class Candidate:
     method: str
     rate: float
     changes: tuple[str, ...] = ()
-    # True: the mean and deviation of all hospitals' training cases standardise the columns, for training and for the
+    # True: the mean and deviation over all hospitals' training cases standardise all columns, in training and in the
     # test
     one_scale: bool = False
 
@@ -49,7 +51,7 @@ class Candidate:
 
 
 def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
-    """Yield the compared ways of training: those of the published rows, and variants of settings that the publication
+    """Yield the ways of training to compare: those of the published rows, and others with settings that the publication
     does not test.
     """
     for method in benchmark.rates:

@@ -19,11 +19,11 @@ from benchmarks.timing import run
 from medsilo.deploy.supermodel import THRESHOLDS, tune
 
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
-# the global model's score, this score minus a wrong expert's score, and the standard deviation over images
+# the global model's score; the difference by which a wrong expert's score is lower; the standard deviation over images
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
 # the right expert's score minus the global model's score, for similar hospitals and for different hospitals
 DIFFERENCES = (0.05, 0.15)
-# for each kind of images, the amount by which the selector's scores are reduced
+# for each kind of images, the fraction by which the selector gets weaker and its noise gets stronger
 KINDS = {"of the same kind": 0.0, "darker": 0.4}
 CHOICES = ("upper edge", "lower edge", "middle")
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]

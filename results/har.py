@@ -9,18 +9,18 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
 
-SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity, each with three axes
+# three kinds of signals with three axes each: acceleration of the body, rotation, and acceleration with gravity
+SENSORS, STEPS, AXES = 9, 128, 3
 LARGEST_GAIN = 2.0
 SITE_FILES = "subject_*.npz"
 
 
 def in_order(windows: np.ndarray) -> np.ndarray:
-    """Return windows [n, sensors, steps]; the stored values may be in the order of sensors and steps, or of steps and
-    sensors.
+    """Return windows [n, sensors, steps]; in the stored values, steps may come before sensors.
 
     The available copy stores the numbers of an array [n, steps, sensors] under the shape [n, sensors, steps], so that
-    each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the right order is
-    that with the smaller differences between steps.
+    each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the right order has
+    the smaller differences between steps.
     """
     values = windows.astype(np.float32)
     turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))
@@ -34,8 +34,9 @@ def _roughness(windows: np.ndarray) -> float:
 def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
     """Return windows as a device with a different mounting and a different calibration would record them.
 
-    For each site, one permutation and one sign of the three axes apply to all the site's sensors. Each kind of sensor
-    has a gain between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
+    At each site, all sensors share one permutation and one choice of signs for their three axes. Each kind of sensor
+    has a gain between a half and two. A site's permutation, signs and gains depend only on the seed and the site's
+    name.
     """
     draw = np.random.default_rng(seed_for(seed, "shift", site))
     order = draw.permutation(AXES)

@@ -24,7 +24,7 @@ from results import power, result_files, worlds
 from results.result_files import Table
 
 FILE = result_files.FOLDER / "intervals.csv"
-TIMES = 400  # number of simulated intervals of a score
+TIMES = 400  # number of intervals that are simulated for one score
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)
 Random = np.random.Generator
 Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -36,7 +36,7 @@ class Terms:
     """The training conditions that must be equal in both configurations of a contrast."""
 
     images: str
-    weighting: str  # weighting of hospitals in a mean; "own" means the method's rule
+    weighting: str  # rule for the hospitals' weights in a mean; "own" stands for the method's own rule
     network: str
     epochs: int  # training epochs of a round, summed over all networks
 

@@ -57,7 +57,7 @@ class Part:
     write: Callable[[Path, int, bool], None]
     plan: Mapping[str, Any]
     rows: tuple[Row, ...]
-    # maps the title of the judging hospital's score to the score's key; the first score is the mean
+    # maps the title of each score at the judging hospital to the score's key; the first score is the mean
     scores: Mapping[str, str]
 
 
@@ -67,8 +67,8 @@ def everything(**own: Any) -> Own:
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return a function that divides the volumes: 50 to each hospital and 60 to the judging hospital, with masks of
-    both structures or of one structure.
+    """Return a function that gives 50 volumes to each training hospital and 60 to the testing hospital; a mask shows
+    one structure or both.
     """
 
     def write(folder: Path, seed: int, few: bool) -> None:

@@ -1,7 +1,7 @@
 """Change the appearance of each image before training; hospitals exchange nothing for this change.
 
-If federated training on such images improves scores, the improvement does not come from a method that shares the
-images' appearance.
+If federated training scores higher on the changed images, the gain does not come from a method that shares the images'
+appearance.
 """
 
 from collections.abc import Callable, Iterator

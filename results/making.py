@@ -56,8 +56,8 @@ class Comparison:
         return cls(part, folder, asked.all_cells())
 
     def turn(self, row: Row) -> int:
-        """Return the place of a row in the order of runs. Rows with place 0 run together, seed by seed; rows with
-        higher places run later, one by one.
+        """Return the position of a row in the order of runs. Rows with position 0 run together, seed by seed; all other
+        rows run afterwards, one row after the other.
         """
         names = (row.title, row.method)
         return next((turn for turn, name in enumerate(self.part.later, 1) if name in names), 0)
@@ -97,7 +97,7 @@ class Comparison:
         write_json(self.folder / paths.COMPARISON, ComparisonFacts(settings={}).model_dump())
 
     def ready(self, settings: SiteSettings, row: Row) -> SiteSettings:
-        """Return settings under which hospitals' images are read once for all rows with the same appearance."""
+        """Return settings with which all rows with the same appearance of images share one store of prepared images."""
         folder = self.folder.with_name(f"{self.folder.name}-{READY}") / (look_of(row.title) or "plain")
         folder.mkdir(parents=True, exist_ok=True)
         return keeping_ready(settings, self.cells[0].plan.task, folder)
@@ -114,8 +114,8 @@ def comparisons(name: str, page: Page, places: Places, shift: int | None = None)
 
 
 def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
-    """Run the missing cells, seed by seed over all parts, and return the failures; the cells of rows in `later` run
-    last.
+    """Run the missing cells of all parts in the order of seeds, and return the failures; the cells of rows in `later`
+    run last.
 
     No run starts after the time `until`. With `seeds`, the program runs only this number of seeds.
     """

@@ -33,9 +33,9 @@ class Part:
 
     name: str
     title: str
-    rows: tuple[str, ...]  # methods, or "title: key=value key=value"
+    rows: tuple[str, ...]  # each row is a method, or "title: key=value key=value"
     baseline: str
-    why: str  # the question was chosen before any run for this reason
+    why: str  # the reason for the question, which was chosen before any run
     plan: str = ""  # a plan file or job of the repository; an empty text if `task` is set instead
     task: str = ""
     changes: tuple[str, ...] = ()
@@ -43,17 +43,18 @@ class Part:
     # titles or methods of rows that run one after the other, after all seeds of all other rows
     later: tuple[str, ...] = DEAREST
     folds: int | None = None
-    beside: tuple[str, ...] = ()  # baselines for exploratory differences, besides the declared baseline
+    beside: tuple[str, ...] = ()  # further baselines, for differences that are exploratory and not declared
     # further declared questions of the part; each consists of a row and the row's baseline
     asked: tuple[tuple[str, str], ...] = ()
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
     stress: str = ""  # the single difference between hospitals that get their volumes from `VOLUMES`
-    # True means that contrasts.yaml declares the part's contrasts, computed from stored scores; ensembles of
-    # single-site models are scored, too
+    # True: contrasts.yaml declares the part's contrasts, which are computed from stored scores. Then ensembles of
+    # single-site models are scored, too.
     elsewhere: bool = False
     people: bool = False  # every site is one person, so that the test at other sites is a test on other people
-    # If `made_up` is set, `baseline` is the tested method, and the page reports its difference from every other row.
+    # If `made_up` is set, `baseline` is the tested method, and the page reports the difference of this method from
+    # every other row.
     made_up: Shift | None = None
 
 

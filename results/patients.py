@@ -11,7 +11,7 @@ from medsilo.core.errors import DataError
 from results.flamby import HEART, TABLES, Lines, write_tables
 from results.pages import IMPACT
 
-EACH = 5  # one in EACH training cases, in the file's order, becomes a validation case
+EACH = 5  # in the file's order, every EACH-th training case becomes a validation case
 PARTS = ("train", "test", "train", "test", "validation")
 COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 

@@ -1,13 +1,14 @@
 """Simulate the power and the false alarms of a comparison of six methods with three seeds, for a table of
 results/intervals.csv.
 
-Each score is simulated separately for its row and seed. If each row is judged alone, a difference of 6 points is found
-in 11 % of studies, and of 10 points in 27 %. For each seed, the same random number is added to the scores of all rows.
-For counting false alarms, no simulated row is better than the others, and one row may have a larger spread. The
-variance of training is estimated in four ways. The first estimate uses each row alone, and the second uses all rows
-without a check. The third uses all rows as in `compare` (medsilo_lab.study.training_luck), and the fourth uses all rows
-and the row itself. In the fourth estimate, the variance of all rows counts as four degrees of freedom (Smyth 2004).
-P-values are corrected for all rows (Holm), and a row is significant at the level of 5 %.
+A separate score is simulated for each row and seed. If each row is judged alone, 11 % of studies find a difference of 6
+points, and 27 % find a difference of 10 points. For each seed, the same random number is added to the scores of all
+rows. To count false alarms, the program simulates rows of which none is better; one row may have a larger spread. The
+variance of training is estimated in four ways. The first estimate uses each row alone, and the second estimate uses all
+rows without checking that their spreads are alike. The third estimate uses all rows as `compare` does
+(medsilo_lab.study.training_luck), and the fourth estimate combines all rows with the row itself. In the fourth
+estimate, the variance of all rows counts as four degrees of freedom (Smyth 2004). P-values are corrected for all rows
+(Holm), and a row is significant at the level of 5 %.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def of_its_own(scores: np.ndarray) -> np.ndarray:
 
 
 def alone(scores: np.ndarray) -> np.ndarray:
-    """Judge each row by its own variance."""
+    """Return p-values for which the variance of each row is estimated from this row alone."""
     own = of_its_own(scores)
     return p_values(scores, own, np.full(own.shape, SEEDS - 1.0))
 
@@ -77,7 +78,9 @@ def checked(scores: np.ndarray) -> np.ndarray:
 
 
 def moderated(scores: np.ndarray, prior: float = 4.0) -> np.ndarray:
-    """Judge each row by its own variance and by the common variance, which counts as `prior` degrees of freedom."""
+    """Return p-values whose variance combines the row's own variance and the common variance; the common variance
+    counts as `prior` degrees of freedom.
+    """
     own, (common, _) = of_its_own(scores), residual(scores)
     degrees = np.full(own.shape, prior + SEEDS - 1)
     return p_values(scores, (prior * common[:, None] + (SEEDS - 1) * own) / degrees, degrees)

@@ -34,7 +34,7 @@ COLUMNS = (
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "
-# the section of a file that has its own correction of p-values, for the questions of this section only
+# title of the section whose p-values are corrected for its own questions only
 DECLARED = "declared questions"
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 CELL = re.compile(
@@ -45,7 +45,8 @@ RANGE = re.compile(rf"(?P<low>{NUMBER}) to (?P<high>{NUMBER})")
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Return the parts of a table's cell by column; examples are "+1.7 (-3.9 to +7.3)", "53.4 ± 0.5" and "never".
+    """Split the text of a table's cell into named parts, such as a value and its interval; examples are "+1.7 (-3.9 to
+    +7.3)", "53.4 ± 0.5" and "never".
 
     >>> parsed("**+9.9 (+5.8 to +13.9)**")
     {'value': '+9.9', 'low': '+5.8', 'high': '+13.9', 'significant': 'yes'}

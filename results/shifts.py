@@ -1,5 +1,5 @@
-"""Make tables of simulated shifts: each method's difference by the strength of the shift for which the method was
-designed.
+"""Make tables of simulated shifts: for each method, the differences from other rows at each strength of the shift for
+which the method was designed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-# maps each other row to the mean over sites of the method's difference from this row
+# maps the title of each other row to the method's mean difference from this row, over sites
 Differences = dict[str, PairedDifference]
 By = dict[float, tuple[float, Differences]]  # maps each strength of the shift to the method's score and differences
 
@@ -40,7 +40,7 @@ def _differences(comparison: Comparison) -> tuple[float, Differences]:
 
 
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
-    """Yield a table for each kind of shift: a method's score by strength, and the method's differences from the other
+    """Yield a table for each kind of shift: for each strength, a method's score and its differences from the other
     rows.
 
     The differences are paired by test case; their confidence intervals also apply to further patients and further

@@ -1,7 +1,7 @@
 """Change generated hospitals so that they differ from each other with a given strength.
 
-Differences in appearance use the task's `shift`. Differences in structures or sensors change the generated task: the
-number of hospitals that label the other structure, or the distance between sensor families.
+Differences in appearance use the task's `shift`. Differences in structures or sensors change the generated task: how
+many hospitals label the other structure, or how far apart the families of sensors are.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ from results.pages import ANATOMY, SENSORS, Shift
 
 
 def apart(family: Sensor, power: float) -> Sensor:
-    """Return sensors whose distance from the common sensors is this family's distance times `power`."""
+    """Return the sensors of a family after multiplying their distance from the common sensors by `power`."""
 
     def moved(common: float, own: float) -> float:
         return common + power * (own - common)

@@ -28,7 +28,7 @@ POWERS: Mapping[str, tuple[float, ...]] = {
     "scale": (0.6, 0.85, 1.2, 1.6),
     "structure": (ANTERIOR, POSTERIOR, ANTERIOR, POSTERIOR),
 }
-Slice = tuple[np.ndarray, np.ndarray]  # intensities from 0 to 1, and labels
+Slice = tuple[np.ndarray, np.ndarray]  # the intensities of an image, from 0 to 1, and the image's labels
 
 
 def _gamma(image: np.ndarray, labels: np.ndarray, power: float) -> Slice:

@@ -62,7 +62,9 @@ def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterato
 
 
 def helps(verdict: Verdict, site: str) -> str:
-    """Describe how a site benefits from the declared federation, or from any federation if none is declared."""
+    """Return whether a site benefits from the declared federation, or from any federation if none is declared: yes, no,
+    inconclusive or unknown.
+    """
     rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]
     found = [one for row in rows if (one := row.from_single_site.get(site))]
     if not found:

@@ -1,5 +1,5 @@
-"""Compute the declared contrasts from the same stored scores by the statistics of an earlier commit and by today's
-statistics, and compare the results.
+"""Compute the declared contrasts twice from the same stored scores, by the statistics of an earlier commit and by
+today's statistics, and compare the results.
 
     python -m results.told_twice [--write]
 

@@ -2,9 +2,9 @@
 part of results/intervals.csv.
 
 No number in this module was chosen to change an interval's coverage. The worlds combine seven kinds of patients with
-four shapes of a study. The shapes range from five patients to three hospitals with a hundred patients each. The spread
-of seeds is between zero and the spread of patients. In some worlds, the methods fail completely on some of the
-patients.
+four shapes of a study. The shapes range from one hospital with five patients to three hospitals with a hundred patients
+each. The spread of scores between seeds is at least zero, and at most the spread between patients. In some worlds, the
+methods fail completely on some of the patients.
 """
 
 import math
@@ -29,7 +29,7 @@ from medsilo_lab.study.verdict import _tested
 from results.result_files import Table
 
 Random = np.random.Generator
-STUDIES = 1600  # simulated studies of each world
+STUDIES = 1600  # number of simulated studies of each world
 FOUND, EACH = 60, 10  # number of studies that report a difference, and number of repetitions of each of these studies
 # mean score; spread of differences; spread of patients' scores; spread of the residual
 USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3
@@ -129,8 +129,8 @@ def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, S
 
 
 def _better(random: Random, one: World, scores: np.ndarray, difference: float) -> np.ndarray:
-    """Return the scores of a method whose mean over all patients is higher by `difference`. If scores mark right and
-    wrong answers, they stay 1 or 0.
+    """Return the scores of a method whose mean over all patients is higher by `difference`. Scores that only
+    distinguish right from wrong answers stay 1 or 0.
     """
     if one.kind == RIGHT:
         return np.where(random.random(scores.shape[1]) < difference / (1 - _level(one)), 1.0, scores)
@@ -186,8 +186,8 @@ def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> 
 
 
 def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
-    """Return the coverages of the usual interval and of that for unseen failures, and half the usual width in standard
-    deviations of the estimate.
+    """Return the coverages of the usual interval and of the interval for unseen failures. Also return half the usual
+    interval's width, in standard deviations of the estimate.
 
     Studies in which all patients are identical have no interval, and are left out.
     """
@@ -222,8 +222,8 @@ def width_of_students(times: int) -> dict[int, float]:
 
 
 def patients_that_find(times: int, difference: float = 0.035) -> tuple[int, int]:
-    """Return the number of patients with which four of five studies find the given difference, and the number that
-    Student's test needs for this.
+    """Return two numbers of patients with which four of five studies find the given difference: with medsilo's test,
+    and with Student's test.
     """
     spread = SPREAD * math.sqrt(1 + CELLS**2 / EXACT.seeds)
 

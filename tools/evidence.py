@@ -17,7 +17,9 @@ Line = dict[str, str]  # a row of a results file
 
 @dataclass(frozen=True)
 class Study:
-    """One or more rows of a results file, with the study's hospitals and the difference between these hospitals."""
+    """A study in a results file: its name, the difference between its hospitals, and the file's rows about the
+    study.
+    """
 
     name: str
     differs: str
@@ -115,8 +117,8 @@ PUBLISHERS = ("paper", "authors' code", "others")
 
 
 def reruns() -> str:
-    """Return a table of improvements in the paper, with the authors' code, in other groups' publications, and in this
-    repository's results.
+    """Return a table of improvements: as measured in the methods' papers, with the authors' code, by other groups, and
+    in this repository.
     """
     rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
     return table(("gain", *PUBLISHERS, "ours"), rows)
@@ -153,13 +155,13 @@ def _whole() -> list[Answers]:
     return [one for one in contrasts.answers() if "groups" not in contrasts.declaration().sets[one.name]]
 
 
-# rows of the table of weights that are not methods of the group
+# the group of contrasts about weights, and the baselines that its table also lists
 WEIGHTS, WEIGHERS = "weights", ("local", "fedavg", "fedavg, hospitals alike")
 
 
 def weights() -> str:
-    """For each data set that declares these contrasts, return a table of FedAvg and of methods whose weights depend on
-    heterogeneity.
+    """Return a table of FedAvg and of methods whose weights depend on heterogeneity, for each data set that declares
+    their contrasts.
     """
     pairs = dict(contrasts.declaration().groups[WEIGHTS])
     rows = []

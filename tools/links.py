@@ -53,7 +53,7 @@ def is_outward(link: str) -> bool:
 
 
 def place(path: str) -> str:
-    """Return the path on the documentation site of a file or folder in the repository."""
+    """Return the path that a file or folder of the repository has on the documentation site."""
     if path == "README.md":  # the documentation site has a separate first page
         return "index.md"
     if path.startswith(f"{PAGES}/"):

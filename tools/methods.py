@@ -1,7 +1,7 @@
 """Make the tables on the pages about methods, from the classes of the methods, method_facts and the files in results/.
 
-`python -m tools.tables` writes the tables. Each list of sent tensors begins with the titles of the groups that the
-phases of the method send.
+`python -m tools.tables` writes the tables. The list of what a method sends begins with the titles of the groups of
+tensors that the method's phases send.
 """
 
 import re
@@ -20,7 +20,7 @@ from results.result_files import FOLDER, MEAN, rows_of
 from tools.markdown import table
 
 OURS = {name: METHODS[name] for name in FACTS}
-OFTEN = 6  # a key that more methods than this number have does not count as specific to a method
+OFTEN = 6  # a key counts as specific to a method if at most this number of methods have the key
 # Pages in docs/research/methods: title, words on when to try these methods, and names of the methods.
 FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "baselines": ("Baselines", "scores that every other method has to beat", ("local", "fedavg", "central")),
@@ -83,8 +83,8 @@ STAYS: Mapping[str, str] = {
     "d-adafed": OWN_NORMS,
     "f-adafed": OWN_NORMS,
 }
-# Plan changes for each protection. A protection lists one or more alternative plan changes; if one of these changes is
-# valid, the method allows the protection.
+# The changes of a plan that switch on each protection. For some protections, there are alternative changes; if the plan
+# is valid with one of them, the method allows the protection.
 PROTECTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "[differential privacy](../../trust/privacy.md#differential-privacy)": (
         ("privacy={epsilon: 8, delta: 1e-5}", "network.norm=group"),

@@ -89,8 +89,8 @@ def values_of(field: FieldInfo) -> str:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the members of a union; for a type whose name key chooses a class, return these classes; for other types,
-    return the type itself.
+    """Return the classes that a key's type allows: the members of a union, the classes among which the key name
+    chooses, or the type itself.
     """
     if get_origin(annotation) in (Union, UnionType):
         return [kind for member in get_args(annotation) for kind in kinds_of(member)]
@@ -186,7 +186,7 @@ def anchored(key: str, anchor: str = "") -> str:
 
 
 def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
-    """Return a table of the keys of a section in which the key name chooses one of several classes.
+    """Return a table of the keys of a section whose key name chooses one of several classes.
 
     A key that has the same meaning in several classes has only one row.
     """
@@ -200,7 +200,7 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
-        # if the same key has another meaning in another class, the anchor also contains the name of a class
+        # if the key already has a row with another meaning, the anchor also contains the name of a class
         anchor = f"{key}-{having[0]}" if key in seen else key
         seen.add(key)
         rows.append((anchored(key, anchor), "; ".join(words), meaning, named(having, list(models))))

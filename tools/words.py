@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 25  # most words of one sentence
+LONGEST = 25  # maximum number of words in a sentence
 # minimum number of words in a sentence that is drawn, because shorter texts are mostly names and numbers in tables
 SHORTEST = 5
 # Limits on the number of faulty sentences, by kind of text. If the number of faulty sentences falls, lower the limit.

@@ -1,4 +1,4 @@
-"""Return the received model unchanged, through NVFlare's Client API or through medsilo's."""
+"""Return the received model unchanged, through the client API of NVFlare or of medsilo."""
 
 import argparse
 from importlib import import_module

@@ -188,8 +188,8 @@ def shared_groups(elements: Any) -> Any:
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group of a frame. If the frame lacks the group, return the group that all frames of the file
-    share. If the file has no shared group, return an empty mapping.
+    """Return a functional group of a frame. If the frame lacks this functional group, return the group that all frames
+    of the file share. If the file has no shared functional group, return an empty mapping.
     """
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}
@@ -290,7 +290,7 @@ def _floats(values: Sequence[Any]) -> tuple[float, ...]:
 
 @dataclass
 class Tree:
-    """The series of a folder by their UIDs, and the files whose series is unknown."""
+    """The series of a folder by UID, and the folder's files whose series is unknown."""
 
     images: dict[str, list[Header]] = field(default_factory=dict)
     annotations: dict[str, list[Header]] = field(default_factory=dict)

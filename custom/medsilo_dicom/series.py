@@ -14,7 +14,7 @@ from medsilo_dicom.header import PLAIN, Header, library, read_headers
 
 UNEVEN = 1.1  # maximum ratio between the largest and the smallest distance between slices
 ALONG = 1e-3  # maximum difference between two unit vectors that count as equal
-SHEAR = 2e-3  # Maximum sideways shift per millimetre along the stack of slices: a tenth of a degree.
+SHEAR = 2e-3  # maximum sideways shift of a slice, in mm per mm along the stack; 0.002 is about a tenth of a degree
 RLE = "1.2.840.10008.1.2.5"
 
 
@@ -122,7 +122,7 @@ def _refuse_doubles(heights: np.ndarray) -> None:
 
 
 def read_again(files: Sequence[Path]) -> ImageSeries:
-    """Read the headers of a series' files again; raise DataError if a file was damaged after the data set was
+    """Read the headers of a series' files again; raise DataError if a file has been damaged since the data set was
     listed.
     """
     found = [read_headers(path) for path in files]

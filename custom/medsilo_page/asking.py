@@ -29,7 +29,7 @@ class ShownRequest:
     purpose: str
     contact: str
     standing: str
-    # pairs of a kind of disclosure, and True if the hospital's privacy.json allows this disclosure
+    # pairs: a kind of disclosure, and True if the hospital's privacy.json allows disclosures of this kind
     leaks: list[tuple[Leak, bool]]
     beside: list[str]  # disclosures other than tensors, or the reason why medsilo can't determine these disclosures
     terms: list[tuple[str, str]]

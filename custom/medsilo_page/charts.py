@@ -1,10 +1,10 @@
-"""Draw line charts and charts of differences as inline SVG, which people without colour vision and screen readers can
+"""Draw line charts and charts of differences as inline SVG, which screen readers and people without colour vision can
 read. The module uses no drawing library and no script.
 
 Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods.
-Because of these classes, a drawing works in light mode, in dark mode and in print. Each line also has a dash pattern
-and a marker, for black-and-white print and for colour-blind readers. No drawing library is used, because drawing
-libraries support neither the page's CSS classes nor texts for screen readers.
+Because the colours come from CSS classes, a drawing works in light mode, in dark mode and in print. Each line also has
+a dash pattern and a marker, for black-and-white print and for colour-blind readers. No drawing library is used, because
+drawing libraries support neither the page's CSS classes nor texts for screen readers.
 """
 
 import math
@@ -36,7 +36,7 @@ MARKERS = (
 )
 # height of a row, height of the footer, width of the axis and width of the margin in a chart of differences, in pixels
 ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18
-GREY = 100  # number of the style of background lines, which are thin, grey and without markers
+GREY = 100  # style of background lines, which are thin, grey and without markers
 MOST_MARKERS = 120
 
 
@@ -54,7 +54,7 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
-    words: Sequence[str] = ()  # texts for the values; without texts, the formatted values are shown
+    words: Sequence[str] = ()  # texts that replace the formatted values; if empty, the formatted values are shown
 
     def said(self, n: int) -> str:
         return self.words[n] if self.words else number_text(self.values[n])
@@ -91,8 +91,8 @@ class Drawing:
         return self.add("path", {"class": look, **attributes, "d": path})
 
     def text(self, words: str, x: float, y: float, anchor: str = "", **attributes: str) -> None:
-        """Add a text that starts at the point (x, y). With `anchor`, the text can also have its middle or its end at
-        this point.
+        """Add a text that starts at the point (x, y). With `anchor`, the middle or the end of the text is at the point
+        (x, y) instead.
         """
         place = {"x": str(x), "y": str(y)} | ({"text-anchor": anchor} if anchor else {})
         self.add("text", place | attributes, words)
@@ -118,7 +118,7 @@ def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float
 
 
 def drawn_last(series: Sequence[Series]) -> list[Series]:
-    """Sort lines so that grey lines are drawn first and other lines cover the grey lines."""
+    """Sort lines so that grey lines are drawn first, below all other lines."""
     return sorted(series, key=lambda one: one.style != GREY)
 
 
@@ -138,8 +138,8 @@ def colour(style: int) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The step
-    between the numbers is 1, 2 or 5 times a power of ten.
+    """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The numbers
+    are evenly spaced, and the step between them is 1, 2 or 5 times a power of ten.
     """
     if high - low < 1e-9:  # values whose range is tiny would all be printed with the same digits
         low, high = low - 0.05, high + 0.05
@@ -272,8 +272,8 @@ def marker(style: int, x: float, y: float) -> str:
 # ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
 class Whisker:
-    """A value and its confidence interval in a chart. The value is drawn as a dot, `interval` as a whisker, and
-    `wider`, if there is such an interval, as a thin line.
+    """A value and its confidence interval in a chart. The value is drawn as a dot and `interval` as a whisker; if
+    `wider` is not None, it is drawn as a thin line.
     """
 
     value: float

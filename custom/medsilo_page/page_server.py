@@ -1,9 +1,9 @@
 """Serve a hospital's web page on this machine's loopback address, only for the person who has the start address.
 
-The start address contains a one-time token, which is exchanged for a session cookie. All other pages have addresses
-under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. Each request must name this
-server as its host. A request that changes something must come from a page of this server, and contain the token of the
-session.
+The start address contains a one-time token, which is exchanged for a session cookie. All pages except the start address
+are under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. Each request must name
+this server as its host. A request that changes something must come from a page of this server, and contain the token of
+the session.
 """
 
 import secrets
@@ -47,7 +47,7 @@ HEADERS = {
 
 
 class NotServed(MedsiloError):
-    """A request that this server answers only with an HTTP status."""
+    """A request to which this server replies with an HTTP status, but with no page."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)

@@ -67,7 +67,7 @@ class _Work:
 
 
 class SitePages(LocalPages):
-    """Answers the requests to the hospital's web page that the server has admitted. Each request reads the hospital's
+    """Answers those requests to the hospital's web page that the server has admitted. Each request reads the hospital's
     files again, so that pages are always up to date.
     """
 
@@ -229,8 +229,8 @@ class SitePages(LocalPages):
 
 
 def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
-    """Return the facts about the hospital that every page shows: the required approval, missing isolation of scripts,
-    and the data set.
+    """Return the facts that every page shows: whether plans need an approval, whether scripts lack isolation, and the
+    hospital's data set.
     """
     return {
         "required": home.settings.approval_of(synthetic) != "none",

@@ -55,8 +55,8 @@ class StudyMoment:
 
     @property
     def stopped(self) -> LogEntry | None:
-        """The last log entry if it is a rejection or the death of a process, because the site then sends no more
-        answers; otherwise None.
+        """The last log entry if it reports a rejection or a dead process, after which the site sends no more answers;
+        otherwise None.
         """
         last = next((line for line in reversed(self.diary) if line.kind != "ended"), None)
         return last if last and last.kind in ("refused", "died") and self.work is None else None

@@ -23,10 +23,10 @@ from medsilo_papers.public_files import (
 IGNORED = "Ambiguous"
 # number of characters at the start of a TCGA file name that identify the patient, for example TCGA-G9-6356
 BARCODE = 12
-# Fractions of training, validation and test data, and the seed with which patients are split. With this seed, the
-# actual fractions in each of the three data sets are close to these fractions.
+# Fractions of training, validation and test data, and the seed with which patients are split. With the seed
+# TILES_SPLIT, each of the three data sets is divided nearly in the fractions SHARES.
 SHARES, TILES_SPLIT = (0.55, 0.2, 0.25), 9
-PUBLISHED_SPLIT = 179  # seed of the split of patients if the six sites have the data sets' published layouts
+PUBLISHED_SPLIT = 179  # seed for splitting patients if the files have the published layouts of the data sets
 PAPER_SHARES = (0.64, 0.16, 0.2)
 ENDINGS = (".tif", ".png", ".svs")
 LAYOUT = (
@@ -47,8 +47,8 @@ class Nuclei(PictureTask):
     """RGB images [3, size, size] with values from 0 to 1, and masks of the pixels that belong to nuclei.
 
     A site reads the folder that has the site's name; if no folder has this name, the site reads the only folder. A site
-    with the name <set>-breast, -kidney, -lung or -prostate reads only images of this organ, from MoNuSAC's hospitals
-    that contributed the organ. All outlines or instances of an image become one mask, and regions that MoNuSAC calls
+    with the name <set>-breast, -kidney, -lung or -prostate reads only images of this organ, from the hospitals in
+    MoNuSAC that contributed it. All outlines or instances of an image become one mask, and regions that MoNuSAC calls
     ambiguous become background. Tiles are stored as `<set>/images/<name>.png`, and their masks (0 and 255) as
     `<set>/masks/<name>.png`.
 
@@ -193,8 +193,8 @@ def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
-    """Split images as in the paper. Images in folders with "test" in their name are test data, and a fifth of all other
-    images are validation data. If no folder has "test" in its name, images are split at random.
+    """Split images as in the HarmoFL paper. Images in folders with "test" in their name are test data, and a fifth of
+    all other images are validation data. If no folder has "test" in its name, images are split at random.
     """
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():

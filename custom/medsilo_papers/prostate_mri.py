@@ -18,7 +18,7 @@ LAYOUT = (
     "volumes (.nii.gz, .nii, .mha, .mhd), each Case00.nii.gz with its Case00_segmentation.nii.gz, or Image/ and Mask/ "
     "with files of the same names"
 )
-BRIGHTEST = 2048  # upper end of the range to which FedSM scales intensities
+BRIGHTEST = 2048  # FedSM clips intensities to the range from 0 to 2048
 
 
 class Prostate(PictureTask):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from medsilo.extend import DataError, Inference, Scan, SiteData, Task
 
 Split = Literal["patient", "paper"]
-LARGEST_VALUE = 8  # number of bytes of one value, if the values are stored as int64
+LARGEST_VALUE = 8  # number of bytes of each value in an array of the type int64
 
 
 class PictureTask(Task):
@@ -99,8 +99,8 @@ def bare_name(name: str) -> str:
 def site_folder(
     task: str, site: str, sites: Sequence[str], folder: Path | None, holds: Callable[[Path], bool], layout: str
 ) -> Path:
-    """Find a site's folder. If no subfolder has the site's name, the site's folder is the data folder, or the data
-    folder's only subfolder.
+    """Find a site's folder. If no subfolder has the site's name, return the data folder, or the data folder's only
+    subfolder.
 
     If the data folder only has subfolders for other sites, raise DataError.
 
@@ -177,9 +177,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, channels: int) -> Tensor:
-    """Return a 2D integer image [C, H, W] as an array [channels, H, W] of 3 channels or 1 channel, with values from 0
-    to 1.
-    """
+    """Convert a 2D image of integers [C, H, W] to values from 0 to 1, with 3 channels or 1 channel."""
     if values.ndim != 3 or values.dtype.kind != "u":
         raise DataError("the file is a volume or not an 8-bit image; the task reads 2D images with 8 bits per value")
     if channels > len(values):

@@ -103,10 +103,10 @@ def counted(what: str, names: Sequence[str]) -> str:
 
 
 def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
-    """Match the tensors of a file with the tensors of a network. If all names in the file have another prefix than the
-    names in the network, the file's prefix is replaced.
+    """Match the tensors of a file with the tensors of a network. If the file's names differ from the network's names
+    only in their prefix, the file's prefix is replaced.
     """
-    best: dict[str, str] = {}  # maps each tensor's name in the network to the tensor's name in the file
+    best: dict[str, str] = {}  # maps the names of tensors in the network to their names in the file
     most, added = 0, _prefixes(own)
     for gone in _prefixes(given):
         rest = {name[len(gone) :]: name for name in given if name.startswith(gone)}

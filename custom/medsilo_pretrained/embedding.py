@@ -22,9 +22,7 @@ class Behind(nn.Module):
     """
 
     def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine a body and a head; from the configuration `beside`, a method builds further networks for the same
-        cases.
-        """
+        """Combine a body and a head; `beside` configures further networks that a method builds for the same cases."""
         super().__init__()
         self.body, self.head, self.beside = body.eval(), head, beside
 

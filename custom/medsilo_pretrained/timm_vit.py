@@ -34,7 +34,7 @@ WHOLE = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# prefixes of the names of tensors that Hugging Face's files contain and that do not change a network's features
+# name prefixes of those tensors in Hugging Face's files that do not affect a network's features
 UNUSED = ("embeddings.mask_token", "pooler.", "classifier.", "decoder.", "lm_head.")
 MARK = "embeddings.patch_embeddings.projection.weight"
 QUERIES = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
@@ -197,7 +197,7 @@ class TimmViT(Network):
             parts = [theirs.get(name.replace("query", part)) for part in ("query", "key", "value")]
             if all(own is not None for own in parts):
                 found[f"blocks.{number}.attn.qkv.{kind}"] = torch.cat(parts)  # type: ignore[arg-type]
-        # in a model with register tokens, timm stores the class token with its position embedding already added
+        # in a file of timm with register tokens, the class token already includes its position embedding
         if {"reg_token", "cls_token", "pos_embed"} <= found.keys():
             place = found["pos_embed"]
             found |= {"cls_token": found["cls_token"] + place[:, :1], "pos_embed": place[:, 1:]}

@@ -28,7 +28,7 @@ class ViT(Network):
         from monai.networks.nets import ViT as MonaiViT
 
         class Scores(MonaiViT):
-            """MONAI's ViT, which here returns only the class scores, and not the outputs of the blocks."""
+            """MONAI's ViT, changed so that it returns only the class scores, and not the outputs of the blocks."""
 
             def forward(self, x: Tensor) -> Tensor:
                 return super().forward(x)[0]

@@ -226,10 +226,10 @@ def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
-    """Describe MONAI's network with its default activation or normalisation, if the file fits this network exactly.
-    Otherwise, return an empty text.
+    """If the file would fit MONAI's network exactly with MONAI's default activation or normalisation, describe this
+    network. If the file would not fit, return an empty text.
 
-    A file does not show which activations its network has, nor normalisation layers that have no weights.
+    A file shows neither the activations of its network nor normalisation layers that have no weights.
 
     Args:
         words: The plan's network as in a MONAI bundle.

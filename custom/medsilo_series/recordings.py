@@ -175,7 +175,7 @@ class _Rows(TableReader):
     time: str | None = field(kw_only=True)
     count: int = 0
     dated: bool = False
-    wrong: list[str] = field(default_factory=list)  # rows in which the cell of a signal is not a number
+    wrong: list[str] = field(default_factory=list)  # descriptions of rows in which a signal's cell is not a number
     values: array = field(default_factory=lambda: array("f"))
     times: array = field(default_factory=lambda: array("d"))
 

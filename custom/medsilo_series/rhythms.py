@@ -12,7 +12,7 @@ from medsilo_series.waves import WFDB, Wave, beside
 
 SKIP, NUMBER, SUBTYPE, CHANNEL, TEXT = 59, 60, 61, 62, 63  # codes of words that do not begin an annotation
 RHYTHM = 28  # code of an annotation whose text names the rhythm that begins
-# text of an annotation that gives the number of time steps per second, if it differs from the sampling rate
+# text of an annotation that states the number of time steps per second, if this number differs from the sampling rate
 RESOLUTION = "## time resolution: "
 LARGEST = 1 << 24  # maximum bytes of an annotation file
 ABSENT = "recordings have no annotation file with the ending data.recording_columns.label; copy it beside each"
@@ -21,7 +21,7 @@ WITHOUT = "annotation files have no rhythm; leave the recordings out, or annotat
 
 
 def is_ending(label: str | None) -> bool:
-    """Return True if the label in a site's settings is the file ending of annotation files, such as .atr, and not a
+    """Return True if a site's settings give as label the file ending of annotation files, such as .atr, instead of a
     column's name.
     """
     return label is not None and label.startswith(".")
@@ -81,7 +81,7 @@ def _annotations(data: bytes) -> Iterator[tuple[int, int, str]]:
             if place + number > len(data):
                 raise ValueError("a text ends after the file")
             text = data[place : place + number].partition(b"\0")[0].decode("latin-1").strip()
-            place += number + number % 2  # a padding byte follows each text of an odd length
+            place += number + number % 2  # a padding byte follows a text whose length is odd
         elif kind == SKIP:
             upper, lower = struct.unpack_from("<hH", data, place)
             yield time, code, text

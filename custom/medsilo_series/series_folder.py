@@ -30,7 +30,7 @@ from medsilo_series import rhythms
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
-# maximum relative difference between the sampling rate in the settings and the sampling rate computed from the times
+# maximum relative difference between two sampling rates: that in the settings, and that computed from the times
 NEAR = 0.01
 MOST_TERM = 1000  # maximum numerator and maximum denominator of the resampling factor
 MOST_SIGNALS = 5000
@@ -170,8 +170,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ files
     def known_labels(self, source: DataSource) -> Known:
-        """Return a dictionary from a site's names of labels, in the spelling of `TableReader.level`, to the plan's
-        class numbers. Names that stand for rows without a label are mapped to None.
+        """Return a dictionary from the names that a site gives to labels, spelled as by `TableReader.level`, to the
+        plan's class numbers. Names that stand for rows without a label are mapped to None.
         """
         said = source.label_map
         known = self.class_numbers(self.labels, {own: plans for own, plans in said.items() if plans != ""})
@@ -271,8 +271,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Replace each recording in a listing by one entry for each of its patients; return, for each entry, the number of
-    rows with each label. Rows without a label are not counted.
+    """Replace each recording in a listing by one entry for each patient in the recording. For each entry, return the
+    number of rows with each label. Rows without a label are not counted.
     """
     entries, shown, wrong, missing = [], {}, defaultdict(list), reader.source.missing
     for entry in listing.entries:
@@ -292,7 +292,7 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
                     wrong["recordings have no row with a label; write the labels"].append(entry.name)
                     continue
                 own = replace(own, label=min(known, key=lambda name: (-known[name], name)))
-            # the windows also depend on the annotation file, so the entry must contain this file
+            # an entry must contain all files on which its windows depend, so the annotation file is added
             if rhythms.is_ending(reader.label):
                 own = replace(own, images=(*own.images, rhythms.annotations_of(own.images[0], str(reader.label))))
             entries.append(own)

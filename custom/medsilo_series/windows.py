@@ -32,7 +32,7 @@ class Windows:
     labels: np.ndarray  # [windows]; index of the window's label, or 0 if the recording has no labels
     rows: np.ndarray  # [windows]; row number of each window's first step
     gaps: int  # number of gaps in time plus number of rows that have missing values
-    short: int  # number of unbroken sequences of rows with one label that are shorter than a window
+    short: int  # number of sequences shorter than a window; a sequence is consecutive rows with one label and no gap
 
 
 def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequence[bool] | None = None) -> Windows:
@@ -74,8 +74,8 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 
 
 def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None) -> Iterator[tuple[int, int, int]]:
-    """For each unbroken sequence of steps with the same used label, yield the first step, the step after the last step,
-    and the label's index.
+    """For each unbroken sequence of steps that share one used label, yield the first step, the step after the last
+    step, and the label's index.
 
     Args:
         rows: For each step, the number of its row.

@@ -35,7 +35,7 @@ from nvflare_reliability.errors import Rejected, TryAgain, one_line
 from nvflare_reliability.liveness import CHANNEL, READING
 from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
-# maximum levels of nesting in a message body, where NVFlare's encoding (FOBS) adds two levels around each object
+# maximum levels of nesting in a message body; NVFlare's encoding (FOBS) adds two levels around each object
 DEEPEST = 100
 DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)
 CUT = "its answer can't be read: it was cut short"
@@ -142,8 +142,7 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# The return codes that a site's answer may have. With some return codes that are not allowed here, an answer would make
-# NVFlare end the job.
+# The return codes that a site's answer may have. Some other return codes would make NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # number of threads that read answers; the number is large, because most threads wait for data
 # If the tensors of this many consecutive answers of a site could not be fetched, the last of these answers is rejected.
@@ -250,7 +249,7 @@ class AnswerGate(Gate):
     def _is_reading(self, request: Message) -> Message:
         """Reply to a site's question whether an answer of the site is queued or being read.
 
-        The reply is False after the answer was read and the server's reply to the answer was sent.
+        The reply is False once the answer has been read and the server has sent its reply to the answer.
         """
         with self.lock:
             reading = self.open[str(request.get_header(MessageHeaderKey.ORIGIN))] > 0
@@ -326,7 +325,7 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Check an answer and return it, marked as rejected if its return code would end the job.
+        """Check an answer and return it; if its return code would end the job, mark the answer as rejected.
 
         Raise Rejected if NVFlare can't handle the answer.
         """

@@ -156,7 +156,7 @@ def packed(name: str, piece: Tensor) -> list[Any]:
 
 
 def unpacked(piece: Any) -> Tensors:
-    """Decode a received piece of a tensor, and return a dictionary from the name of the piece to the piece."""
+    """Decode a received piece of a tensor; return a dictionary that maps the piece's name to the piece."""
     name, kind, shape, sent = piece
     content = sent.value if isinstance(sent, Datum) else sent
     if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
@@ -279,7 +279,7 @@ class _Chunks(TensorDownloadable):
         parts = in_pieces(tensors, most)
         super().__init__(parts, most)
         self.tensors: Tensors | None = parts
-        self.pieces: list[list[str]] = []  # names of the tensors, and of the pieces of tensors, in each chunk
+        self.pieces: list[list[str]] = []  # for each chunk, the names of all tensors and pieces of tensors in the chunk
         room = 0
         for name, part in parts.items():
             room -= part.nbytes
@@ -328,8 +328,8 @@ class _OnTheirWay:
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield the next requests. A request consists of the number of its first piece, and the number of pieces that
-        it asks for.
+        """Yield the next requests. A request consists of two numbers: the index of the first piece, and how many pieces
+        are requested.
 
         On a fast connection, one reply has several pieces, because each reply costs both processes time.
         """
@@ -404,8 +404,8 @@ UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's
 class Pace:
     """Estimates how long the transfer of a piece takes on a connection. The estimate is smoothed as in TCP (RFC 6298).
 
-    Replies arrive roughly in the order of their requests. A reply therefore counts as lost when the reply to a much
-    later request has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
+    Replies arrive roughly in the order of their requests. A reply counts as lost when the reply to a much later request
+    has arrived. If no reply arrives at all, one thread sends pings until the connection is restored.
     """
 
     def __init__(self) -> None:
@@ -501,8 +501,8 @@ class _Wanted:
 class _Unanswered:
     """Finds out whether an answer, or the server's reply to the answer, was lost between this process and the server.
 
-    Each connection between this process and the server may have lost the answer or the reply, for example the
-    connection of a relay.
+    The answer or the reply may have been lost on any connection between this process and the server, for example on
+    that of a relay.
     """
 
     # reports whether the server still reads an answer of this process; None means that this is unknown
@@ -514,8 +514,8 @@ class _Unanswered:
     def may_come(self) -> bool:
         """Ask the server whether it still reads the answer, and return True if the server's reply may still come.
 
-        If the server reads no answer of this process, the server's reply may be in transit. If the server again reads
-        no answer when this method is called the next time, the reply counts as lost.
+        If the server reads no answer of this process, the server's reply may be in transit. The reply counts as lost if
+        the server reads no answer at two successive calls of this method.
         """
         reads = self.ask()
         if reads is None:

@@ -70,7 +70,7 @@ LOG = logging.getLogger(__name__)
 BACKLOG = 512  # maximum number of incoming connections that wait until the server accepts them
 # the number of connections is limited, because NVFlare uses `select`, which only handles file descriptors up to 1023
 MOST_OF_ONE, MOST = 64, 256  # maximum numbers of simultaneous handshakes: from one address, and from all addresses
-SAID_AGAIN = 3600.0  # seconds in which only the first failed handshake of an address is logged
+SAID_AGAIN = 3600.0  # seconds for which further failed handshakes of the same address are not logged
 AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log, and maximum number of older audit logs that are kept
 SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"
 DEATHS = (  # exit codes of job processes that were killed or that crashed
@@ -195,15 +195,15 @@ class AskingDeployer(AppDeployer):
 
 
 def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
-    """Return True if a job's metadata names a container image or code for a site."""
+    """Return True if a job's metadata names a container image for a site, or contains code for the site."""
     return bool(AppAuthzService.derive_local_app_info({}, dict(meta), site).get(AppValidationKey.BYOC))
 
 
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If too many handshakes are incomplete, the address with the most connections loses a connection. The lost connection
-    is the oldest of those that have sent no data, or else the address's oldest connection.
+    If too many handshakes are incomplete, the address with the most connections loses a connection. The address loses
+    the oldest of its connections that have sent no data; if all have sent data, it loses its oldest connection.
     """
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ def close_lost_connections() -> None:
 def ends_forgotten() -> bool:
     """Return True if the installed NVFlare ends the jobs that ran when the server died.
 
-    A version of NVFlare that ends these jobs does so in the method `run` of the job runner.
+    If NVFlare ends the jobs of a dead server, the method `run` of the job runner does so.
     """
     from nvflare.private.fed.server.job_runner import JobRunner
 
@@ -291,7 +291,7 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
 
 
 def signs_when_ready() -> bool:
-    """Return True if the installed NVFlare makes a new signature after it has signed a message without a key."""
+    """Return True if the installed NVFlare tries to sign again after it has sent a message without a signature."""
     from nvflare.private.fed.server.fed_server import FederatedServer
 
     server, signatures = FederatedServer.__new__(FederatedServer), [UNSIGNED, "signed"]
@@ -409,7 +409,7 @@ def wait_for_deployment(cell: Cell) -> None:
     time limits.
 
     NVFlare itself waits for a deployment only as long as for any command, by default 10 seconds. A client that checks
-    the job's code may need longer than this time.
+    the job's code may need longer than 10 seconds.
 
     Args:
         cell: The cell of the server's parent process.
@@ -657,7 +657,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     from nvflare.fuel.flare_api.flare_api import Session
 
     connect_in_time()
-    # without this call, NVFlare searches all folders below the current folder
+    # without this call, NVFlare searches all folders below the current folder for its configuration
     ConfigService.initialize({}, [str(kit / "startup")])
     session = Session(username=user, startup_path=str(kit))
     try:
@@ -758,8 +758,8 @@ def patient_simulator(
 def tell_sites_apart() -> None:
     """Let each thread of NVFlare's simulator write the name of its site into a separate dictionary.
 
-    Without this patch, all threads share one dictionary. If two sites then start at the same time, one site's process
-    gets the other site's name, and finds no plan.
+    Without this patch, all threads share one dictionary. If two sites start at the same time without this patch, one
+    site's process gets the other site's name, and finds no plan.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
 

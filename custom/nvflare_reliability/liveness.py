@@ -58,8 +58,8 @@ class Liveness:
     cell: Cell
     last_heard: dict[str, float]  # time of the last message from each monitored cell
     sync: Callable[[], None]
-    # Maximum seconds for which a hospital may be silent while its connection is open. For a hospital that was only
-    # silent for short times so far, the limit is shorter.
+    # Maximum seconds for which a hospital may be silent while its connection is open. The limit is shorter for a
+    # hospital that has only been silent for short times so far.
     silence: float
     patience: float = math.inf  # seconds after which the job no longer waits for an absent hospital
     expelled: set[str] = field(default_factory=set)

@@ -28,7 +28,7 @@ MOST_OPEN = 8
 class MessageLimits(Protocol):
     @property
     def size(self) -> int:
-        """The maximum number of bytes."""
+        """The maximum number of bytes in a message of a job."""
 
     @property
     def values(self) -> int:

@@ -207,7 +207,7 @@ class StreamLimits:
         self.cell, self.lock = cell, threading.Lock()
         self.known: dict[str, dict[tuple, RxTask]] = {}
         self.waiting: dict[str, int] = {}  # an upper bound, for each sender, on the bytes that wait to be read
-        # for each finished stream, the time of the check that found the stream finished
+        # for each finished stream, the time at which a check first found the stream finished
         self.ended: dict[tuple, float] = {}
         self.looked = monotonic()
 
@@ -220,7 +220,7 @@ class StreamLimits:
             most: The maximum number of bytes from this sender that may wait to be read.
         """
         for wish in (StreamHeaderKey.RETRY_TIMEOUT, StreamHeaderKey.RETRY_WAIT):
-            # the sender may not decide how long a finished stream is remembered
+            # a sender must not decide how long a finished stream is remembered
             message.headers.pop(wish, None)
         if message.get_header(StreamHeaderKey.ERROR_MSG):  # a message that reports an error does not start a stream
             return True
@@ -254,7 +254,7 @@ class StreamLimits:
         return waiting <= most
 
     def _forget_old(self) -> None:
-        """Forget each finished stream after the time in NVFlare's configuration."""
+        """Forget each finished stream after the time that NVFlare's configuration sets."""
         now = monotonic()
         if now - self.looked < LOOK:
             return
@@ -294,8 +294,8 @@ def _waiting(task: RxTask) -> int:
 def connect_in_time() -> None:
     """End a connection attempt if the TLS handshake takes too long or the connector is stopped.
 
-    After a slow handshake, NVFlare connects again; without this patch, NVFlare would wait forever. The patch also
-    shortens the pause between two connection attempts from ten seconds to four.
+    With this patch, NVFlare connects again after a slow handshake; without it, NVFlare would wait forever. The patch
+    also shortens the pause between two connection attempts from ten seconds to four.
     """
     if TcpDriver.connect is not _connect:
         conn_manager.MAX_WAIT = conn_manager.SILENT_RECONNECT_TIME = AGAIN
@@ -438,7 +438,7 @@ class Replies:
         return 0
 
     def settle(self, stream: Stream, reply: Message) -> int:
-        """Answer a request by the given reply instead of the announced reply."""
+        """Answer a request by the given reply, instead of by the reply that was announced."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             _settle(waiter, reply)
@@ -447,9 +447,7 @@ class Replies:
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 def send_requests_by(cell: Cell, request: Send) -> Send:
-    """Make a cell send its requests through another function, and return the function of NVFlare that sent the requests
-    before.
-    """
+    """Make a cell send its requests through another function, and return NVFlare's function for sending requests."""
     own: Send = cell.send_request
     cell.send_request = request
     return own
@@ -488,7 +486,7 @@ def end_reply(request: Message) -> None:
 
 
 def received(cell: Cell, request: Message) -> int:
-    """Return the number of bytes of the reply to a request that have arrived so far."""
+    """Return how many bytes of the reply to a request have arrived so far."""
     waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
     return waiter.receiving_future.get_progress() if waiter and waiter.receiving_future else 0
 

@@ -34,8 +34,8 @@ TRIES = 6
 # The job process of a hospital is not restarted if it has died more than MOST_DEATHS times within WITHIN seconds.
 MOST_DEATHS = 5
 WITHIN = 3600.0
-ASKS = 30.0  # If a job does not ask for reports for this many seconds, the job is assumed to use no reports
-# The function's arguments are the job, the hospital, and True if the job's process runs again at the hospital
+ASKS = 30.0  # seconds after which a job that has asked for no reports is assumed to use no reports
+# arguments: the job, the hospital, and whether the job's process runs again at the hospital
 Heard = Callable[[str, str, bool], None]
 
 
@@ -146,7 +146,7 @@ class ReturningSites(FLComponent):
         """Handle a hospital's report that a job's process has ended.
 
         A dead process is restarted, unless the hospital's policies reject the job or the hospital's certificate has
-        expired. Without a restart, the plan decides whether the job continues.
+        expired. If the process is not restarted, the plan decides whether the job continues.
         """
         token, job_id, code, why = failure_of_job(request)
         client = self.engine.client_manager.clients.get(token)

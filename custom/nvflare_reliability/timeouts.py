@@ -33,7 +33,7 @@ class Timeouts:
 
 
 def limits(timeouts: Timeouts, side: Literal["server", "site"]) -> dict[str, float]:
-    """Return the time limits and sizes that a job's configuration of NVFlare contains.
+    """Return the time limits and sizes that NVFlare's configuration of a job must contain.
 
     Args:
         side: The party whose configuration is computed.

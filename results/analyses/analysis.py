@@ -73,8 +73,8 @@ def check_network(run: FinishedRun, name: str) -> None:
 def as_evaluated(
     run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches as a round evaluates cases. The order is random if a batch norm uses the statistics of each batch;
-    otherwise, it is the data set's order.
+    """Yield the batches in which a round would evaluate the cases. The batches are random if a batch norm uses the
+    statistics of each batch; otherwise, they follow the data set's order.
     """
     order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
     return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)

@@ -78,7 +78,7 @@ class FinishedRun:
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Return finished runs; runs with the same title get the names of their folders, too."""
+    """Return finished runs; if several runs have the same title, the names of their folders are added to the titles."""
     runs = []
     for folder in folders:
         summary = Record(folder).summary()

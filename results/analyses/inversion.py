@@ -39,8 +39,8 @@ def total_variation(image: Tensor) -> Tensor:
 
 
 def reconstruct(mismatch: Mismatch, start: Tensor, low: float, high: float, iterations: int, smooth: float) -> Tensor:
-    """Return the image with values in [low, high] that minimises the mismatch plus the weighted total variation. Adam
-    follows the sign of the gradient with a learning rate that falls to zero.
+    """Return the image, with values in [low, high], for which the mismatch plus the weighted total variation is
+    smallest. Adam follows the sign of the gradient with a learning rate that falls to zero.
     """
     image = start.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([image], lr=STEP * (high - low))
@@ -193,7 +193,7 @@ def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any
 
 
 def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question) -> Tensor:
-    """Return the average amplitude that the site would send in round 1 under a plan without `training.truncate`."""
+    """Return the average amplitude that the site would send in round 1 if the plan did not set `training.truncate`."""
     compute = asked.settings.compute()
     layer = run.plan.algorithm.input_layer(run.plan.build_networks())
     if not isinstance(layer, AmplitudeNorm):

@@ -33,8 +33,8 @@ Direction = list[Tensor]
 
 
 def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction:
-    """Return a random direction in which each filter has the norm of the model's same filter: d ← d / ‖d‖ · ‖θ‖ (Li et
-    al.).
+    """Return a random direction in which each filter has the norm of the model's corresponding filter: d ← d / ‖d‖ ·
+    ‖θ‖ (Li et al.).
 
     A filter consists of all weights of one output channel. Along this direction, biases and normalisation weights do
     not change, as in the code of Li et al.

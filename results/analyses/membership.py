@@ -1,10 +1,10 @@
 """Test before a release whether models reveal the patients of their training set (membership inference).
 
-By a model's loss on each case, an attack separates a hospital's training cases from the hospital's validation and test
-cases. If hospitals have separate models, the attack uses a likelihood ratio: the mean loss of other hospitals' models
-minus the attacked model's loss. The report has the area under the ROC curve with its confidence interval (Hanley and
-McNeil 1982). The report also has the fraction of members that the attack detects with one false alarm in twenty, with
-Clopper and Pearson's confidence interval.
+An attack uses a model's loss on each case to separate a hospital's training cases from the hospital's validation and
+test cases. If hospitals have separate models, the attack uses a likelihood ratio: the mean loss of other hospitals'
+models minus the attacked model's loss. The report has the area under the ROC curve with its confidence interval (Hanley
+and McNeil 1982). The report also has the fraction of members that the attack detects with one false alarm in twenty,
+with Clopper and Pearson's confidence interval.
 """
 
 import math

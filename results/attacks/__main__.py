@@ -3,10 +3,11 @@
     python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
 The program runs the missing studies, stores each study's result in a file under --cells, and prints
-results/attacks.csv. With --write, the program also writes results/attacks.csv. A stopped program continues with the
-next study. With `--minutes 0`, no study runs. The whole program takes about 90 minutes on one core. The option --wide
-combines all methods with all attacks and defences, and takes many times as long as the usual studies. The program exits
-with 1 if studies are missing, or if the best defence misses the goal in an attack without a declared exception.
+results/attacks.csv. With --write, the program also writes results/attacks.csv. If the program is stopped and started
+again, it continues with the next study. With `--minutes 0`, no study runs. The whole program takes about 90 minutes on
+one core. The option --wide combines all methods with all attacks and defences, and takes many times as long as the
+usual studies. The program exits with 1 if studies are missing, or if the best defence misses the goal against an attack
+that is no declared exception.
 """
 
 import argparse

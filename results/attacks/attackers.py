@@ -4,8 +4,8 @@ An attack changes the results of real participants after their training. The rea
 results, and checks the forged results like honest results.
 
 The dishonest hospitals of a study collude: an attack forges the results of all of them at once. The dishonest hospitals
-know the tensors that they received and the updates that they would honestly send. Of the honest hospitals, the
-dishonest hospitals see only the aggregated model.
+know the tensors that they received and the updates that they would honestly send. The dishonest hospitals see no answer
+of an honest hospital, only the aggregated model.
 """
 
 import math

@@ -148,7 +148,7 @@ class Result:
     refused: int = 0
     reason: str | None = None
     no_plan: bool = False
-    # for each round, the outliers in the study's record; only studies with the plain mean have this record
+    # the outliers that the study recorded in each round; only studies with the plain mean record outliers
     record: Sequence[Mapping[str, Any]] | None = None
     rounds: int = 0
     seconds: float = 0.0  # processor time

@@ -41,7 +41,7 @@ class Cost:
 
 
 def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
-    """Return the stored measurements, or measure in a small process if no measurements are stored."""
+    """Return the stored measurements; if there are none, measure in a separate process."""
     file = folder / "costs.json"
     if not file.exists():
         # Freed memory returns to the system at once, so that heap fragmentation does not change the peak.
@@ -76,7 +76,7 @@ def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
 
 def bytes_of(defence: str, features: tuple[int, ...]) -> int:
     torch.set_num_threads(1)
-    # a warm-up round, because memory that torch takes at its first use must not count
+    # a warm-up round that does not count, because torch takes memory at its first use
     a_round(defence, SMALL, models(SMALL))
     before = most_held()
     a_round(defence, features, models(features))

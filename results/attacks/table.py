@@ -13,9 +13,9 @@ from results.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, R
 from results.attacks.costs import Cost, kept_costs
 from results.result_files import Study, Table
 
-POINTS = 3.0  # maximum points of the score that may be lost with the best defence
+POINTS = 3.0  # maximum loss of score, in points, that the best defence may leave
 MOST_SEEDS = 9
-PATCHED = 10.0  # maximum percentage points by which the patch may succeed more often than without an attack
+PATCHED = 10.0  # maximum percentage points by which an attack may increase the success of its patch
 # Declared exceptions to the goal, with reasons. A missed goal without a declared exception makes the command exit with
 # 1.
 WAY = (
@@ -50,8 +50,8 @@ def _signed(points: float) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """The results of one attack on one method with one defence, over all finished seeds, and the results of federations
-    without this attack.
+    """The results of one attack on one method with one defence over all finished seeds, and for comparison the results
+    without the attack.
     """
 
     cells: Sequence[Cell]
@@ -92,7 +92,9 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Return the score without an attack minus the mean score, in points; return 100 if a study ended early."""
+        """Return by how many points the score is below the score without an attack; return 100 if a study ended
+        early.
+        """
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property
@@ -102,7 +104,9 @@ class Compared:
 
     @property
     def patched_difference(self) -> float:
-        """Percentage points by which the patch changes the assigned class more often than without an attack."""
+        """Percentage points by which the attack increases the fraction of images with the patch that models assign to
+        the target class.
+        """
         before = _mean(result.patched for result in self.undisturbed)
         return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
 
@@ -218,7 +222,9 @@ def _points(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the goal
 def best_defence(found: Sequence[Compared]) -> str | None:
-    """Return the defence that meets the goal in most attacks; among equals, the defence with the smallest mean loss."""
+    """Return the defence that meets the goal against most attacks; of several such defences, the defence with the
+    smallest mean loss of score.
+    """
     own = {name: [one for one in found if one.cell.defence == name and not one.refused] for name in DEFENCES}
     own = {name: rows for name, rows in own.items() if rows and name != PLAIN}
 
@@ -229,7 +235,7 @@ def best_defence(found: Sequence[Compared]) -> str | None:
 
 
 def goal_table(done: Done) -> tuple[Table, list[Compared]]:
-    """Return a table of each method's best defence against one dishonest hospital, and the attacks in which this
+    """Return a table of each method's best defence against one dishonest hospital, with the attacks in which this
     defence misses the goal.
     """
     rows: list[Sequence[str]] = []

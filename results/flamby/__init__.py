@@ -74,7 +74,7 @@ class PublishedCell:
 
     @property
     def judged(self) -> bool:
-        """Return True if both standard deviations are known, for which both results need more than one seed."""
+        """Return True if both results have a standard deviation, which needs more than one seed."""
         return min(len(self.ours), len(self.theirs)) > 1
 
     @property
@@ -304,7 +304,7 @@ class Work:
         return self.score(plan, inprocess.run(plan, settings=self.settings).models[self.sites[0]], POOLED)
 
     def at_home(self, method: str, seed: int) -> float:
-        """Return the mean over hospitals of the score of each hospital's final model."""
+        """Return the mean of the scores that the hospitals' final models have at their own hospitals."""
         plan = self.federated(method, self.benchmark.personal[method], seed)
         models = inprocess.run(plan, settings=self.settings).models
         return fmean(self.score(plan, models[site], site) for site in self.sites)

@@ -1,4 +1,4 @@
-"""Repeat FLamby's heart study under differential privacy, and compare better settings.
+"""Repeat FLamby's heart study under differential privacy, and compare settings that may score higher.
 
     python -m results.heart_dp [--write] [--minutes N] [--data DIR] [--published FILE] [--cells DIR]
 

@@ -53,7 +53,9 @@ def published(promise: PrivacyGuarantee) -> list[Cell]:
 
 
 def candidates() -> list[Setup]:
-    """Return the compared ways of training, all of which start from zero weights and make few steps over all cases."""
+    """Return the compared ways of training, all of which start from zero weights and make few steps, each over all
+    cases.
+    """
     fedavg = [
         replace(FULL, rounds=rounds, steps=steps, rate=rate, clip=clip, momentum=momentum)
         for (rounds, steps), rate, clip, momentum in product(

@@ -61,7 +61,7 @@ def _hospital(rows: np.ndarray, levels: dict[int, np.ndarray]) -> Hospital:
 
 
 def divided(labels: np.ndarray, share: float, seed: int) -> Sequence[np.ndarray]:
-    """Divide the cases' indices at random into two sets, the first of which has the fraction `share` of all cases."""
+    """Divide the cases' indices at random into two sets; the first set has the fraction `share` of all cases."""
     counts = [int((labels == level).sum()) for level in np.unique(labels)]
     strata = labels if len(counts) > 1 and min(counts) > 2 else None
     return train_test_split(

@@ -27,7 +27,7 @@ COMPUTE = Compute()
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a study's training, which are FLamby's by default."""
+    """The training settings of a study; the default values are FLamby's."""
 
     method: Literal["fedavg", "mr-mtl"] = "fedavg"
     rounds: int = 15

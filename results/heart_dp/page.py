@@ -28,7 +28,8 @@ from results.result_files import Study, Table
 
 ERRORS = 2.0  # a cell agrees with the published cell if the difference is at most this number of standard errors
 GOALS = {1.0: 0.722, 0.1: 0.679}
-Told = dict[tuple[float | None, float | None], list[float]]  # maps ε and δ to the published accuracy of each seed
+# maps each pair of ε and δ to the published accuracy of each seed
+Told = dict[tuple[float | None, float | None], list[float]]
 
 
 def read_published(path: Path) -> Told:
@@ -50,8 +51,8 @@ class Compared:
 
     @property
     def errors(self) -> float:
-        """Return the difference of the two means in standard errors; the standard error is computed over the seeds of
-        both means.
+        """Return the difference of two means in units of its standard error, which is computed over the seeds of both
+        means.
         """
         error = math.sqrt(stdev(self.ours) ** 2 / len(self.ours) + stdev(self.theirs) ** 2 / len(self.theirs))
         return (fmean(self.ours) - fmean(self.theirs)) / error

@@ -29,7 +29,7 @@ from results.flamby import Lines, write_tables
 from tests import inprocess
 
 LEVELS = {"motor_score": ("1/2", "3", "4", "5/6"), "pupil": ("Both", "One", "None")}
-# the core model's columns; round public numbers scale the age, since privacy forbids a site's statistics
+# the core model's columns; the age is scaled by public round numbers, because a site's own statistics are private
 COLUMNS = (
     {"name": "age", "mean": 35, "deviation": 15},
     *({"name": name, "levels": list(levels)} for name, levels in LEVELS.items()),
@@ -38,7 +38,7 @@ TRAINING = {"rounds": 10, "batch_size": 64, "learning_rate": 0.1, "momentum": 0.
 PROMISE = {"delta": 1e-4, "clip": 2.0}
 WHOLE = "-whole"  # suffix of the name of a table in which all of a study's patients are test cases
 POOLED, POOLED_ALL = "pooled logistic regression", "pooled, validation patients too"
-# "scores" has each patient's log odds of death; with a super model, also the model that answered
+# "scores" has each patient's log odds of death; with a super model, the dictionary also names the model that answered
 Found = dict[str, Any]
 
 

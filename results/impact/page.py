@@ -22,7 +22,7 @@ NEAR, LITTLE, CHANCE = 0.01, 0.01, 0.05
 ALL = (*METHODS, *PRIVATE)
 JUDGED = [one.name for one in METHODS if one.baseline not in ("", POOLED)]
 DISCRIMINATION, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"
-BEST = {LARGE: 0.0, SLOPE: 1.0}  # ideal value of a calibration, from which distances are compared
+BEST = {LARGE: 0.0, SLOPE: 1.0}  # ideal value of a calibration; the nearer to this value, the better
 MEASURES = {DISCRIMINATION: auc, LARGE: calibration_in_the_large, SLOPE: calibration_slope}
 Predictions = Mapping[str, Mapping[str, Found]]
 
@@ -34,7 +34,7 @@ class Quantity:
     found: Mapping[str, list[Estimate]]
 
     def compared(self, name: str) -> np.ndarray:
-        """Return the compared value of each study: an AUC, or the distance of a calibration from its ideal value."""
+        """Return for each study the value that is compared: an AUC, or the distance of a calibration from its ideal."""
         values = np.array([one.value for one in self.found[name]])
         return np.abs(values - BEST[self.part]) if self.part in BEST else values
 
