@@ -343,8 +343,8 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
-        "bytes of tensors in one chunk: 1 MiB, or less if a connection with the speed "
-        "`transport.slowest` sends less in ten seconds",
+        "number of bytes in one chunk of tensors: 1 MiB, or the bytes that a connection with the speed "
+        "`transport.slowest` sends in ten seconds, if this is less",
     ),
     "tensor_streaming_per_request_timeout": (
         600,
@@ -361,7 +361,7 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "submit_task_result_timeout": (
         300,
         lambda own: own.silence,
-        "seconds that a site's answer may wait until the server fetches the answer's next chunk; after the last "
+        "seconds that a site waits for the server to fetch the next chunk of the site's answer; after the last "
         "chunk, the limit `get_task_timeout` applies",
     ),
     "streaming_idle_timeout": (

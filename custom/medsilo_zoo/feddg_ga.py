@@ -38,7 +38,7 @@ class FedDGGA(WeighingMethod):
         0.2,
         gt=0,
         le=1,
-        description="d: total change, in the first round, of the weights that the sites have in the mean",
+        description="d: how much the sites' weights in the mean change in the first round, as a sum over sites",
     )
 
     def networks(self, build: ModelFactory) -> Modules:

@@ -149,8 +149,8 @@ class FedMAP(WeighingMethod):
         2,
         ge=0,
         le=1000,
-        description="number of steps in a round with which the server trains ψ; with 0, the prior keeps its random "
-        "initial values",
+        description="number of training steps for ψ that the server takes in each round; with 0, the prior "
+        "keeps its random initial values",
     )
 
     def networks(self, build: ModelFactory) -> Modules:

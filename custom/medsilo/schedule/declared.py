@@ -31,7 +31,10 @@ class Private:
 class NumbersOffer(Section):
     """The fraction of ε that is spent on the scores or counts that a site sends in addition to tensors."""
 
-    epsilon: Epsilon = Field(description="part of `privacy.epsilon` that all numbers of this section cost together")
+    epsilon: Epsilon = Field(
+        description="the part of `privacy.epsilon` that is spent on all numbers to which "
+        "this section applies, taken together"
+    )
 
 
 class StatisticsOffer(NumbersOffer):
@@ -75,7 +78,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     counts: NumbersOffer | None = Field(
         None,
         description="numbers of cases leave a hospital with geometric noise, which is drawn once. With "
-        "`privacy.counts`, all numbers, even the batch size, count records or patients, as "
+        "`privacy.counts`, every count, even the batch size, is a count of records or of patients, as "
         "`privacy.unit` says. `null`: a hospital that does not declare its numbers of cases public can't "
         "join",
     )

@@ -111,7 +111,8 @@ class SiteSettings(PartySettings):
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
-        description="smallest number of patients for training, and for each score or class that is disclosed. "
+        description="smallest number of patients with which the hospital trains, and from which it discloses a "
+        "score or the count of a class. "
         f"Disclosed counts are multiples of `min_patients_per_metric`. null: {MIN_PATIENTS_PER_METRIC}, "
         "or 1 for synthetic data",
     )

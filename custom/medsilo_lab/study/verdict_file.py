@@ -65,12 +65,15 @@ class PairedDifference(RecordPart):
     unseen_low: Difference | None = Field(
         None,
         description=(
-            "lower end of the interval if a method fails for an unseen kind of patient, corrected for multiple "
-            "comparisons; `null` if unknown"
+            "lower end of a wider interval, which allows that a method fails for a kind of patient not in the "
+            "test; corrected for multiple comparisons; `null` if unknown"
         ),
     )
     unseen_high: Difference | None = Field(
-        None, description=("upper end of the interval if a method fails for an unseen kind of patient")
+        None,
+        description=(
+            "upper end of the wider interval, which allows that a method fails for a kind of patient not in the test"
+        ),
     )
     failing: Share | None = Field(
         None,
