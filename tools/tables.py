@@ -245,8 +245,8 @@ SITE_TREE: Mapping[str, str] = {
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
-    paths.STATE_FILES: "the private state from which the site resumes: after each of the last rounds, and after every "
-    "tenth earlier round",
+    paths.STATE_FILES: "the private state from which the site can resume, one file per round: the last rounds, "
+    "and every tenth of all earlier rounds",
     paths.SEALING: "with secure aggregation: the site's keys and secret, and the names of the sites in each sum that "
     "this site helped to unmask. The file never leaves the site",
     paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "
@@ -275,8 +275,8 @@ SITE_TREE: Mapping[str, str] = {
     "left out. The file never leaves the site",
     paths.EMBEDDINGS.format(
         "..."
-    ): "with the network `frozen`: the embedding of each image, by the image's hash; the file is in "
-    "`data.cache_folder` if the site sets this key. The file never leaves the site",
+    ): "with the network `frozen`: the embedding of each image, by the image's hash. If the site sets the key "
+    "`data.cache_folder`, the file is in that folder. The file never leaves the site",
     f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst test case "
     "with the structures that the model found. The folder `pictures/` has only pictures of synthetic "
     "images, unless the site's `pictures` is true",
@@ -285,7 +285,7 @@ SITE_TREE: Mapping[str, str] = {
 RUN_TREE: Mapping[str, str] = {
     paths.PLAN: "the resolved plan: every key with its value",
     paths.PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
-    paths.JOBS: "ids of the NVFlare jobs that led the study, the last one last",
+    paths.JOBS: "ids of the NVFlare jobs that led the study, from the first job to the last",
     paths.LOCK: "an empty file, which the NVFlare job that leads the study locks",
     paths.LEAD: "the NVFlare name of the lead who submitted the study; only this lead can continue the study (not in "
     "a simulation)",
@@ -298,8 +298,8 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent if every site has "
     "its own model",
-    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site "
-    "chooses its own model, `global/` contains only this file",
+    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site chooses "
+    "its own best round, there is no `global/best.safetensors`",
     f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal models of sites "
     "that agreed. The file `supermodel.json` has the threshold and each file's SHA-256, and `plan.yaml` "
     "is the plan. Each site's folder has the site's own super model",
@@ -318,7 +318,8 @@ STUDY_TREE: Mapping[str, str] = {
     paths.REPORT: "the page about all runs of the comparison",
     f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, on one printed "
     "page (`medsilo report --hospitals`)",
-    f"{paths.LOCKS}/": "empty files, which the comparison and its runs lock until they end",
+    f"{paths.LOCKS}/": "empty files; the comparison and each of its runs keep a lock on one of these files "
+    "until they end",
 }
 
 

@@ -54,7 +54,8 @@ class Training(Feature):
         0.0,
         ge=0,
         le=1,
-        description="weight decay: part of the gradient for `sgd` and `adam`, separate (decoupled) for `adamw`",
+        description="weight decay; `sgd` and `adam` add it to the gradient, and `adamw` subtracts it from the "
+        "weights directly (decoupled)",
     )
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",

@@ -160,7 +160,10 @@ class UNet(Network):
 
     name: Literal["unet"] = "unet"
     features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
-        default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
+        default=(16, 32, 64),
+        min_length=2,
+        max_length=7,
+        description="number of features at each level, from the finest to the coarsest",
     )
     dimensions: Dimensions = 2
     residual_units: int = Field(

@@ -52,8 +52,8 @@ class Selection(RecordPart):
     by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own round")
     rounds: dict[str, Count | None] = Field(
         {},
-        description="site → round of the model that the site tested, so `validation[round]` is this model's "
-        "validation score",
+        description="site → number of the round after which the tested model was kept; `validation[round]` is "
+        "the validation score of this model",
     )
 
 
@@ -118,10 +118,10 @@ class SiteResult(RecordPart):
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,
-        description="part → number of cases of each class, in the order of `labels`. If the site rounds counts, "
-        "patients are counted instead of cases. `null` for a part without classes, or with a class of "
-        "fewer patients than the site's `min_patients_per_metric`. `null` for all parts if the site did "
-        "not join",
+        description="part (`train`, `validation`, `test`) → number of cases of each class, in the order of "
+        "`labels`. If the site rounds counts, "
+        "patients are counted instead of cases. A part has `null` if it has no classes, or if a class has fewer "
+        "patients than the site's `min_patients_per_metric`. All parts have `null` if the site did not join",
     )
     machine: dict[str, Text] = Field(
         {},

@@ -33,14 +33,14 @@ OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", 
 class Entry:
     """One image or recording, with its files, its label and its patient.
 
-    The label is the path of a mask, or the site's name for the class.
+    The label is the path of a mask, or the name of a class as the site spells it.
     """
 
     name: str
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # the part of the data that a table assigns: train, validation, test, or empty without an assignment
+    part: str = ""  # train, validation or test, as a table assigns the case; empty if no table assigns it
     site: str = ""  # the site to which a simulation's table assigns the image or recording
 
 
@@ -382,7 +382,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record the table's unreadable rows; if letters may have been decoded wrongly, also record this problem."""
+    """Record two kinds of problems: rows that cannot be read, and letters that may have been decoded wrongly."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -414,7 +414,9 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
+    """If a table assigns cases to training, validation or test, record every case that the table assigns to none of the
+    three.
+    """
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]

@@ -150,7 +150,7 @@ class Columns:
     path: Path
     names: tuple[str, ...]
     count: int
-    # columns that were not read as strings yet; in each column, all chunks have the same dictionary
+    # columns that are not converted to strings yet; all chunks of a column have the same dictionary
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
     uneven: int = 0  # number of rows that have more or fewer cells than the first row
@@ -253,7 +253,6 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """For each row of a column, return the element of `found` at the index of the row's string."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 

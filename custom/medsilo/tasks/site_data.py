@@ -104,7 +104,7 @@ class SiteData:
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Create the training, validation and test part of the data from a list that names the part of each case.
+        """Create training, validation and test data from a list that assigns each case to one of the three.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.

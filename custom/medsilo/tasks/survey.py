@@ -111,7 +111,7 @@ def digest(values: "Tensor") -> str:
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Return the number of image hashes that are equal to an earlier hash in the list."""
+    """Count the images whose hash equals the hash of an image earlier in the list."""
     return sum(count - 1 for count in Counter(digests).values())
 
 

@@ -45,7 +45,7 @@ class Survival(Objective):
         risks, (times, events) = output[:, 0], target.to(output.dtype).unbind(1)
         order = times.argsort(descending=True, stable=True)
         sums = risks[order].logcumsumexp(0)
-        # Cases with equal times are at risk together, so the sum ends at the last case with an equal time.
+        # Cases with equal times are at risk together, so each sum includes all cases with the same time.
         last = torch.searchsorted(-times[order], -times[order], right=True) - 1
         terms = (sums[last] - risks[order]) * events[order]
         return torch.empty_like(terms).index_copy(0, order, terms)
@@ -86,10 +86,11 @@ class Survival(Objective):
         return {**super().measures(output, target), **own}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return the concordance index multiplied by the number of cases, and the number of cases.
+        """Return two numbers that can be added over hospitals: concordance index times number of cases, and number of
+        cases.
 
-        If products and numbers of cases are added over hospitals, the quotient of both sums is the mean concordance
-        index, weighted by cases.
+        The first sum divided by the second sum is the mean concordance index over hospitals, weighted by numbers of
+        cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else COIN

@@ -198,7 +198,7 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """For each column that is read, return the index of the column. Raises DataError unless the table has each needed
+    """Map the name of each column that is read to the column's index. Raises DataError unless the table has each needed
     column exactly once.
     """
     if len(head) > MOST_COLUMNS:

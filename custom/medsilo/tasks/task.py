@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class Fold(Section):
-    """A cross-validation fold: of a site's equally large groups of patients, one group is tested, and the next group is
-    used for validation.
+    """A cross-validation fold. The patients of a site are divided into equally large groups: one group is for test, the
+    next group for validation, and all other groups for training.
     """
 
     number: int = Field(ge=1, le=100, description="which fold is tested, counted from 1")
@@ -111,7 +111,7 @@ class Task(Section):
 
     @staticmethod
     def seed_for(seed: int, *purpose: str | int) -> int:
-        """Derive a seed from the plan's seed and from words that name the seed's purpose."""
+        """Derive a seed for one purpose from the plan's seed and from words that describe the purpose."""
         return seed_for(seed, *purpose)
 
     @property

@@ -88,8 +88,8 @@ class PairedDifference(RecordPart):
     sure: bool = Field(
         strict=True,
         description=(
-            "whether the difference is significant: the corrected interval excludes zero, with at least four "
-            "seeds and eight patients that are not all alike"
+            "whether the difference is significant: the corrected interval excludes zero, there are at least "
+            "four seeds and eight patients, and the difference is not the same for all patients"
         ),
     )
 
@@ -184,8 +184,8 @@ class VerdictRow(RecordPart):
     )
     unlike: Text | None = Field(
         None,
-        description="differences between the networks of this configuration and its baseline that change the score "
-        "but do not come from the method",
+        description="how the network or the normalisation layers differ from those of the baseline; this "
+        "difference can change the score, but is not an effect of the method",
     )
     difference: Differences = Field(
         Differences(), description="differences from the baseline: `mean`, `pooled`, `worst` and `sites`"

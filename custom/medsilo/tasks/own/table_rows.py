@@ -77,7 +77,8 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# For each table, the rows of simulated sites that were read, but that no site has requested yet.
+# Rows of simulated sites, for each table. A table is read once for all sites, and rows wait here for their site's
+# request.
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
@@ -158,7 +159,8 @@ class TableRows:
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    # maps each kind of invalid value to a Boolean array [rows], which is true for rows with such a value
+    # for each kind of invalid value, a Boolean array [rows] that is true where the row contains an invalid value of
+    # this kind
     odd: Mapping[str, np.ndarray]
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
@@ -242,7 +244,9 @@ class TableRows:
         return {patients.values[who]: names[rank] for who, (_, rank) in found.items()}
 
     def copies(self) -> int:
-        """Count the rows that, in all columns that the plan reads, are equal to an earlier row of the same patient."""
+        """Count repeated rows. A row is repeated if an earlier row of the same patient is equal in all columns that the
+        plan reads.
+        """
         # True for each row of a patient who has several rows
         again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
@@ -356,7 +360,9 @@ class _Reading:
         return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
 
     def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
-        """For each row, return the outcome, the number of the plan's class, and the hospital's name for the class."""
+        """Return three values of each row: the outcome, the index of the class in the plan, and the hospital's name for
+        the class.
+        """
         task, columns = self.task, [self._column(name) for name in self.task.outcomes]
         for name, own in zip(task.outcomes, columns, strict=True):
             self._leave_out(kept, "lines have no outcome", self._lacks(name, own))
