@@ -251,8 +251,8 @@ SITE_TREE: Mapping[str, str] = {
     "this site helped to unmask. The file never leaves the site",
     paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "
     "the message is lost. Without the site's keys, the masked message is noise",
-    paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. A repeated "
-    "answer is identical, so the repetition has no privacy cost",
+    paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. If the "
+    "server asks twice, the site sends the same stored answer twice, so the second time has no privacy cost",
     paths.NOISY_COUNTS: "if the site sends numbers of cases with noise: the noisy numbers, which are drawn only once",
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
     "all studies. The hospital's own report shows the cost of this study and of all studies. The "
@@ -271,8 +271,8 @@ SITE_TREE: Mapping[str, str] = {
     "done. The file never leaves the site",
     paths.DIARY: "under NVFlare: a line for each answer that left the site, and a line with the reason for each "
     "answer that did not leave. The file never leaves the site",
-    paths.DATA: "for tasks that read a folder: what medsilo found among the site's files, with the names of files "
-    "left out. The file never leaves the site",
+    paths.DATA: "for tasks that read a folder: what medsilo found among the site's files, and the names of the "
+    "files that it left out. The file never leaves the site",
     paths.EMBEDDINGS.format(
         "..."
     ): "with the network `frozen`: the embedding of each image, by the image's hash. If the site sets the key "
@@ -303,7 +303,8 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal models of sites "
     "that agreed. The file `supermodel.json` has the threshold and each file's SHA-256, and `plan.yaml` "
     "is the plan. Each site's folder has the site's own super model",
-    f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    f"{model_folders.FOLDER}/": "files with initial weights of the plan's network; the name of each file is the "
+    "file's SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",
     f"{paths.JOB}/": "the submitted job (simulator only)",

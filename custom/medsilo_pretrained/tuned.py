@@ -53,12 +53,13 @@ class Checkpoint(Section):
     ignore: Patterns = Field(
         (),
         exclude_if=lambda value: not value,
-        description="patterns of names of the weights in the file that the network does not need",
+        description="patterns of names; the network does not need the weights in the file that have these names",
     )
     initial: Patterns = Field(
         ("head",),
         exclude_if=lambda value: value == ("head",),
-        description="weights that the file may lack, which then get random values from the plan's seed: `head`, "
+        description="weights that may be missing in the file; missing weights get random values from the plan's "
+        "seed: `head`, "
         "`norms`, `bias`, or patterns of names of weights",
     )
     confirmed: bool = Field(

@@ -30,7 +30,8 @@ class Training(Feature):
         None,
         ge=1,
         le=100_000,
-        description="number of mini-batches per round at every site, which replaces `local_epochs`; each round "
+        description="number of mini-batches per round at every site; if this key is set, `local_epochs` has no "
+        "effect; each round "
         "begins a new pass over the data. `null`: whole passes",
     )
     batch_size: int = Field(

@@ -44,7 +44,8 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the clipped norm is the "
+        description="norm to which the contribution of a unit (a record or a patient) to a mean is clipped. "
+        "With HarmoFL, the clipped norm is the "
         "norm of the amplitude divided by the number of pixels. With AdaFed, the clipped norm is the "
         "root mean square of the features",
     )
@@ -85,7 +86,8 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
 
     statistics: StatisticsOffer | None = Field(
         None,
-        description="adds Gaussian noise to the means over cases that a hospital sends before training: AdaFed's "
+        description="adds Gaussian noise to the means that a hospital computes over its cases, and sends before "
+        "training: AdaFed's "
         "statistics or HarmoFL's amplitude. A plan under which hospitals send means before training "
         "needs `privacy.statistics`",
     )

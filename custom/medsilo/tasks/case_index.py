@@ -399,7 +399,7 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """For each name that a table may use for an image or recording, return the file.
+    """Map every name by which a table may refer to an image or recording to its file.
 
     A table may use the path of a file. If a file name is unique, a table may also use this file name, with or without
     suffix.

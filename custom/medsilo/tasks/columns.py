@@ -133,7 +133,9 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
 
 
 def _as_numpy(array: Any, kind: type) -> np.ndarray:
-    """Convert a pyarrow array without missing values to numpy. The method to_numpy of pyarrow would import pandas."""
+    """Convert a pyarrow array without missing values to numpy. The function does not call pyarrow's to_numpy, because
+    to_numpy would import pandas.
+    """
     if not len(array):
         return np.zeros(0, kind)
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * np.dtype(kind).itemsize)

@@ -66,8 +66,8 @@ class DataSource(Section):
     # file name of a table with one row per case, which is used instead of file name patterns
     table: Pattern | None = None
     head: Names = ()  # names of the table's columns, in order, if the table has no header
-    # For image, label, patient, part, site and each column of the plan, the table's name of the column. Only the key
-    # image may map to several columns.
+    # Names of the table's columns, by their role: image, label, patient, part, site, or a column of the plan. Only the
+    # role image may have several columns.
     columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
     # Structures and columns of the plan that this site did not annotate or measure.
@@ -78,23 +78,23 @@ class DataSource(Section):
     missing: Names = MISSING  # strings that stand for a missing value
     codes: dict[str, Names] = {}  # for each column of the plan, numbers that stand for a missing value, such as 999
     limits: Names = ()  # columns in which the string <0.5 is read as 0.5, and >1000 as 1000
-    # For each column of the plan that is a number of days, the table's columns with the first date and the last date.
+    # Columns of the plan that are numbers of days between two dates: for each, the table's columns of both dates.
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If a site declares columns that a plan may predict, plans can predict no other
-    # column. Rows without a value in the declared columns are left out.
+    # Columns that plans may predict. If a site declares any, plans can predict only the declared columns. Rows without
+    # a value in the declared columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
     required: Names = ()  # columns that need a value: a row without a value in one of these columns is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
     # The next keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
     # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
-    # files, such as .atr, whose rhythms are the labels.
+    # files, such as .atr; the labels are then the rhythms in these files.
     recording_columns: dict[str, Pattern] = {}
     # sampling rate in Hz, if the recordings' rate differs from the plan's sampling rate
     rate: float | None = Field(None, gt=0, le=1e7)
-    # If no table assigns patients to parts, the fractions of patients for training, validation and test. If a site's
+    # Fractions of patients for training, validation and test, which apply if no table assigns the patients. If a site's
     # settings contain these fractions, no plan can change which patients are for training, validation and test.
     shares: OwnShares | None = None
     folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot change this number

@@ -112,8 +112,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # A case forms one pair with each earlier event, and is the second case of this pair. A censored case also forms
-        # a pair with each event at the same time.
+        # As the second member of a pair, a case is paired with each earlier event, and a censored case also with each
+        # event at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
@@ -144,7 +144,8 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
+    """Pair each case that has an event with every case. Yield the indices of cases with events, and the concordance and
+    the comparability of the pairs.
 
     For a pair of cases, the concordance is 1 if the pair is concordant, and 0.5 for equal risks. For a pair of cases,
     the comparability is 1 if the pair can be compared, and 0 otherwise. The concordance and the comparability are

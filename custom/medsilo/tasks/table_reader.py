@@ -27,7 +27,7 @@ PARQUET = (".parquet", ".pq")
 # For each file suffix, the function of pandas that reads the file.
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
 Lines = Iterator[tuple[str, list[str]]]  # for each row, the row's name in messages, and the cells
-Read = tuple[list[str], Lines]  # pair of the columns' names and the table's rows
+Read = tuple[list[str], Lines]  # the names of a table's columns, and the table's rows
 TITLE = 0.6  # minimum fraction of non-empty cells in a header; a row with a smaller fraction is a title
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 

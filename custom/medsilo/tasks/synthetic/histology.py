@@ -32,7 +32,7 @@ GOALS = {
     "phase": Classification(("nucleus above", "nucleus below")),
     "amplitude": Classification(("small nucleus", "large nucleus")),
 }
-DEBRIS = 4  # number of nuclei in a patch that belong to no cell; their positions do not depend on the class
+DEBRIS = 4  # number of nuclei without a cell in each patch; the positions of these nuclei do not depend on the class
 SPACING = 16  # number of pixels between neighbouring positions of cells
 
 
