@@ -257,8 +257,9 @@ SITE_TREE: Mapping[str, str] = {
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
     "all studies. The hospital's own report shows the cost of this study and of all studies. The "
     "file never leaves the site",
-    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training "
-    "patients and cases, each disclosed and exact. The hospital's own report shows the weight of the "
+    paths.WEIGHT: "if the data are of patients: the weight of the site's updates, the number of training "
+    "patients and the number of training cases, each as an exact and as a disclosed number. The hospital's own "
+    "report shows the weight of the "
     "site's updates. The file never leaves the site",
     paths.SUBGROUPS: "for each patient in a subgroup: the subgroup, the level, and the patient's number in test.csv. "
     "The patient's number is empty if the level's score stays at the site. The file never leaves the "

@@ -142,7 +142,7 @@ class SiteResult(RecordPart):
     )
     validation: list[Metric | None] = Field(
         [],
-        description="validation score by number of completed rounds, from 0; `null` without a score",
+        description="validation scores of the models after 0, 1, 2, ... rounds; `null` for a model without a score",
     )
     test: dict[str, Figure | None] | None = Field(
         None,
@@ -155,7 +155,9 @@ class SiteResult(RecordPart):
         "that no case has",
     )
     figure_ranges: dict[str, tuple[Number, Number]] = Field(
-        {}, description="metric → its smallest and largest possible value, if the site rounds scores"
+        {},
+        description="metric → the smallest and the largest value that the metric can have, given the site's "
+        "rounding; only if the site rounds scores",
     )
     suppressed: list[str] = Field(
         [],

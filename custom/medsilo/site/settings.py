@@ -81,8 +81,8 @@ class SiteSettings(PartySettings):
         description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key "
         "(`medsilo approve`) before the plan runs at this hospital. The server cannot change `approval`. "
         "`except-canary`: as `required`, but a canary, which is one round on synthetic data, needs no "
-        "approval. `none`: every plan runs. `null`: in a kit with `data`, as `required`, unless a plan's "
-        "data are synthetic or declared public",
+        "approval. `none`: every plan runs. `null`: the same as `required` if the settings have the key `data`, "
+        "except for plans whose data are synthetic or declared public",
     )
     takes_part: TakesPart = Field(
         "train",

@@ -295,7 +295,8 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
     """Map names of cases to the files that match a pattern.
 
-    The stars of a pattern match the name of a case, so an image and its label have the same name.
+    The text that a pattern's stars match is the name of a case. An image and a label with the same name belong
+    together.
 
     A pattern that ends with a slash matches folders, and each folder must contain one DICOM series.
     """

@@ -115,7 +115,7 @@ class Objective(ABC):
 
     @property
     def layout(self) -> dict[str, int]:
-        """For the name of each count, the number of values in the count."""
+        """Maps the name of each count to the number of values that the count consists of."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:

@@ -101,8 +101,8 @@ class Survival(Objective):
         return {self.metric: 2}
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the largest fraction of comparable pairs that contain one patient; 1 if there are no comparable
-        pairs.
+        """For each patient, compute the fraction of comparable pairs that contain the patient. Return the largest of
+        these fractions; 1 if no pairs are comparable.
         """
         target = getattr(data, "targets", None)
         if not isinstance(target, Tensor) or not len(target):

@@ -94,8 +94,8 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the network for plans that name no network; if a name is returned, the network of this name gets
-        default settings.
+        """Return the task's default network, for plans that name no network. If the method returns only a name, the
+        network with this name gets default settings.
         """
 
     # ------------------------------------------------------------------ inputs
@@ -197,8 +197,8 @@ class Task(Section):
         return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Read a site's data as training does, and return the survey; the survey lists faults of the data, which raise
-        no errors.
+        """Read a site's data as training does, and return the survey. Faults of the data raise no errors; the survey
+        lists them.
         """
         from medsilo.tasks.survey import survey_of
 

@@ -33,8 +33,8 @@ class OwnData(Task):
 
     shares: Shares = Field(
         default=(0.6, 0.2, 0.2),
-        description="shares of patients for training, validation and test, unless the site's data already assign "
-        "patients to these parts",
+        description="shares of patients for training, validation and test; if the site's data assign patients "
+        "to these three, the shares have no effect",
     )
     split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
     partition: Partition | None = Field(

@@ -292,8 +292,8 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare images or recordings; for each reason, collect the names of images or recordings that are unreadable for
-    this reason.
+    """Prepare images or recordings. Collect the names of unreadable images or recordings, by the reason why they are
+    unreadable.
     """
     held = []
     for entry in entries:

@@ -212,8 +212,8 @@ class TableRows:
         return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
 
     def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
-        """Return the part that the table assigns to each patient, and record invalid parts, and patients who are in two
-        parts.
+        """Return the part (training, validation or test) that the table assigns to each patient. Record invalid
+        assignments, and patients whom the table assigns to two parts.
         """
         if any(value not in PARTS for value in parts.values):
             strangers = self.lines[~parts.isin({*PARTS})]
@@ -396,7 +396,7 @@ class _Reading:
     def _rare(
         self, own: TextColumn, kept: np.ndarray, patients: TextColumn, declared: Collection[str]
     ) -> frozenset[str]:
-        """Return the labels in a column that too few patients have."""
+        """Return those labels of a column that occur for too few patients."""
         if not self.source.leaves_out_rare:
             return frozenset()
         levels, pairs = own.levels(), np.unique(np.stack([own.codes, patients.codes])[:, kept], axis=1)
@@ -462,7 +462,7 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record the table's unreadable rows; if letters may have been decoded wrongly, also record this problem."""
+        """Record two kinds of problems: rows that cannot be read, and letters that may have been decoded wrongly."""
         table = self.table
         if table.uneven:
             what = "lines have more or fewer cells than the first; export the table again"
