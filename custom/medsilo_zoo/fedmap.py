@@ -133,7 +133,7 @@ class FedMAP(WeighingMethod):
 
     name: Literal["fedmap"] = "fedmap"
     hidden: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = Field(
-        (64, 32), min_length=1, max_length=8, description="numbers of features of the hidden layers of the network f_ψ"
+        (64, 32), min_length=1, max_length=8, description="number of features of each hidden layer in the network f_ψ"
     )
     alpha: float = Field(
         0.01,

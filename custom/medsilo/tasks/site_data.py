@@ -212,7 +212,7 @@ def records_of(data: Dataset) -> Sequence[str] | None:
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return the name of every case, which does not depend on other cases; None if the data set has no names."""
+    """Return a name for every case; the name does not depend on other cases. None if the data set has no names."""
     return getattr(data, "names", None)
 
 

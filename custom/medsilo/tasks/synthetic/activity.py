@@ -95,7 +95,7 @@ class SyntheticActivity(Task):
     )
     persons: int = Field(default=40, ge=3, le=10_000, description="persons per site on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
-    steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")
+    steps: int = Field(default=64, ge=32, le=2048, description="number of time steps in a window")
 
     @property
     def shape(self) -> tuple[int, ...]:

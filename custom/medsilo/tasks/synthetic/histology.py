@@ -107,7 +107,12 @@ class SyntheticHistology(Task):
         default=1.0, ge=0, le=2, description="how much the appearance differs between sites; 0: not at all"
     )
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
-    patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
+    patches: int = Field(
+        default=8,
+        ge=2,
+        le=1000,
+        description="number of patches per patient; half of the patches belong to each of the two classes",
+    )
     shares: Shares | None = Field(
         default=None,
         description="shares of patients in training, validation and test; `null`: a half, a fifth and three tenths",
