@@ -239,8 +239,8 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
 # The files of a site, which are in the folder of the run or in a folder of the site.
 SITE_TREE: Mapping[str, str] = {
     paths.PLAN: "a copy of the resolved plan, with which the hospital can use its model without the server's files",
-    paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers, as in the run's "
-    "`provenance.json`, and the device and numerical precision of training. The file never leaves "
+    paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers (as in the run's "
+    "`provenance.json`), and also the device and the numerical precision of training. The file never leaves "
     "the site",
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
@@ -264,8 +264,8 @@ SITE_TREE: Mapping[str, str] = {
     paths.SUBGROUPS: "for each patient in a subgroup: the subgroup, the level, and the patient's number in test.csv. "
     "The patient's number is empty if the level's score stays at the site. The file never leaves the "
     "site",
-    paths.CASES: "the scores of each test case. Cases and patients have numbers in the order of the data; a cell is "
-    "empty if the case has no value for its column. The file never leaves the site",
+    paths.CASES: "the scores of each test case. Cases and patients are numbered in the order of the data. A "
+    "cell is empty if a case has no value in this column. The file never leaves the site",
     paths.ERRORS: "the full text of errors. The file never leaves the site",
     paths.WORKER_LOG: "the output of the training process. The file never leaves the site",
     paths.NOW: "while the site works on an answer: the site's present work, and the share of its training that is "
@@ -302,8 +302,8 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site chooses "
     "its own best round, there is no `global/best.safetensors`",
     f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal models of sites "
-    "that agreed. The file `supermodel.json` has the threshold and each file's SHA-256, and `plan.yaml` "
-    "is the plan. Each site's folder has the site's own super model",
+    "that agreed. The file `supermodel.json` has the threshold γ of the selector, and the SHA-256 of each file; "
+    "`plan.yaml` is the plan. Each site's folder has the site's own super model",
     f"{model_folders.FOLDER}/": "files with initial weights of the plan's network; the name of each file is the "
     "file's SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},

@@ -301,9 +301,9 @@ class Summary(RecordPart):
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that disclose their test score; `null` if no site discloses its score. If "
-        "sites annotated different structures: first the mean of each structure over its sites, then the "
-        "mean over structures",
+        description="mean over the sites that disclose their test score; `null` if no site discloses its score. "
+        "If sites annotated different structures: for each structure, the mean over the sites that annotated "
+        "the structure; then the mean of these values over structures",
     )
     pooled_test: Metric | None = Field(
         None, description="mean test score over sites, weighted by their numbers of test cases"

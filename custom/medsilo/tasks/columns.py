@@ -60,7 +60,7 @@ class TextColumn:
         return np.array([value in texts for value in self.values], dtype=bool)[self.codes]
 
     def numbers(self, decimal: str = ".") -> np.ndarray:
-        """Return the number in each row, [rows]; a string that is not a number gives NaN."""
+        """Convert the string in each row to a number, [rows]; a string that is not a number becomes NaN."""
         return numbers_in(self.values, decimal)[self.codes]
 
     def levels(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ AT_ONCE = 2**24  # limit on the number of pairs of cases that are compared at on
 # Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs.
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
-RISK = "log_risk"  # column of predictions that contains the risk
+RISK = "log_risk"  # name of the column in predictions.csv that contains the risk
 COIN = 0.5  # concordance if no two cases can be compared
 
 

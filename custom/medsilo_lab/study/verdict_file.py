@@ -38,7 +38,9 @@ class Level(RecordPart):
     trained: bool = Field(
         True,
         strict=True,
-        description=("whether most of the models were trained; `false` if they are the initial models of round 0"),
+        description=(
+            "whether most of the tested models had been trained; `false`: most of them are initial models of round 0"
+        ),
     )
 
     def __str__(self) -> str:
@@ -48,10 +50,13 @@ class Level(RecordPart):
 class PairedDifference(RecordPart):
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
-        description="lower end of the 95 % interval for similar patients; if the interval cannot be estimated, its "
-        "ends are -1 and 1"
+        description="lower end of the 95 % interval of the difference, for patients similar to the test "
+        "patients; -1 if the interval cannot be estimated"
     )
-    high: Difference = Field(description="upper end of the 95 % interval for similar patients")
+    high: Difference = Field(
+        description="upper end of the 95 % interval of the difference, for patients "
+        "similar to the test patients; 1 if the interval cannot be estimated"
+    )
     corrected_low: Difference | None = Field(
         None,
         description=(
@@ -201,7 +206,7 @@ class Notice(RecordPart):
     """A warning that pages show above all numbers."""
 
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
-        description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
+        description="`failed` (a run), `missing` (a site in a round), `caution`, or `synthetic` (the data)"
     )
     word: Text = Field(description="the subject of the warning, such as `Untrained`, `Not learned` or `Rounded scores`")
     text: Text = Field(description="the warning; it begins with the configurations or runs to which it applies")

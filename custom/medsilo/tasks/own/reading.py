@@ -193,8 +193,8 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """For the name of each image or recording, return the class; the class None means that training ignores the image
-    or recording.
+    """Map the name of each image or recording to its class. If the class is None, training ignores the image or
+    recording.
 
     Images or recordings whose class is not in the plan are removed from the list and recorded.
     """

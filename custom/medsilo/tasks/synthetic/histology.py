@@ -75,7 +75,8 @@ SITES = (
 
 
 class SyntheticHistology(Task):
-    """SYNTHETIC histology: RGB patches [3, size, size] of cells, in 0 to 1, with two classes, at up to eight sites.
+    """SYNTHETIC histology: RGB patches [3, size, size] of cells, with values from 0 to 1. The task has two classes and
+    up to eight sites.
 
     With the coding "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell.
     The classes differ by a rotation of 180 degrees, so both classes have equal amplitude spectra, and only the phase
