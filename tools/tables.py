@@ -257,8 +257,8 @@ SITE_TREE: Mapping[str, str] = {
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
     "all studies. The hospital's own report shows the cost of this study and of all studies. The "
     "file never leaves the site",
-    paths.WEIGHT: "if the data are of patients: the weight of the site's updates, the number of training "
-    "patients and the number of training cases, each as an exact and as a disclosed number. The hospital's own "
+    paths.WEIGHT: "if the data are of patients: weight of the site's updates, number of training patients, "
+    "number of training cases, each as an exact and a disclosed number. The hospital's own "
     "report shows the weight of the "
     "site's updates. The file never leaves the site",
     paths.SUBGROUPS: "for each patient in a subgroup: the subgroup, the level, and the patient's number in test.csv. "
@@ -346,8 +346,8 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
-        "number of bytes in one chunk of tensors: 1 MiB, or the bytes that a connection with the speed "
-        "`transport.slowest` sends in ten seconds, if this is less",
+        "number of bytes in one chunk of tensors: 1 MiB, or less if a connection with the speed "
+        "`transport.slowest` cannot send 1 MiB in ten seconds",
     ),
     "tensor_streaming_per_request_timeout": (
         600,

@@ -306,8 +306,8 @@ class FedSM(ModelsAndSelector):
     personal_method: PersonalMethod | None = Field(
         None,
         description="name and keys of the method that trains the personal models instead of SoftPull. If a "
-        "method is given here, the study has one more round at its end, and only then do the sites send their "
-        "personal models (Table 6)",
+        "method is given here, the sites send their personal models only in one more round, at the end of the "
+        "study (Table 6)",
     )
     selector_least: float = Field(
         0.9,

@@ -31,8 +31,8 @@ class SiteRound(RecordPart):
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
     validation: Metric | None = Field(
         None,
-        description="validation score of the model that the site received in this round, before the site "
-        "trained it; `null` if the site does not disclose the score",
+        description="validation score of the model that the site received in this round, before training; "
+        "`null` if the site does not disclose the score",
     )
     step: Amount = Field(0.0, description="step to which the site rounds `validation`; 0: no rounding")
     validated: Count | None = Field(

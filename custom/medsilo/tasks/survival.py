@@ -112,8 +112,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # As the second member of a pair, a case is paired with each earlier event, and a censored case also with each
-        # event at the same time.
+        # As the second member of a pair, a case is paired with each earlier event. A censored case is also paired with
+        # each event at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class Fold(Section):
-    """A cross-validation fold. The patients of a site are divided into equally large groups: one group is for test, the
+    """A cross-validation fold. The patients of a site are divided into equally large groups. One group is for test, the
     next group for validation, and all other groups for training.
     """
 

@@ -70,14 +70,14 @@ class PairedDifference(RecordPart):
     unseen_low: Difference | None = Field(
         None,
         description=(
-            "lower end of a wider interval, which allows that a method fails for a kind of patient not in the "
-            "test; corrected for multiple comparisons; `null` if unknown"
+            "lower end of a wider interval, which allows that a method fails for an untested kind of patient. "
+            "The interval is corrected for multiple comparisons; `null` if unknown"
         ),
     )
     unseen_high: Difference | None = Field(
         None,
         description=(
-            "upper end of the wider interval, which allows that a method fails for a kind of patient not in the test"
+            "upper end of the wider interval, which allows that a method fails for an untested kind of patient"
         ),
     )
     failing: Share | None = Field(
@@ -93,8 +93,8 @@ class PairedDifference(RecordPart):
     sure: bool = Field(
         strict=True,
         description=(
-            "whether the difference is significant: the corrected interval excludes zero, there are at least "
-            "four seeds and eight patients, and the difference is not the same for all patients"
+            "whether the difference is significant. It is significant if the corrected interval excludes zero, "
+            "with at least four seeds and eight patients. Also, the difference must not be the same for all patients"
         ),
     )
 
@@ -189,7 +189,7 @@ class VerdictRow(RecordPart):
     )
     unlike: Text | None = Field(
         None,
-        description="how the network or the normalisation layers differ from those of the baseline; this "
+        description="how the network or the normalisation layers differ from those of the baseline. This "
         "difference can change the score, but is not an effect of the method",
     )
     difference: Differences = Field(
