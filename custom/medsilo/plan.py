@@ -105,10 +105,9 @@ class SecureAggregationSettings(Feature):
         None,
         ge=2,
         le=256,
-        description="with `pairwise`: t of the K hospitals must stay, or the sum of a round cannot be unmasked; "
-        "t is above K/2. Even with the help of t - 1 hospitals, a server that "
-        "follows the "
-        "protocol learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
+        description="with `pairwise`: the number t; the sum of a round can be unmasked only if at least t of the K "
+        "hospitals stay. t is above K/2. Even with the help of t - 1 hospitals, a server that follows the protocol "
+        "learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
     )
     clip: float = Field(
         65536.0,

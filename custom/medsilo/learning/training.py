@@ -88,8 +88,9 @@ class Training(Feature):
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
         description="weight of each class in the training loss, a cross entropy averaged over cases; scores use no "
-        "class weights. `balanced`: each site computes the weight N / (K · n) from its N training cases, of "
-        "which n have the class. K is the number of classes. The site discloses none of these numbers. A list "
+        "class weights. `balanced`: each site computes the weight N / (K · n) from its N training cases "
+        "or voxels, of which n have the class. K is the number of classes. The site discloses none of these "
+        "numbers. A list "
         "has one number for each class; for masks, the first number is for the background",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
