@@ -239,44 +239,45 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
 # The files of a site, which are in the folder of the run or in a folder of the site.
 SITE_TREE: Mapping[str, str] = {
     paths.PLAN: "a copy of the resolved plan, with which the hospital can use its model without the server's files",
-    paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers, as in the run's "
-    "`provenance.json`, and the device and numerical precision of training. The file never leaves "
+    paths.PROVENANCE: "the versions, plan and seed that produced the site's numbers (as in the run's "
+    "`provenance.json`), and also the device and the numerical precision of training. The file never leaves "
     "the site",
     paths.METRICS: "the site's numbers, one line per round",
     paths.BEST: "the site's model after its best round",
     paths.LAST: "the site's model after the last round",
-    paths.STATE_FILES: "the private state from which the site resumes: after each of the last rounds, and after every "
-    "tenth earlier round",
+    paths.STATE_FILES: "the private state from which the site can resume, one file per round: the last rounds, "
+    "and every tenth of all earlier rounds",
     paths.SEALING: "with secure aggregation: the site's keys and secret, and the names of the sites in each sum that "
     "this site helped to unmask. The file never leaves the site",
     paths.SEALED: "with secure aggregation: the site's masked message of the last round, which the site repeats if "
     "the message is lost. Without the site's keys, the masked message is noise",
-    paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. A repeated "
-    "answer is identical, so the repetition has no privacy cost",
+    paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. If the "
+    "server asks twice, the site sends the same stored answer twice, so the second time has no privacy cost",
     paths.NOISY_COUNTS: "if the site sends numbers of cases with noise: the noisy numbers, which are drawn only once",
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
     "all studies. The hospital's own report shows the cost of this study and of all studies. The "
     "file never leaves the site",
-    paths.WEIGHT: "for patients' data: the weight of the site's updates, and the site's numbers of training "
-    "patients and cases, each disclosed and exact. The hospital's own report shows the weight of the "
+    paths.WEIGHT: "if the data are of patients: weight of the site's updates, number of training patients, "
+    "number of training cases, each as an exact and a disclosed number. The hospital's own "
+    "report shows the weight of the "
     "site's updates. The file never leaves the site",
     paths.SUBGROUPS: "for each patient in a subgroup: the subgroup, the level, and the patient's number in test.csv. "
     "The patient's number is empty if the level's score stays at the site. The file never leaves the "
     "site",
-    paths.CASES: "the scores of each test case. Cases and patients have numbers in the order of the data; a cell is "
-    "empty if the case has no value for its column. The file never leaves the site",
+    paths.CASES: "the scores of each test case. Cases and patients are numbered in the order of the data. A "
+    "cell is empty if a case has no value in this column. The file never leaves the site",
     paths.ERRORS: "the full text of errors. The file never leaves the site",
     paths.WORKER_LOG: "the output of the training process. The file never leaves the site",
     paths.NOW: "while the site works on an answer: the site's present work, and the share of its training that is "
     "done. The file never leaves the site",
     paths.DIARY: "under NVFlare: a line for each answer that left the site, and a line with the reason for each "
     "answer that did not leave. The file never leaves the site",
-    paths.DATA: "for tasks that read a folder: what medsilo found among the site's files, with the names of files "
-    "left out. The file never leaves the site",
+    paths.DATA: "for tasks that read a folder: what medsilo found among the site's files, and the names of the "
+    "files that it left out. The file never leaves the site",
     paths.EMBEDDINGS.format(
         "..."
-    ): "with the network `frozen`: the embedding of each image, by the image's hash; the file is in "
-    "`data.cache_folder` if the site sets this key. The file never leaves the site",
+    ): "with the network `frozen`: the embedding of each image, by the image's hash. If the site sets the key "
+    "`data.cache_folder`, the file is in that folder. The file never leaves the site",
     f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst test case "
     "with the structures that the model found. The folder `pictures/` has only pictures of synthetic "
     "images, unless the site's `pictures` is true",
@@ -285,7 +286,7 @@ SITE_TREE: Mapping[str, str] = {
 RUN_TREE: Mapping[str, str] = {
     paths.PLAN: "the resolved plan: every key with its value",
     paths.PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
-    paths.JOBS: "ids of the NVFlare jobs that led the study, the last one last",
+    paths.JOBS: "ids of the NVFlare jobs that led the study, from the first job to the last",
     paths.LOCK: "an empty file, which the NVFlare job that leads the study locks",
     paths.LEAD: "the NVFlare name of the lead who submitted the study; only this lead can continue the study (not in "
     "a simulation)",
@@ -298,12 +299,13 @@ RUN_TREE: Mapping[str, str] = {
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent if every site has "
     "its own model",
-    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site "
-    "chooses its own model, `global/` contains only this file",
+    f"{paths.GLOBAL}/{paths.LAST}": "the model that all sites share, after the last round; if each site chooses "
+    "its own best round, there is no `global/best.safetensors`",
     f"{paths.SUPER_MODEL}/": "FedSM's super model: the global model, the selector and the personal models of sites "
-    "that agreed. The file `supermodel.json` has the threshold and each file's SHA-256, and `plan.yaml` "
-    "is the plan. Each site's folder has the site's own super model",
-    f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    "that agreed. The file `supermodel.json` has the threshold γ of the selector, and the SHA-256 of each file; "
+    "`plan.yaml` is the plan. Each site's folder has the site's own super model",
+    f"{model_folders.FOLDER}/": "files with initial weights of the plan's network; the name of each file is the "
+    "file's SHA-256",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.TENSORBOARD}/<site>/": "event files with the site's scores and losses (with `--tensorboard`)",
     f"{paths.JOB}/": "the submitted job (simulator only)",
@@ -318,7 +320,8 @@ STUDY_TREE: Mapping[str, str] = {
     paths.REPORT: "the page about all runs of the comparison",
     f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, on one printed "
     "page (`medsilo report --hospitals`)",
-    f"{paths.LOCKS}/": "empty files, which the comparison and its runs lock until they end",
+    f"{paths.LOCKS}/": "empty files; the comparison and each of its runs keep a lock on one of these files "
+    "until they end",
 }
 
 
@@ -343,8 +346,8 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "tensor_download_chunk_size": (
         2 << 20,
         lambda own: limits(own, "site")["tensor_download_chunk_size"],
-        "bytes of tensors in one chunk: 1 MiB, or less if a connection with the speed "
-        "`transport.slowest` sends less in ten seconds",
+        "number of bytes in one chunk of tensors: 1 MiB, or less if a connection with the speed "
+        "`transport.slowest` cannot send 1 MiB in ten seconds",
     ),
     "tensor_streaming_per_request_timeout": (
         600,
@@ -361,7 +364,7 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
     "submit_task_result_timeout": (
         300,
         lambda own: own.silence,
-        "seconds that a site's answer may wait until the server fetches the answer's next chunk; after the last "
+        "seconds that a site waits for the server to fetch the next chunk of the site's answer; after the last "
         "chunk, the limit `get_task_timeout` applies",
     ),
     "streaming_idle_timeout": (

@@ -70,16 +70,17 @@ Line = Annotated[str, AfterValidator(_one_line)]
 
 class TransportSettings(Feature):
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
+        "float32",
+        description="`bfloat16`: every tensor is rounded to bfloat16 before it is sent, which halves "
+        "the number of bytes",
     )
     slowest: int = Field(
         MEASURED_LINE,
         ge=8,
         le=1_000_000,
         description="speed of the slowest connection in kbit/s; a chunk of a tensor has at most the size that this "
-        "connection sends in ten seconds. With the default of 4000 kbit/s, a chunk has 1 MiB. All chunks "
-        "in transit together have the size that the connection sends in two seconds at its measured "
-        "speed",
+        "connection sends in ten seconds. With the default of 4000 kbit/s, a chunk has 1 MiB. At any time, the "
+        "chunks in transit have together as many bytes as the connection sends in two seconds at its measured speed",
     )
 
     @property
@@ -104,9 +105,9 @@ class SecureAggregationSettings(Feature):
         None,
         ge=2,
         le=256,
-        description="with `pairwise`: how many of the K hospitals must stay until the sum of a round is unmasked; "
-        "this number t is above K/2. Even with the help of t - 1 hospitals, a server that follows the "
-        "protocol learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
+        description="with `pairwise`: the number t; the sum of a round can be unmasked only if at least t of the K "
+        "hospitals stay. t is above K/2. Even with the help of t - 1 hospitals, a server that follows the protocol "
+        "learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
     )
     clip: float = Field(
         65536.0,

@@ -43,7 +43,8 @@ class NnUNetFolder(OwnFolder):
 
     name: Literal["nnunet"] = "nnunet"
     question: SegmentationQuestion = Field(
-        description="the study's channels and labels, or the YAML file that `medsilo nnunet measure` reads them from"
+        description="the study's channels and labels, or the name of the YAML file from which `medsilo nnunet "
+        "measure` reads channels and labels"
     )
     plans: NnUNetPlans = Field(description="the file that `medsilo nnunet plan` writes")
     configuration: ConfigurationName = Field(

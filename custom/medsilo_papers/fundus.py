@@ -52,7 +52,7 @@ class Fundus(PictureTask):
         description="height and width in pixels to which images are resized",
     )
     shares: SiteData.Shares = Field(
-        default=(0.5, 0.25, 0.25), description="shares of training, validation and test, as in the paper"
+        default=(0.5, 0.25, 0.25), description="shares of images for training, validation and test, as in the paper"
     )
 
     def default_network(self) -> str:

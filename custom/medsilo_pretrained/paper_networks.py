@@ -91,7 +91,7 @@ class BasicUNet(Network):
         default=(32, 64, 128, 256, 512),
         min_length=5,
         max_length=5,
-        description="number of features at each level, the finest first",
+        description="number of features at each level, from the finest to the coarsest",
     )
     dimensions: Literal[2, 3] = Field(2, description="2 for 2D images and slices, 3 for volumes")
     norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=Network.NORM)

@@ -155,7 +155,8 @@ class TimmViT(Network):
         (0.485, 0.456, 0.406), description="mean of each channel in pre-training, or one mean for all channels"
     )
     std: Numbers = Field(
-        (0.229, 0.224, 0.225), description="standard deviation of each channel in pre-training, or one for all channels"
+        (0.229, 0.224, 0.225),
+        description="standard deviation of each channel in pre-training, or one value for all channels",
     )
 
     @model_validator(mode="after")

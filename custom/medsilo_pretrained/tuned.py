@@ -37,7 +37,11 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_lengt
 
 
 class Checkpoint(Section):
-    file: str = Field("", max_length=200, description="name of the file with the weights, which only people read")
+    file: str = Field(
+        "",
+        max_length=200,
+        description="name of the file with the weights, for people; medsilo finds the file by its hash",
+    )
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash by which the file is found")
     bytes: int = Field(ge=1, le=1 << 32, description="number of bytes in the file")
     least: float = Field(
@@ -49,19 +53,21 @@ class Checkpoint(Section):
     ignore: Patterns = Field(
         (),
         exclude_if=lambda value: not value,
-        description="patterns of names of the weights in the file that the network does not need",
+        description="patterns of names; the network does not need the weights in the file that have these names",
     )
     initial: Patterns = Field(
         ("head",),
         exclude_if=lambda value: value == ("head",),
-        description="weights that the file may lack, which then get random values from the plan's seed: `head`, "
+        description="weights that may be missing in the file; missing weights get random values from the plan's "
+        "seed: `head`, "
         "`norms`, `bias`, or patterns of names of weights",
     )
     confirmed: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="confirms that `of` has the activations and weightless norms of the network that was saved in "
-        "the file. `confirmed` is needed if the file would also fit MONAI's default network",
+        description="confirms that the network `of` has the same activations and the same norms without weights "
+        "as the network whose weights the file contains. `confirmed` is needed if the file would also fit "
+        "MONAI's default network",
     )
 
 

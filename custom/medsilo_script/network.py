@@ -157,7 +157,7 @@ class ScriptNetwork(Network):
     layers: tuple[LayerShape, ...] = Field(
         min_length=1,
         max_length=MOST_LAYERS,
-        description="the network's layers, which medsilo's recipe for a training script writes",
+        description="description of the network's layers; medsilo's recipe for a training script writes this key",
     )
     sha256: str = Field(
         pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash of the file with the network's initial weights"

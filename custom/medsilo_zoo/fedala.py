@@ -63,8 +63,8 @@ class FedALA(MeanOfOwn):
         0.1,
         ge=0,
         le=1000,
-        description="threshold for the first time that W is learned: learning ends if the standard deviation of the "
-        "last ten losses is below this value. Later rounds learn W in one pass",
+        description="when W is learned for the first time, learning ends once the standard deviation of the "
+        "last ten losses is below this value. In later rounds, W is learned in one pass",
     )
     passes: int = Field(30, ge=1, le=1000, description="maximum number of passes when W is learned for the first time")
 

@@ -38,7 +38,8 @@ class FedDGGA(WeighingMethod):
         0.2,
         gt=0,
         le=1,
-        description="d: total change, in the first round, of the weights that the sites have in the mean",
+        description="d: limit on the change of the sites' weights in the mean, summed over all sites, in the "
+        "first round",
     )
 
     def networks(self, build: ModelFactory) -> Modules:

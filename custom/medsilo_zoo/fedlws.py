@@ -29,8 +29,12 @@ class FedLWS(ServerStep):
     beta: float = Field(
         0.03, ge=0, le=1000, description="β: how strongly disagreement among the sites shrinks the weights of a layer"
     )
-    least: float = Field(0.01, ge=0, le=10, description="minimum τ of a layer")
-    most: float = Field(0.2, ge=0, le=10, description="maximum τ of a layer")
+    least: float = Field(
+        0.01, ge=0, le=10, description="smallest value of τ, the strength with which a layer's weights are shrunk"
+    )
+    most: float = Field(
+        0.2, ge=0, le=10, description="largest value of τ, the strength with which a layer's weights are shrunk"
+    )
 
     def check_training(self, training: Training) -> None:
         if self.least > self.most:

@@ -133,7 +133,7 @@ class FedMAP(WeighingMethod):
 
     name: Literal["fedmap"] = "fedmap"
     hidden: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = Field(
-        (64, 32), min_length=1, max_length=8, description="numbers of features of the hidden layers of the network f_ψ"
+        (64, 32), min_length=1, max_length=8, description="number of features of each hidden layer in the network f_ψ"
     )
     alpha: float = Field(
         0.01,
@@ -149,8 +149,8 @@ class FedMAP(WeighingMethod):
         2,
         ge=0,
         le=1000,
-        description="number of steps in a round with which the server trains ψ; with 0, the prior keeps its random "
-        "initial values",
+        description="number of training steps for ψ that the server takes in each round; with 0, the prior "
+        "keeps its random initial values",
     )
 
     def networks(self, build: ModelFactory) -> Modules:

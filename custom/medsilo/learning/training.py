@@ -30,7 +30,8 @@ class Training(Feature):
         None,
         ge=1,
         le=100_000,
-        description="number of mini-batches per round at every site, which replaces `local_epochs`; each round "
+        description="number of mini-batches per round at every site; if this key is set, `local_epochs` has no "
+        "effect; each round "
         "begins a new pass over the data. `null`: whole passes",
     )
     batch_size: int = Field(
@@ -54,7 +55,8 @@ class Training(Feature):
         0.0,
         ge=0,
         le=1,
-        description="weight decay: part of the gradient for `sgd` and `adam`, separate (decoupled) for `adamw`",
+        description="weight decay; `sgd` and `adam` add it to the gradient, and `adamw` subtracts it from the "
+        "weights directly (decoupled)",
     )
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",
@@ -85,8 +87,10 @@ class Training(Feature):
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
         description="weight of each class in the training loss, a cross entropy averaged over cases; scores use no "
-        "class weights. `balanced`: each site computes N / (K · n) from its own training cases and discloses "
-        "nothing. A list has one number for each class; for masks, the first number is for the background",
+        "class weights. `balanced`: each site computes the weight N / (K · n) from its N training cases "
+        "or voxels, of which n have the class. K is the number of classes. The site discloses none of these "
+        "numbers. A list "
+        "has one number for each class; for masks, the first number is for the background",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
         "keep",

@@ -309,8 +309,9 @@ class FedSM(ModelsAndSelector):
     )
     personal_method: PersonalMethod | None = Field(
         None,
-        description="name and keys of the method that trains the personal models instead of SoftPull. With such a "
-        "method, the sites send their personal models only once, in an additional last round (Table 6)",
+        description="name and keys of the method that trains the personal models instead of SoftPull. If a "
+        "method is given here, the sites send their personal models only in one more round, at the end of the "
+        "study (Table 6)",
     )
     selector_least: float = Field(
         0.9,

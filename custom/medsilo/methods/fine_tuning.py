@@ -28,7 +28,10 @@ class FineTuning(SharedAndOwn):
     )
 
     steps: int | None = Field(
-        None, ge=1, le=100_000, description="number of mini-batches for fine-tuning, which replaces `epochs`"
+        None,
+        ge=1,
+        le=100_000,
+        description="number of mini-batches for fine-tuning; if this key is set, `epochs` has no effect",
     )
 
     def personalise(self, bench: TrainContext) -> None:

@@ -46,7 +46,7 @@ class AggregationSettings(Feature):
         None,
         description="a rule that replaces every mean over hospitals, so that a few dishonest hospitals can't bend "
         "the model. The rule weights hospitals equally, unless `max_weight` is given with `norm-bound`. If each "
-        "hospital receives different values for a group of tensors, the group keeps the method's aggregation",
+        "method gives each hospital different values for a group of tensors, the rule does not apply to this group",
     )
     max_weight: float | None = Field(
         None,

@@ -71,7 +71,13 @@ class NormBound(Reweighting):
     weighs: ClassVar[bool] = True
 
     name: Literal["norm-bound"] = "norm-bound"
-    factor: float = Field(1.0, gt=0, le=100, description="the largest ratio of an update's norm to the median norm")
+    factor: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        description="the largest ratio of an update's norm to the median "
+        "norm of the round's updates; a longer update gets less weight",
+    )
 
     def shares(self, updates: Updates) -> Tensor:
         return updates.weights * _at_most(self.factor * updates.norms.median(), updates.norms)

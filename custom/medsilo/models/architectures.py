@@ -66,7 +66,7 @@ class Mlp(Network):
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[Features, ...] = Field(
-        default=(64, 64), min_length=1, max_length=8, description="features of each layer before the head"
+        default=(64, 64), min_length=1, max_length=8, description="number of features of each layer before the head"
     )
     norm: Norm = "batch"
 
@@ -113,7 +113,9 @@ class ActivityCnn(Network):
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
-    hidden: int = Field(default=64, ge=1, le=4096, description="features of the fully connected layer before the head")
+    hidden: int = Field(
+        default=64, ge=1, le=4096, description="number of features of the fully connected layer before the head"
+    )
     norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
@@ -160,11 +162,17 @@ class UNet(Network):
 
     name: Literal["unet"] = "unet"
     features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
-        default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
+        default=(16, 32, 64),
+        min_length=2,
+        max_length=7,
+        description="number of features at each level, from the finest to the coarsest",
     )
     dimensions: Dimensions = 2
     residual_units: int = Field(
-        default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain convolution"
+        default=0,
+        ge=0,
+        le=4,
+        description="number of residual convolutions per level; 0: each level has one plain convolution",
     )
     norm: Literal["batch", "batch-statistics", "instance", "instance-statistics", "none"] = Field(
         "batch", description=Network.NORM + "; `instance-statistics` is instance norm without weights, MONAI's default"

@@ -46,8 +46,8 @@ class Network(Feature):
     """
 
     NORM: ClassVar[str] = (
-        "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own "
-        "statistics, also in tests"
+        "type of the normalisation layers; `batch-statistics` is batch norm that has no weights and normalises "
+        "every batch, even in tests, by the batch's own statistics"
     )
     # In medsilo, instance norm has weights, as batch norm does, although MONAI's instance norm has no weights by
     # default.

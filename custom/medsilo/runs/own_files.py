@@ -29,10 +29,12 @@ class Weighed(RecordPart):
     cases: Count = Field(description="exact number of training cases")
     told_cases: Count = Field(description="disclosed number of training cases")
     weight: Count = Field(
-        description="weight of an update from training on all training cases, computed from the exact numbers"
+        description="weight that the site's update has if the site trains on all its training cases, computed "
+        "from exact counts"
     )
     told_weight: Count = Field(
-        description="weight of an update from training on all training cases, computed from the disclosed numbers"
+        description="weight that the site's update has if the site trains on all its training cases, computed "
+        "from disclosed counts"
     )
 
     @property

@@ -22,8 +22,8 @@ class SentUpdate(RecordPart):
     )
     agreement: Cosine | None = Field(
         None,
-        description="mean cosine between the changes of each pair of other sites; `null` if fewer than two other "
-        "sites answered",
+        description="mean cosine between the weight changes of two sites, over all pairs without this site; "
+        "`null` if fewer than two other sites answered",
     )
 
 
@@ -31,8 +31,8 @@ class SiteRound(RecordPart):
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
     validation: Metric | None = Field(
         None,
-        description="validation score of the received model, which is from the previous round; `null` if the site "
-        "does not disclose the score",
+        description="validation score of the model that the site received in this round, before training; "
+        "`null` if the site does not disclose the score",
     )
     step: Amount = Field(0.0, description="step to which the site rounds `validation`; 0: no rounding")
     validated: Count | None = Field(
@@ -66,16 +66,16 @@ class Round(RecordPart):
     round: Count = Field(description="number of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
     seconds: Seconds | None = Field(
-        None, description="seconds from the requests to the end of aggregation, at the server"
+        None, description="seconds at the server from the requests of the round to the end of aggregation"
     )
-    asked: list[str] = Field([], description="the sites that were asked")
+    asked: list[str] = Field([], description="the sites from which the server requested an answer")
     answered: list[str] = Field([], description="the sites whose answer was accepted")
     refused: dict[str, Text] = Field(
         {}, description="site → reason why the site declined, or why the server rejected the site's answer"
     )
     lost: dict[str, Text] = Field({}, description="site → reason why no answer arrived")
     warnings: dict[str, list[Text]] = Field({}, description="site → warnings in the site's answer")
-    sites: dict[str, SiteRound] = Field({}, description="site → the site's numbers")
+    sites: dict[str, SiteRound] = Field({}, description="site → the site's numbers of this round, see below")
     weights: list[list[Number]] | None = Field(
         None,
         description="AdaFed's weights W; a line has this key only if W has changed since the previous line with this "

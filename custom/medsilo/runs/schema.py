@@ -52,8 +52,8 @@ class Selection(RecordPart):
     by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own round")
     rounds: dict[str, Count | None] = Field(
         {},
-        description="site → round of the model that the site tested, so `validation[round]` is this model's "
-        "validation score",
+        description="site → number of the round after which the tested model was kept; `validation[round]` is "
+        "the validation score of this model",
     )
 
 
@@ -118,10 +118,10 @@ class SiteResult(RecordPart):
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,
-        description="part → number of cases of each class, in the order of `labels`. If the site rounds counts, "
-        "patients are counted instead of cases. `null` for a part without classes, or with a class of "
-        "fewer patients than the site's `min_patients_per_metric`. `null` for all parts if the site did "
-        "not join",
+        description="part (`train`, `validation`, `test`) → number of cases of each class, in the order of "
+        "`labels`. If the site rounds counts, "
+        "patients are counted instead of cases. A part has `null` if it has no classes, or if a class has fewer "
+        "patients than the site's `min_patients_per_metric`. All parts have `null` if the site did not join",
     )
     machine: dict[str, Text] = Field(
         {},
@@ -142,7 +142,7 @@ class SiteResult(RecordPart):
     )
     validation: list[Metric | None] = Field(
         [],
-        description="validation score by number of completed rounds, from 0; `null` without a score",
+        description="validation scores of the models after 0, 1, 2, ... rounds; `null` for a model without a score",
     )
     test: dict[str, Figure | None] | None = Field(
         None,
@@ -155,7 +155,9 @@ class SiteResult(RecordPart):
         "that no case has",
     )
     figure_ranges: dict[str, tuple[Number, Number]] = Field(
-        {}, description="metric → its smallest and largest possible value, if the site rounds scores"
+        {},
+        description="metric → the smallest and the largest value that the metric can have, given the site's "
+        "rounding; only if the site rounds scores",
     )
     suppressed: list[str] = Field(
         [],
@@ -297,9 +299,9 @@ class Summary(RecordPart):
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that disclose their test score; `null` if no site discloses its score. If "
-        "sites annotated different structures: first the mean of each structure over its sites, then the "
-        "mean over structures",
+        description="mean over the sites that disclose their test score; `null` if no site discloses its score. "
+        "If sites annotated different structures: for each structure, the mean over the sites that annotated "
+        "the structure; then the mean of these values over structures",
     )
     pooled_test: Metric | None = Field(
         None, description="mean test score over sites, weighted by their numbers of test cases"

@@ -40,8 +40,8 @@ class Amplitude(Section):
     )
     measured: Literal["while-training", "before"] = Field(
         "while-training",
-        description="`before`: sites measure the amplitude in a separate round, from the unchanged training images. A "
-        "plan with `privacy` needs `before`, and a narrow `band` keeps the noise small",
+        description="`before`: sites measure the amplitude in a separate round, from the unchanged training "
+        "images. A plan with `privacy` needs `before`; the fewer frequencies `band` includes, the smaller is the noise",
     )
 
     @property

@@ -31,7 +31,10 @@ class Private:
 class NumbersOffer(Section):
     """The fraction of ε that is spent on the scores or counts that a site sends in addition to tensors."""
 
-    epsilon: Epsilon = Field(description="part of `privacy.epsilon` that all numbers of this section cost together")
+    epsilon: Epsilon = Field(
+        description="the part of `privacy.epsilon` that is spent on all numbers to which "
+        "this section applies, taken together"
+    )
 
 
 class StatisticsOffer(NumbersOffer):
@@ -41,7 +44,8 @@ class StatisticsOffer(NumbersOffer):
         1.0,
         gt=0,
         le=1e6,
-        description="norm to which a unit's contribution to a mean is clipped. With HarmoFL, the clipped norm is the "
+        description="norm to which the contribution of a unit (a record or a patient) to a mean is clipped. "
+        "With HarmoFL, the clipped norm is the "
         "norm of the amplitude divided by the number of pixels. With AdaFed, the clipped norm is the "
         "root mean square of the features",
     )
@@ -75,14 +79,15 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     counts: NumbersOffer | None = Field(
         None,
         description="numbers of cases leave a hospital with geometric noise, which is drawn once. With "
-        "`privacy.counts`, all numbers, even the batch size, count records or patients, as "
+        "`privacy.counts`, every count, even the batch size, is a count of records or of patients, as "
         "`privacy.unit` says. `null`: a hospital that does not declare its numbers of cases public can't "
         "join",
     )
 
     statistics: StatisticsOffer | None = Field(
         None,
-        description="adds Gaussian noise to the means over cases that a hospital sends before training: AdaFed's "
+        description="adds Gaussian noise to the means that a hospital computes over its cases, and sends before "
+        "training: AdaFed's "
         "statistics or HarmoFL's amplitude. A plan under which hospitals send means before training "
         "needs `privacy.statistics`",
     )

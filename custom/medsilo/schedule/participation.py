@@ -78,18 +78,18 @@ class Participation(Feature):
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
-        description="the parts that must be the same at every site as at the server: the version of `python`, "
-        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a "
-        "site where one of the listed parts differs. If a part that is not listed differs, medsilo "
-        "prints a warning",
+        description="software and hardware that must be the same at every site as at the server: the version of "
+        "`python`, "
+        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a site "
+        "if anything in this list differs. If something outside this list differs, medsilo prints a warning",
     )
     heartbeat_timeout: int = Field(
         MEASURED["heartbeat_timeout"],
         ge=1,
         le=86_400,
         description="seconds that a connection may be down before the server stops waiting for the site's answer. "
-        "With 420, the default, the server waits 20 minutes, or less if `when_missing` is `continue` and the site's "
-        "earlier silences were short",
+        "With 420, the default, the server waits 20 minutes, or less if `when_missing` is `continue` and all "
+        "earlier interruptions of the site's connection were short",
     )
 
     @field_validator("sites", "evaluation_sites")

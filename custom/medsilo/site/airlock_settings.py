@@ -28,7 +28,7 @@ class RoomSettings(Section):
         (), max_length=100, description="device nodes that a script may use, such as /dev/nvidia0 and /dev/nvidiactl"
     )
     variables: dict[Variable, Annotated[str, Field(max_length=1000)]] = Field(
-        {}, max_length=50, description="environment variables for a script, besides a short fixed list"
+        {}, max_length=50, description="environment variables that a script gets in addition to a short fixed list"
     )
     scratch: int = Field(
         1024, ge=16, le=1 << 24, description="MiB of temporary files, in memory, that a script may write"

@@ -82,8 +82,8 @@ class SiteSettings(PartySettings):
         description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key "
         "(`medsilo approve`) before the plan runs at this hospital. The server cannot change `approval`. "
         "`except-canary`: as `required`, but a canary, which is one round on synthetic data, needs no "
-        "approval. `none`: every plan runs. `null`: in a kit with `data`, as `required`, unless a plan's "
-        "data are synthetic or declared public",
+        "approval. `none`: every plan runs. `null`: the same as `required` if the settings have the key `data`, "
+        "except for plans whose data are synthetic or declared public",
     )
     takes_part: TakesPart = Field(
         "train",
@@ -112,7 +112,8 @@ class SiteSettings(PartySettings):
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
-        description="smallest number of patients for training, and for each score or class that is disclosed. "
+        description="smallest number of patients with which the hospital trains, and from which it discloses a "
+        "score or the count of a class. "
         f"Disclosed counts are multiples of `min_patients_per_metric`. null: {MIN_PATIENTS_PER_METRIC}, "
         "or 1 for synthetic data",
     )

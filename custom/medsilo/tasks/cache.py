@@ -58,9 +58,11 @@ class Facts:
     spacing: tuple[float, ...] = ()
     values: tuple[int, ...] = ()  # the values that occur in the file of the mask
     seconds: float = 0.0  # length of a recording
-    # number of gaps between the times of a recording, plus the number of the recording's rows without a value
+    # number of a recording's faults: gaps in time, and rows without a value
     gaps: int = 0
-    short: int = 0  # number of a recording's sequences of equally labelled rows that are shorter than a window
+    # a recording consists of stretches with one label each; this is the number of stretches that are too short for a
+    # window
+    short: int = 0
 
 
 FACTS = TypeAdapter(Facts)  # converts the lists that JSON contains to tuples
@@ -81,7 +83,7 @@ class PreparedEntry:
 
 
 class StoredCase:
-    """A case in a tensor [cases, ...] of a cache file; an index reads only the indexed values from the file."""
+    """One case of a cache file. Values are read from the file when the case is indexed, and only the indexed values."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -102,7 +104,7 @@ class Cache:
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
     settings: str  # identifies the task's settings and code; if settings or code change, cached cases become invalid
-    # number that is added to labels, and that encodes the structures which this hospital did not annotate
+    # number that is added to every label; its bits mark the structures that this hospital did not annotate
     mark: int = 0
 
     def __post_init__(self) -> None:
@@ -170,16 +172,16 @@ class Cache:
 
 @dataclass(frozen=True)
 class HeldEntry:
-    """The cases of one image or recording; the cases are in memory, in a cache file, or prepared at each use."""
+    """The cases of one image or recording. They are kept in memory or in a cache file, or they are prepared anew at
+    each use.
+    """
 
     entry: Entry
     facts: Facts
     made: PreparedEntry | None
     file: Path | None
     make: Callable[[Entry], PreparedEntry] = field(repr=False)
-    mark: int = (
-        0  # number that is added to labels, and that encodes the structures which this hospital did not annotate
-    )
+    mark: int = 0  # number that is added to every label; its bits mark structures that this hospital did not annotate
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets, _ = self.kept(number)
@@ -197,7 +199,7 @@ class HeldEntry:
             yield inputs, targets, file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118 - no dict
 
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the stored input, the stored target, and the voxel positions of structures of one case."""
+        """Return three tensors of one case: the input, the target, and voxel positions of its structures (or None)."""
         with self.opened(number) as (*case, places):
             # The tensors are copied, so that the memory-mapped file can be closed.
             inputs, targets = (one[()].clone() if isinstance(one, StoredCase) else one for one in case)
@@ -205,7 +207,9 @@ class HeldEntry:
 
 
 class ReadyCases(Dataset):
-    """The cases of a site's training, validation or test part; the cases of one image or recording are consecutive."""
+    """The cases that a site uses for training, for validation or for test; the cases of one image or recording are
+    consecutive.
+    """
 
     def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
         self.held, self.chosen = held, chosen

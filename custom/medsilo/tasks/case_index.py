@@ -33,14 +33,14 @@ OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", 
 class Entry:
     """One image or recording, with its files, its label and its patient.
 
-    The label is the path of a mask, or the site's name for the class.
+    The label is the path of a mask, or the name of a class as the site spells it.
     """
 
     name: str
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # the part of the data that a table assigns: train, validation, test, or empty without an assignment
+    part: str = ""  # train, validation or test, as a table assigns the case; empty if no table assigns it
     site: str = ""  # the site to which a simulation's table assigns the image or recording
 
 
@@ -295,7 +295,8 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
     """Map names of cases to the files that match a pattern.
 
-    The stars of a pattern match the name of a case, so an image and its label have the same name.
+    The text that a pattern's stars match is the name of a case. An image and a label with the same name belong
+    together.
 
     A pattern that ends with a slash matches folders, and each folder must contain one DICOM series.
     """
@@ -382,7 +383,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record the table's unreadable rows; if letters may have been decoded wrongly, also record this problem."""
+    """Record two kinds of problems: rows that cannot be read, and letters that may have been decoded wrongly."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -399,7 +400,7 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """For each name that a table may use for an image or recording, return the file.
+    """Map every name by which a table may refer to an image or recording to its file.
 
     A table may use the path of a file. If a file name is unique, a table may also use this file name, with or without
     suffix.
@@ -414,7 +415,9 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
+    """If a table assigns cases to training, validation or test, record every case that the table assigns to none of the
+    three.
+    """
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]

@@ -58,7 +58,7 @@ def days(texts: Sequence[str]) -> list[float]:
 
 
 def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """If the decimal sign is a comma, remove all points between thousands in the cells of a column.
+    """If the decimal sign is a comma, remove all points that separate thousands from the cells of a column.
 
     Raises DataError if a point may either be a decimal point or separate thousands.
 
@@ -81,7 +81,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Rewrite a number so that it has a decimal point, and no blanks or apostrophes between thousands."""
+    """Rewrite a number with a decimal point, and without the blanks or apostrophes that separate thousands."""
     text = cell.strip()
     if found := GROUPED.fullmatch(text):
         text = text.replace(found[1], "")

@@ -108,7 +108,9 @@ class Classification(Objective):
         return [self.in_words(shares) for shares in self.scores(output.double()).softmax(1).tolist()]
 
     def in_words(self, shares: Sequence[float]) -> dict[str, float | str]:
-        """Return a case's predicted class and class probabilities by the column names of predictions.csv."""
+        """Return a case's row of predictions.csv: a mapping from column names to the predicted class and the class
+        probabilities.
+        """
         named = [f"probability_{label}" for label in self.label_names]
         best = max(range(len(shares)), key=shares.__getitem__)
         return {"class": self.label_names[best], **dict(zip(named, shares, strict=True))}

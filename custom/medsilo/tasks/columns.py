@@ -60,7 +60,7 @@ class TextColumn:
         return np.array([value in texts for value in self.values], dtype=bool)[self.codes]
 
     def numbers(self, decimal: str = ".") -> np.ndarray:
-        """Return the number in each row, [rows]; a string that is not a number gives NaN."""
+        """Convert the string in each row to a number, [rows]; a string that is not a number becomes NaN."""
         return numbers_in(self.values, decimal)[self.codes]
 
     def levels(self) -> tuple[str, ...]:
@@ -133,7 +133,9 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
 
 
 def _as_numpy(array: Any, kind: type) -> np.ndarray:
-    """Convert a pyarrow array without missing values to numpy. The method to_numpy of pyarrow would import pandas."""
+    """Convert a pyarrow array without missing values to numpy. The function does not call pyarrow's to_numpy, because
+    to_numpy would import pandas.
+    """
     if not len(array):
         return np.zeros(0, kind)
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * np.dtype(kind).itemsize)
@@ -150,7 +152,7 @@ class Columns:
     path: Path
     names: tuple[str, ...]
     count: int
-    # columns that were not read as strings yet; in each column, all chunks have the same dictionary
+    # columns that are not converted to strings yet; all chunks of a column have the same dictionary
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
     uneven: int = 0  # number of rows that have more or fewer cells than the first row
@@ -253,7 +255,6 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """For each row of a column, return the element of `found` at the index of the row's string."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 

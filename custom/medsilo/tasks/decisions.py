@@ -27,7 +27,7 @@ class ClassCounts:
         """Raise Refused unless the counts of a classification agree with the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
-            # for each class, the histograms contain every case
+            # the confusion matrix contains every case once, and so do the two histograms of each class
             each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):

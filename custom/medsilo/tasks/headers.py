@@ -63,10 +63,10 @@ class _Walk:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # DICOM transfer syntax of the data set, as a meta element of the file states it
+        self.syntax = b""  # the file's DICOM transfer syntax, as the file's meta elements state it
         self.explicit, self.order = True, "little"
         self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
-        self.unknown = 0  # depth of nesting within a sequence of VR UN, where elements have no VR
+        self.unknown = 0  # how deep the current element is nested in a sequence of VR UN; 0 outside these sequences
 
     def _number(self, at: int, size: int) -> int:
         order: Literal["big", "little"] = "big" if self.order == "big" else "little"
@@ -90,8 +90,8 @@ class _Walk:
             yield tag
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
-        """Track whether the current DICOM element is in a sequence of VR UN, whose elements have no VR (DICOM PS3.5,
-        6.2.2).
+        """Count how deep the current DICOM element is nested in a sequence of VR UN, where elements have no VR (DICOM
+        PS3.5, 6.2.2).
         """
         if self.unknown:
             self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)

@@ -31,7 +31,7 @@ class InMonai:
     flat: bool = field(default=False, kw_only=True)
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, if known
     classifies: bool = field(default=False, kw_only=True)
-    # Name of the transform in IN_MONAI that is applied first to flat images.
+    # Name of the first transform for flat images; the module IN_MONAI contains this transform.
     converter: str = field(default="opaque", kw_only=True)
 
 

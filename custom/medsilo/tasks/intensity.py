@@ -39,7 +39,7 @@ class _ByMonai(Section):
 class ZScore(_ByMonai):
     """Scaling for MRI: shift and scale every channel of every image to mean 0 and standard deviation 1."""
 
-    largest: ClassVar[float] = 1000.0  # scaled value of a single bright voxel among a million equal dark voxels
+    largest: ClassVar[float] = 1000.0  # scaled value of one bright voxel in an image with a million equally dark voxels
     kind: Literal["z-score"] = "z-score"
     _transform: ClassVar = ("NormalizeIntensity", {"channel_wise": True})
 

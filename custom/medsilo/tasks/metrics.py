@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# Maps the name of a measure to a value for every case, [cases] float64, which is NaN for a case without a value.
+# Maps the name of each measure to the measure's values, [cases] in float64; the value is NaN if a case has none.
 Measures = dict[str, Tensor]
 Counts = dict[str, list[float]]  # maps names to the counts of one site, or to counts added over sites
 Figures = dict[str, float | None]  # maps names to metrics of a whole test set; None means that a metric is undefined
 
 BY_PATIENT = "_by_patient"
-# name of the measure that weights cases in the counts of each class; by default, each case has the weight 1
+# The measure with this name states how much each case weighs in the counts of classes. Without it, each case weighs 1.
 WEIGHT = "weight"
 # Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities in each bin.
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"

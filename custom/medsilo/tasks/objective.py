@@ -36,7 +36,8 @@ class Objective(ABC):
     by_case: bool = True  # True if a case's loss and score do not depend on other cases
     # Reason why the effect of one case on a batch's gradient has no bound; empty if the effect has a bound.
     unbounded: str = ""
-    cross_entropy: float = 0.0  # weight of the cross entropy of labels in the loss
+    # factor of the cross entropy in the loss; 0 if the loss contains no cross entropy of labels
+    cross_entropy: float = 0.0
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that the network's output must have for one input of the given shape."""
@@ -60,7 +61,7 @@ class Objective(ABC):
         return float(scores.mean())
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
-        """Return numbers whose mean is the score over the selected cases.
+        """Return one number for each selected case; the mean of these numbers is the score over the selected cases.
 
         Args:
             cases: The indices of the selected cases.
@@ -95,7 +96,7 @@ class Objective(ABC):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts that a site discloses about its test cases; the server can add these counts over sites.
 
-        Each count covers at least a minimum number of cases, and only declared measures are counted.
+        A measure is left out if too few cases have a value, or if `layout` does not declare it.
         """
         counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
@@ -114,7 +115,7 @@ class Objective(ABC):
 
     @property
     def layout(self) -> dict[str, int]:
-        """For the name of each count, the number of values in the count."""
+        """Maps the name of each count to the number of values that the count consists of."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:
@@ -139,7 +140,7 @@ class Objective(ABC):
 
 
 def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """For the score of each structure, return the sites that annotated the structure.
+    """Map the name of each structure's score to the sites that annotated this structure.
 
     The function returns an empty dictionary if all sites annotated all structures.
 

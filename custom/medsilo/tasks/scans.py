@@ -130,8 +130,8 @@ class Scan:
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Convert labels [(D,) H, W], which are on the grid of this scan's values, to a SimpleITK image on the grid of
-        the image file.
+        """Convert labels [(D,) H, W] from the grid of this scan's values to the grid of the image file, and return a
+        SimpleITK image.
         """
         import SimpleITK
 

@@ -187,9 +187,7 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the number that is contained in a case's labels, and that encodes which structures are not
-        annotated.
-        """
+        """Return the bits in a case's labels that mark the structures without annotations."""
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)

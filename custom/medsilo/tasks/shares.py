@@ -45,4 +45,6 @@ class Partition(Section):
         0.5, description="parameter of the Dirichlet distribution: the smaller, the more the sites differ"
     )
     minimum: int = Field(3, ge=1, description="smallest number of patients at a site")
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of the random division")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="seed with which the data are divided at random among simulated sites"
+    )

@@ -104,7 +104,7 @@ class SiteData:
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Create the training, validation and test part of the data from a list that names the part of each case.
+        """Create training, validation and test data from a list that assigns each case to one of the three.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
@@ -212,7 +212,7 @@ def records_of(data: Dataset) -> Sequence[str] | None:
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return the name of every case, which does not depend on other cases; None if the data set has no names."""
+    """Return a name for every case; the name does not depend on other cases. None if the data set has no names."""
     return getattr(data, "names", None)
 
 

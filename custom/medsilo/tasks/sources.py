@@ -24,7 +24,8 @@ MISSING = (
     # error values that Excel displays in cells
     *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),
 )
-# minimum number of patients of a class that the site did not declare; cases of a class with fewer patients are left out
+# smallest number of patients of a class that the site did not declare; with fewer patients, the class's cases are left
+# out
 FEWEST = 5
 RARE = (
     f"cases have a label that fewer than {FEWEST} patients have; if it is right, declare it under data: "
@@ -36,18 +37,18 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# A function that assigns all patients to parts of the data. The function's argument contains the parts of patients who
-# already have a part.
+# A function that assigns every patient to training, validation or test. The function's argument contains the patients
+# who are already assigned.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
-# A function that returns each patient's part, given the patients, the function that assigns parts, and True if new
-# parts may be recorded.
+# A function that returns whether each patient is for training, validation or test. Its arguments: the patients, a
+# function that assigns new patients, and whether new assignments may be recorded.
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 
 class DataSource(Section):
     """The settings under the key `data` in a site's medsilo.yaml.
 
-    For a task that prescribes the layout of files, a site uses only the key `folder`.
+    If a task prescribes the layout of files, only the key `folder` has an effect.
 
     >>> DataSource(folder="/data/kidney", images="images/*.nii.gz", labels="masks/*.nii.gz").folder.name
     'kidney'
@@ -65,8 +66,8 @@ class DataSource(Section):
     # file name of a table with one row per case, which is used instead of file name patterns
     table: Pattern | None = None
     head: Names = ()  # names of the table's columns, in order, if the table has no header
-    # For image, label, patient, part, site and each column of the plan, the table's name of the column. Only the key
-    # image may map to several columns.
+    # Names of the table's columns, by their role: image, label, patient, part, site, or a column of the plan. Only the
+    # role image may have several columns.
     columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
     # Structures and columns of the plan that this site did not annotate or measure.
@@ -77,24 +78,24 @@ class DataSource(Section):
     missing: Names = MISSING  # strings that stand for a missing value
     codes: dict[str, Names] = {}  # for each column of the plan, numbers that stand for a missing value, such as 999
     limits: Names = ()  # columns in which the string <0.5 is read as 0.5, and >1000 as 1000
-    # For each column of the plan that is a number of days, the table's columns with the first date and the last date.
+    # Columns of the plan that are numbers of days between two dates: for each, the table's columns of both dates.
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If a site declares columns that a plan may predict, plans can predict no other
-    # column. Rows without a value in the declared columns are left out.
+    # Columns that plans may predict. If a site declares any, plans can predict only the declared columns. Rows without
+    # a value in the declared columns are left out.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
     required: Names = ()  # columns that need a value: a row without a value in one of these columns is left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
     # The next keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
     # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
-    # files, such as .atr, whose rhythms are the labels.
+    # files, such as .atr; the labels are then the rhythms in these files.
     recording_columns: dict[str, Pattern] = {}
     # sampling rate in Hz, if the recordings' rate differs from the plan's sampling rate
     rate: float | None = Field(None, gt=0, le=1e7)
-    # If no table assigns patients to parts, the fractions of patients for training, validation and test. If a site's
-    # settings contain fractions for the parts, plans cannot change a patient's part.
+    # Fractions of patients for training, validation and test, which apply if no table assigns the patients. If a site's
+    # settings contain these fractions, no plan can change which patients are for training, validation and test.
     shares: OwnShares | None = None
     folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot change this number
     # Subgroups of patients, such as sex, age or scanner, for which test results disclose scores.
@@ -106,7 +107,8 @@ class DataSource(Section):
     cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
 
-    # A function that returns each patient's part, and records the parts at the hospital; None if no record is kept.
+    # A function that assigns each patient to training, validation or test, and records this at the hospital; None
+    # without a record.
     _memory: Memory | None = PrivateAttr(None)
     _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
@@ -256,9 +258,7 @@ class DataSource(Section):
 
     @property
     def each_alone(self) -> bool:
-        """True if the part of a patient depends only on the patient's name, so that no patient changes the part of
-        another patient.
-        """
+        """True if only a patient's name determines whether the patient is for training, validation or test."""
         return self._each_alone
 
     def for_study(self, only_tested: bool = False, each_alone: bool = False) -> Self:

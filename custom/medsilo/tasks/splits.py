@@ -35,8 +35,8 @@ def parts_in_turn(patients: int) -> np.ndarray:
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
     """Assign cases to parts at random: 0 train, 1 validation, 2 test.
 
-    All cases of a group get the same part, no part is empty, and the sizes of the parts approximate the given
-    fractions.
+    All cases of a patient are assigned together. None of the three parts is empty, and their sizes approximate the
+    given fractions.
 
     Args:
         groups: For each case, the name of the patient, or of another group that must not be divided.
@@ -58,7 +58,9 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
 
 
 def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
-    """Return the part of a patient, which depends on a hash of the patient's name, but not on other patients."""
+    """Assign a patient to training, validation or test by a hash of the patient's name, regardless of all other
+    patients.
+    """
     place = seed_for(split, "alone", patient) / 2**63
     return PARTS[int(place >= shares[0]) + int(place >= shares[0] + shares[1])]
 
@@ -66,14 +68,14 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient, so that each part has about the given fraction of all patients, and of each
-    class's patients.
+    """Assign patients to training, validation and test. Each of the three gets about the given fraction of all
+    patients, and about the same fraction of each class's patients.
 
     If there are enough patients, no part of the data is empty.
 
-    The patients of a class are ordered by a hash of their names, and then divided according to the given fractions. If
-    earlier studies assigned a patient to a part, the patient keeps this part. Each new patient, in the order of the
-    hashes of names, gets the part that lacks the most patients.
+    The patients of a class are ordered by a hash of their names, and then divided according to the given fractions.
+    Patients whom earlier studies assigned to training, validation or test keep this assignment. New patients follow in
+    the order of the hashes of names; each goes to the part that is furthest below its intended size.
 
     Args:
         classes: The class of each patient, or the same value for all patients.
@@ -131,7 +133,9 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Assign each new patient to the part that lacks the most patients; known patients keep their parts."""
+    """Assign each new patient to the part (training, validation or test) that is furthest below its intended size.
+    Known patients stay in their parts.
+    """
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]

@@ -36,7 +36,7 @@ class Subgroup(Section):
     # Maps the column's levels to the names that test results disclose.
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
     bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
-    # If the table of cases lacks the subgroup's column, another table in the data folder that contains the column.
+    # name of the table in the data folder that contains the subgroup's column; None: the table of cases contains it
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")

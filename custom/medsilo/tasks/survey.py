@@ -24,8 +24,8 @@ Severity = Literal["stops", "left out", "note"]
 class Problem:
     """A problem of a site's data, and the number of affected cases.
 
-    The description names the problem and the problem's remedy, without private words. The private texts name files or
-    patients, and must not leave the hospital.
+    The description names the problem and its remedy, but no file and no patient. The private texts name files or
+    patients, so they must not leave the hospital.
 
     The severity is "stops" if training rejects the data, "left out" if training leaves out the affected cases, and
     "note" if all cases are used.
@@ -111,7 +111,7 @@ def digest(values: "Tensor") -> str:
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Return the number of image hashes that are equal to an earlier hash in the list."""
+    """Count the images whose hash equals the hash of an image earlier in the list."""
     return sum(count - 1 for count in Counter(digests).values())
 
 

@@ -14,7 +14,7 @@ AT_ONCE = 2**24  # limit on the number of pairs of cases that are compared at on
 # Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs.
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
-RISK = "log_risk"  # column of predictions that contains the risk
+RISK = "log_risk"  # name of the column in predictions.csv that contains the risk
 COIN = 0.5  # concordance if no two cases can be compared
 
 
@@ -45,7 +45,7 @@ class Survival(Objective):
         risks, (times, events) = output[:, 0], target.to(output.dtype).unbind(1)
         order = times.argsort(descending=True, stable=True)
         sums = risks[order].logcumsumexp(0)
-        # Cases with equal times are at risk together, so the sum ends at the last case with an equal time.
+        # Cases with equal times are at risk together, so each sum includes all cases with the same time.
         last = torch.searchsorted(-times[order], -times[order], right=True) - 1
         terms = (sums[last] - risks[order]) * events[order]
         return torch.empty_like(terms).index_copy(0, order, terms)
@@ -86,10 +86,11 @@ class Survival(Objective):
         return {**super().measures(output, target), **own}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return the concordance index multiplied by the number of cases, and the number of cases.
+        """Return two numbers that can be added over hospitals: concordance index times number of cases, and number of
+        cases.
 
-        If products and numbers of cases are added over hospitals, the quotient of both sums is the mean concordance
-        index, weighted by cases.
+        The first sum divided by the second sum is the mean concordance index over hospitals, weighted by numbers of
+        cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else COIN
@@ -100,8 +101,8 @@ class Survival(Objective):
         return {self.metric: 2}
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the largest fraction of comparable pairs that contain one patient; 1 if there are no comparable
-        pairs.
+        """For each patient, compute the fraction of comparable pairs that contain the patient. Return the largest of
+        these fractions; 1 if no pairs are comparable.
         """
         target = getattr(data, "targets", None)
         if not isinstance(target, Tensor) or not len(target):
@@ -111,8 +112,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # A case forms one pair with each earlier event, and is the second case of this pair. A censored case also forms
-        # a pair with each event at the same time.
+        # As the second member of a pair, a case is paired with each earlier event. A censored case is also paired with
+        # each event at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
@@ -143,7 +144,8 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
+    """Pair each case that has an event with every case. Yield the indices of cases with events, and the concordance and
+    the comparability of the pairs.
 
     For a pair of cases, the concordance is 1 if the pair is concordant, and 0.5 for equal risks. For a pair of cases,
     the comparability is 1 if the pair can be compared, and 0 otherwise. The concordance and the comparability are

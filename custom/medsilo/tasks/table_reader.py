@@ -27,7 +27,7 @@ PARQUET = (".parquet", ".pq")
 # For each file suffix, the function of pandas that reads the file.
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
 Lines = Iterator[tuple[str, list[str]]]  # for each row, the row's name in messages, and the cells
-Read = tuple[list[str], Lines]  # pair of the columns' names and the table's rows
+Read = tuple[list[str], Lines]  # the names of a table's columns, and the table's rows
 TITLE = 0.6  # minimum fraction of non-empty cells in a header; a row with a smaller fraction is a title
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
@@ -198,7 +198,7 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """For each column that is read, return the index of the column. Raises DataError unless the table has each needed
+    """Map the name of each column that is read to the column's index. Raises DataError unless the table has each needed
     column exactly once.
     """
     if len(head) > MOST_COLUMNS:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class Fold(Section):
-    """A cross-validation fold: of a site's equally large groups of patients, one group is tested, and the next group is
-    used for validation.
+    """A cross-validation fold. The patients of a site are divided into equally large groups. One group is for test, the
+    next group for validation, and all other groups for training.
     """
 
     number: int = Field(ge=1, le=100, description="which fold is tested, counted from 1")
@@ -94,8 +94,8 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the network for plans that name no network; if a name is returned, the network of this name gets
-        default settings.
+        """Return the task's default network, for plans that name no network. If the method returns only a name, the
+        network with this name gets default settings.
         """
 
     # ------------------------------------------------------------------ inputs
@@ -111,7 +111,7 @@ class Task(Section):
 
     @staticmethod
     def seed_for(seed: int, *purpose: str | int) -> int:
-        """Derive a seed from the plan's seed and from words that name the seed's purpose."""
+        """Derive a seed for one purpose from the plan's seed and from words that describe the purpose."""
         return seed_for(seed, *purpose)
 
     @property
@@ -197,8 +197,8 @@ class Task(Section):
         return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Read a site's data as training does, and return the survey; the survey lists faults of the data, which raise
-        no errors.
+        """Read a site's data as training does, and return the survey. Faults of the data raise no errors; the survey
+        lists them.
         """
         from medsilo.tasks.survey import survey_of
 

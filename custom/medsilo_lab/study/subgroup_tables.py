@@ -10,8 +10,8 @@ from medsilo.runs.score import Score
 class SubgroupPair(RecordPart):
     """A difference between two levels of a subgroup, or between two configurations in one level."""
 
-    first: Text = Field(description="the level or configuration with the first score")
-    second: Text = Field(description="the level or configuration whose score is subtracted")
+    first: Text = Field(description="the level or configuration from whose score the score of `second` is subtracted")
+    second: Text = Field(description="the level or configuration whose score is subtracted from the score of `first`")
     mean: Difference = Field(description="the difference")
     low: Difference = Field(
         description=("lower end of the 95 % interval, corrected for all differences between subgroups (Holm)")

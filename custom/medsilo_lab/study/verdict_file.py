@@ -38,7 +38,9 @@ class Level(RecordPart):
     trained: bool = Field(
         True,
         strict=True,
-        description=("whether most of the models were trained; `false` if they are the initial models of round 0"),
+        description=(
+            "whether most of the tested models had been trained; `false`: most of them are initial models of round 0"
+        ),
     )
 
     def __str__(self) -> str:
@@ -48,10 +50,13 @@ class Level(RecordPart):
 class PairedDifference(RecordPart):
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
-        description="lower end of the 95 % interval for similar patients; if the interval cannot be estimated, its "
-        "ends are -1 and 1"
+        description="lower end of the 95 % interval of the difference, for patients similar to the test "
+        "patients; -1 if the interval cannot be estimated"
     )
-    high: Difference = Field(description="upper end of the 95 % interval for similar patients")
+    high: Difference = Field(
+        description="upper end of the 95 % interval of the difference, for patients "
+        "similar to the test patients; 1 if the interval cannot be estimated"
+    )
     corrected_low: Difference | None = Field(
         None,
         description=(
@@ -65,12 +70,15 @@ class PairedDifference(RecordPart):
     unseen_low: Difference | None = Field(
         None,
         description=(
-            "lower end of the interval if a method fails for an unseen kind of patient, corrected for multiple "
-            "comparisons; `null` if unknown"
+            "lower end of a wider interval, which allows that a method fails for an untested kind of patient. "
+            "The interval is corrected for multiple comparisons; `null` if unknown"
         ),
     )
     unseen_high: Difference | None = Field(
-        None, description=("upper end of the interval if a method fails for an unseen kind of patient")
+        None,
+        description=(
+            "upper end of the wider interval, which allows that a method fails for an untested kind of patient"
+        ),
     )
     failing: Share | None = Field(
         None,
@@ -85,8 +93,8 @@ class PairedDifference(RecordPart):
     sure: bool = Field(
         strict=True,
         description=(
-            "whether the difference is significant: the corrected interval excludes zero, with at least four "
-            "seeds and eight patients that are not all alike"
+            "whether the difference is significant. It is significant if the corrected interval excludes zero, "
+            "with at least four seeds and eight patients. Also, the difference must not be the same for all patients"
         ),
     )
 
@@ -188,8 +196,8 @@ class VerdictRow(RecordPart):
     )
     unlike: Text | None = Field(
         None,
-        description="differences between the networks of this configuration and its baseline that change the score "
-        "but do not come from the method",
+        description="how the network or the normalisation layers differ from those of the baseline. This "
+        "difference can change the score, but is not an effect of the method",
     )
     difference: Differences = Field(
         Differences(), description="differences from the baseline: `mean`, `pooled`, `worst` and `sites`"
@@ -205,7 +213,7 @@ class Notice(RecordPart):
     """A warning that pages show above all numbers."""
 
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
-        description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
+        description="`failed` (a run), `missing` (a site in a round), `caution`, or `synthetic` (the data)"
     )
     word: Text = Field(description="the subject of the warning, such as `Untrained`, `Not learned` or `Rounded scores`")
     text: Text = Field(description="the warning; it begins with the configurations or runs to which it applies")

@@ -70,8 +70,7 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
-    """With probability one half, rotate a case within slices around the image's centre, and scale the case along each
-    axis.
+    """With probability one half, rotate a case around the centre of each slice, and scale the case along each axis.
 
     Image values are interpolated linearly; outside the image, the values at the edges are repeated. Labels are
     interpolated by nearest neighbour.

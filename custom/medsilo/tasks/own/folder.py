@@ -218,8 +218,8 @@ class FolderTask(OwnFolder):
         return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return a function that, from an image and the path of its mask, reads the mask as integers [(D,) H, W] on the
-        image's grid.
+        """Return a function that reads a mask, given an image and the path of the image's mask. The mask's values are
+        integers [(D,) H, W] on the image's grid.
         """
         from medsilo.tasks.scans import Scan
 
@@ -231,13 +231,13 @@ class FolderTask(OwnFolder):
         return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """For each label of the plan, return the value in the site's masks; if several values have one label, return
-        the first value.
+        """Map each label of the plan to the value that stands for this label in the site's masks. If several values
+        stand for one label, the first value counts.
         """
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
-                # a value that does not occur in this site's masks
+                # the site did not annotate this label, so the label gets a value that no mask of the site contains
                 own[label] = max(*own.values(), self.goal.classes) + 1
         return own
 

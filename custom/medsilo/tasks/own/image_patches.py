@@ -26,8 +26,8 @@ def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _shown_in(labels: Tensor) -> np.ndarray:
-    """Return a Boolean mask [*grid] that is true at voxels of any structure; bits that mark structures without
-    annotations are ignored.
+    """Return a Boolean mask [*grid] that is true at the voxels of structures. Only the lowest eight bits are read;
+    higher bits mark structures without annotations.
     """
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 

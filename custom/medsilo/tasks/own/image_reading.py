@@ -40,7 +40,7 @@ def made(
     numbers: dict[int, int],
 ) -> PreparedEntry:
     """Read one image and the label of the image, and convert both to the network's inputs and targets."""
-    # The mask may have been drawn on the image as the file stores it, or on the rotated image.
+    # If the EXIF orientation rotates the image, it is unknown whether the mask was drawn before or after the rotation.
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored rotated, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)

@@ -33,8 +33,8 @@ class OwnData(Task):
 
     shares: Shares = Field(
         default=(0.6, 0.2, 0.2),
-        description="shares of patients for training, validation and test, unless the site's data already assign "
-        "patients to these parts",
+        description="shares of patients for training, validation and test; if the site's data assign patients "
+        "to these three, the shares have no effect",
     )
     split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
     partition: Partition | None = Field(
@@ -192,8 +192,8 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """For the name of each image or recording, return the class; the class None means that training ignores the
-        image or recording.
+        """Map the name of each image or recording to its class. If the class is None, training ignores the image or
+        recording.
         """
         from medsilo.tasks.own import reading
 

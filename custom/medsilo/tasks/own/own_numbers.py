@@ -87,7 +87,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """For each normalised label of the site, return the number of the plan's class."""
+    """Map each label of the site, in normalised spelling, to the index of the plan's class."""
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}

@@ -73,10 +73,11 @@ class PatientTable(Standardised):
     event: Text = Field("event", description="for survival: column with 1 (event) or 0 (censored)")
     missing: Literal["mean", "mark"] = Field(
         "mean",
-        description="input of the network where a value is missing or invalid. `mean`: the mean with which the column "
-        "is standardised, otherwise the column's `mean` in the plan, otherwise 0; for a category, all "
-        "inputs are 0. `mark`: as `mean`, and each column has a further input that is 1 if the value is "
-        "missing. Each hospital's data set determines which patients are used",
+        description="input of the network where a value is missing or invalid. `mean`: the mean that "
+        "standardises the column; without standardisation, the column's `mean` in the plan, or 0 if the plan "
+        "states no mean. All inputs of a missing category are 0. `mark`: the same values as with `mean`, and "
+        "one more input per column, which is 1 if the value is missing. Each hospital's data set determines "
+        "which patients are used",
     )
 
     @model_validator(mode="after")

@@ -166,7 +166,8 @@ def drawn_parts(
 def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
     """For each patient, return the most frequent class of the patient's cases, as the site names the class.
 
-    The class names of the plan are not used, because the parts of the data must not depend on the plan.
+    The class names of the plan are not used, because the split into training, validation and test must not depend on
+    the plan.
     """
     labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
@@ -175,10 +176,10 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of each patient, for a site that does not train and has fewer than three patients.
+    """Assign patients to training, validation or test at a site that does not train and has fewer than three patients.
 
-    If an earlier study assigned a patient to a part, the patient keeps this part. Patients without an earlier part are
-    test patients.
+    A patient whom an earlier study assigned to training, validation or test keeps this assignment. Patients whom no
+    earlier study assigned are test patients.
     """
     return {patient: known.get(patient, "test") for patient in classes}
 
@@ -192,8 +193,8 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """For the name of each image or recording, return the class; the class None means that training ignores the image
-    or recording.
+    """Map the name of each image or recording to its class. If the class is None, training ignores the image or
+    recording.
 
     Images or recordings whose class is not in the plan are removed from the list and recorded.
     """
@@ -291,8 +292,8 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare images or recordings; for each reason, collect the names of images or recordings that are unreadable for
-    this reason.
+    """Prepare images or recordings. Collect the names of unreadable images or recordings, by the reason why they are
+    unreadable.
     """
     held = []
     for entry in entries:
@@ -300,7 +301,7 @@ def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]],
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # a MedsiloError that is not a DataError does not come from a fault of the file
+        except MedsiloError:  # the file is not the cause of this error, because a fault of a file raises DataError
             raise
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)

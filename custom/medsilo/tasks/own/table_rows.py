@@ -77,7 +77,8 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# For each table, the rows of simulated sites that were read, but that no site has requested yet.
+# Rows of simulated sites, for each table. A table is read once for all sites, and rows wait here for their site's
+# request.
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
@@ -158,7 +159,8 @@ class TableRows:
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    # maps each kind of invalid value to a Boolean array [rows], which is true for rows with such a value
+    # for each kind of invalid value, a Boolean array [rows] that is true where the row contains an invalid value of
+    # this kind
     odd: Mapping[str, np.ndarray]
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
@@ -210,8 +212,8 @@ class TableRows:
         return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
 
     def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
-        """Return the part that the table assigns to each patient, and record invalid parts, and patients who are in two
-        parts.
+        """Return the part (training, validation or test) that the table assigns to each patient. Record invalid
+        assignments, and patients whom the table assigns to two parts.
         """
         if any(value not in PARTS for value in parts.values):
             strangers = self.lines[~parts.isin({*PARTS})]
@@ -242,7 +244,9 @@ class TableRows:
         return {patients.values[who]: names[rank] for who, (_, rank) in found.items()}
 
     def copies(self) -> int:
-        """Count the rows that, in all columns that the plan reads, are equal to an earlier row of the same patient."""
+        """Count repeated rows. A row is repeated if an earlier row of the same patient is equal in all columns that the
+        plan reads.
+        """
         # True for each row of a patient who has several rows
         again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
@@ -356,7 +360,9 @@ class _Reading:
         return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
 
     def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
-        """For each row, return the outcome, the number of the plan's class, and the hospital's name for the class."""
+        """Return three values of each row: the outcome, the index of the class in the plan, and the hospital's name for
+        the class.
+        """
         task, columns = self.task, [self._column(name) for name in self.task.outcomes]
         for name, own in zip(task.outcomes, columns, strict=True):
             self._leave_out(kept, "lines have no outcome", self._lacks(name, own))
@@ -390,7 +396,7 @@ class _Reading:
     def _rare(
         self, own: TextColumn, kept: np.ndarray, patients: TextColumn, declared: Collection[str]
     ) -> frozenset[str]:
-        """Return the labels in a column that too few patients have."""
+        """Return those labels of a column that occur for too few patients."""
         if not self.source.leaves_out_rare:
             return frozenset()
         levels, pairs = own.levels(), np.unique(np.stack([own.codes, patients.codes])[:, kept], axis=1)
@@ -456,7 +462,7 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record the table's unreadable rows; if letters may have been decoded wrongly, also record this problem."""
+        """Record two kinds of problems: rows that cannot be read, and letters that may have been decoded wrongly."""
         table = self.table
         if table.uneven:
             what = "lines have more or fewer cells than the first; export the table again"

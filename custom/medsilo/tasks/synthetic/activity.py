@@ -93,9 +93,9 @@ class SyntheticActivity(Task):
         default=0.1,
         description="parameter of the Dirichlet distribution: the smaller, the more the sites' labels differ",
     )
-    persons: int = Field(default=40, ge=3, le=10_000, description="persons per site on average")
-    windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
-    steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")
+    persons: int = Field(default=40, ge=3, le=10_000, description="number of persons per site, on average")
+    windows: int = Field(default=80, ge=1, le=10_000, description="number of windows per person")
+    steps: int = Field(default=64, ge=32, le=2048, description="number of time steps in a window")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ GOALS = {
     "phase": Classification(("nucleus above", "nucleus below")),
     "amplitude": Classification(("small nucleus", "large nucleus")),
 }
-DEBRIS = 4  # number of nuclei in a patch that belong to no cell; their positions do not depend on the class
+DEBRIS = 4  # number of nuclei without a cell in each patch; the positions of these nuclei do not depend on the class
 SPACING = 16  # number of pixels between neighbouring positions of cells
 
 
@@ -75,7 +75,8 @@ SITES = (
 
 
 class SyntheticHistology(Task):
-    """SYNTHETIC histology: RGB patches [3, size, size] of cells, in 0 to 1, with two classes, at up to eight sites.
+    """SYNTHETIC histology: RGB patches [3, size, size] of cells, with values from 0 to 1. The task has two classes and
+    up to eight sites.
 
     With the coding "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell.
     The classes differ by a rotation of 180 degrees, so both classes have equal amplitude spectra, and only the phase
@@ -107,7 +108,12 @@ class SyntheticHistology(Task):
         default=1.0, ge=0, le=2, description="how much the appearance differs between sites; 0: not at all"
     )
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
-    patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
+    patches: int = Field(
+        default=8,
+        ge=2,
+        le=1000,
+        description="number of patches per patient; half of the patches belong to each of the two classes",
+    )
     shares: Shares | None = Field(
         default=None,
         description="shares of patients in training, validation and test; `null`: a half, a fifth and three tenths",

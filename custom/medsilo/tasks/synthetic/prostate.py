@@ -91,7 +91,10 @@ class SyntheticProstate(Task):
         "label the same structure",
     )
     patients: int = Field(
-        default=40, ge=3, le=1000, description="patients at the smallest site; other sites have up to 4 times as many"
+        default=40,
+        ge=3,
+        le=1000,
+        description="number of patients at the smallest site; larger sites have up to 4 times as many",
     )
     slices: int = Field(
         default=6, ge=3, le=64, description="number of slices of a volume; slices with the organ are cases"
