@@ -156,7 +156,7 @@ def as_sent(value: Any, dtype: str) -> Any:
 
 
 def refuse(reply: Shareable, reason: str) -> None:
-    """Turn a site's reply into a Rejection that states a reason."""
+    """Turn a site's reply into a rejection that states a reason."""
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
 
