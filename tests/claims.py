@@ -3,9 +3,9 @@
     python -m tests.claims build/tests/*.xml      # the promises that the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-guards
 
-`make test` and `make test-guards` run the tests of the promises and write the result files. Some promises have an
-additional test in `make test-long`, which runs every night and before a release. The check of promises does not wait
-for long tests, and prints the names of long tests that did not run.
+`make test` and `make test-guards` run the tests of the promises and write the result files. A promise may also have a
+long test, which `make test-long` runs every night and before a release. The check of promises does not wait for long
+tests, and prints the names of long tests that did not run.
 """
 
 import argparse

@@ -73,7 +73,7 @@ AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "f
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # largest processor time of a test in the default run, in seconds
 BESIDE = 9.0  # tolerance factor, so that no test fails because of a slow core or other processes
 QUIET = 0.024  # seconds that `pace` measured on the core for which MOST was chosen
-LOADED = 100  # if a test is the first to import this many modules, the time of imports is not counted
+LOADED = 100  # the limit on processor time does not apply to a test that imports at least this many new modules
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
@@ -136,9 +136,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Turn fsync off: fsync took a sixth of all tests' time, and files of a test without a power cut survive without
-    fsync.
-    """
+    """Turn fsync off, because fsync took a sixth of all tests' time, and only tests of power cuts need fsync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -339,8 +337,8 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark every case of a parameter that is not in `fast` as slow. If `slow` is given, mark a case that is in neither
-    collection as long.
+    """Mark every case that is not in `fast` as slow. If `slow` is given, a case that is in neither `fast` nor `slow` is
+    marked as long instead.
     """
 
     def of(case: Any) -> Any:

@@ -36,7 +36,7 @@ def strange_part(model: Numbers, *known: Numbers) -> Numbers:
 
 
 def segments(content: bytes, before: bytes = b"") -> Iterator[bytes]:
-    """Yield the memory regions that are not empty and have changed since before any model arrived."""
+    """Yield the memory regions that are not empty and differ from `before`, the memory before any model arrived."""
     pages, base = (_pages(each) for each in (content, before.ljust(len(content), b"\0")[: len(content)]))
     changed = (pages != 0).any(axis=1) & (pages != base).any(axis=1)
     yield from (content[start:end] for start, end in _runs(changed))
@@ -76,7 +76,9 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return the values in double precision; values that cannot be weights become 0, and large integers are reduced."""
+    """Return the values in double precision; values that cannot be weights become 0, and integers are compressed by
+    asinh.
+    """
     # the scale of integers is unknown, and a few large integers would hide all smaller integers
     if raw.dtype.kind == "i":
         return np.arcsinh(raw.astype(np.float64))

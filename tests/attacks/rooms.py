@@ -98,7 +98,7 @@ def in_room(
     command: tuple[str, ...] = ("python3", "-u"),
     **plan: Any,
 ) -> Ran:
-    """Run a script at hospitals whose settings are ROOM with the changes in `settings`.
+    """Run a script at hospitals that have the settings ROOM, changed by `settings`.
 
     Args:
         files: Additional modules for the script's folder.

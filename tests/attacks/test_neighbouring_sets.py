@@ -118,7 +118,7 @@ def test_drawn_plans_see_no_difference_of_two_tables(
 def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
     known: dict[float, str] = {}
     edges, places = set(), [(0.0, 200.0)]
-    # bisection starts from two questions with different answers, which the search on a grid finds
+    # bisection starts from two questions with different answers; the search on a grid finds these two questions
     for step in range(0, 200, 2):
         places.append((float(step), float(step + 2)))
 

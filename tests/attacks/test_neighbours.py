@@ -41,7 +41,7 @@ SITES = ["a", "b"]
 ODD = "a-odd"  # the name that sorts first, so that removing this patient changes the position of all other patients
 PEOPLE = [ODD, *(f"p{number}" for number in range(5))]
 RECORDS = 2
-# Records that the second hospital always lacks.
+# Patients' records that the second hospital never has.
 OTHERS = {(person, 1) for person in PEOPLE}
 SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}
@@ -284,8 +284,8 @@ class Sums:
 
 
 def key_with(part: str) -> str:
-    """Return a hospital's key that assigns the extreme patient to `part`, and the other patients to all three parts of
-    the split.
+    """Return a hospital's key. With this key, the extreme patient is in the part `part` of the split, and all three
+    parts contain other patients.
     """
     for key in (f"{number:064x}" for number in range(1000)):
         own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}

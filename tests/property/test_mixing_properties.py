@@ -87,7 +87,7 @@ def play(mixer, study, models, initial=None):
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request, monkeypatch):
-    """Repeat a test with tensors that are cut into many blocks and wait on disk."""
+    """Run a test twice: with the usual sizes, and with tensors in tiny blocks that are all stored on disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)

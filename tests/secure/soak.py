@@ -138,8 +138,8 @@ class Growth:
 
 
 def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
-    """For every process with enough measurements, return the growth from the first to the last quarter of the
-    measurements after the process's warm-up.
+    """Return how much each process with enough measurements has grown. The function leaves out the warm-up, and
+    compares the first and the last quarter of the remaining measurements.
 
     For memory, the function compares the medians of the two quarters. For handles and threads, the function compares
     the minima of the two quarters, because thread pools vary with the work.

@@ -1,4 +1,5 @@
-# Tries to leave symbolic links in the script's scratch folder, through which a reader would leave the sandbox.
+# Tries to leave symbolic links in the script's scratch folder, so that a reader of the folder follows the links out of
+# the sandbox.
 import os
 
 from knows import KIT

@@ -1,4 +1,5 @@
-# Tries to exhaust the machine's memory through shared memory, which no memory limit of a process counts.
+# Tries to exhaust the machine's memory through shared memory, because a process's memory limit does not count shared
+# memory.
 import mmap
 import time
 
