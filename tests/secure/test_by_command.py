@@ -44,7 +44,7 @@ def test_hospitals_check_and_approve_what_a_lead_submits_and_fetches(
     finally:
         for path, own in settings.items():
             path.write_text(own)
-            # removes the file with the settings that other tests accepted
+            # removes the file of accepted settings, because the settings have changed back
             (path.parents[1] / REMEMBERED).unlink(missing_ok=True)
     [run] = (tmp_path / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text("utf-8"))

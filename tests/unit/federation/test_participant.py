@@ -1,6 +1,6 @@
 """A site's state survives a restart of the site's process.
 
-A server may repeat the request for a round, and a resumed study gives the same models as an uninterrupted study.
+If the server repeats a request, or if a study is resumed, the models equal the models of an uninterrupted study.
 """
 
 import csv

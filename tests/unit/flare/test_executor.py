@@ -1,4 +1,4 @@
-"""A site's executor reacts to an abort at once, and sends no texts of other packages' errors to the server."""
+"""A site's executor reacts to an abort at once, and does not send the text of another package's error to the server."""
 
 import signal
 import subprocess

@@ -46,7 +46,9 @@ def test_the_files_of_each_job_are_its_plans(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_edits_the_plan_of_a_job_has_edited_the_job(tmp_path: Path) -> None:
-    """In a checkout of the repository, a job's name and the path of the job's folder both mean the same edited plan."""
+    """In a checkout of the repository, a job's name and the path of the job's folder both select the plan that the user
+    has edited.
+    """
     checkout = tmp_path / "checkout"
     for name in ("custom", "jobs"):
         shutil.copytree(JOBS.parent / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -272,7 +272,7 @@ def test_identifiers_are_told_by_their_elements_alone(
 ) -> None:
     for number in range(4):
         write_study(tmp_path / f"s{number}", f"p{number}", number)
-    library()  # pydicom also warns when writing this date
+    library()  # pydicom would also warn when the next line writes an invalid date
     change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")
     # NVFlare may call logging.config.dictConfig, which also disables pydicom's logger, at any time
     logging.getLogger("pydicom").disabled = False
@@ -570,7 +570,7 @@ def square(mask: np.ndarray, spacing: tuple[float, float, float]) -> list[np.nda
 
 @pytest.mark.slow
 def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """One hospital has segmentations; the other hospital has contours, one of which contains all other structures."""
+    """One hospital has segmentations; the other hospital has contours, one of which surrounds all structures."""
     archive, spacing = tmp_path / "archive", (1.5, 1.5, 2.5)
     for patient in range(10):
         write_study(archive / "north" / f"{patient:03}", f"n{patient}", patient, "Tumour, left")

@@ -484,7 +484,7 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     monkeypatch.setattr(sys.modules[__name__], "body", doubled)
     assert source_hash(HeadStays) != before[1]
     (tmp_path / "modules.py").write_text("Odd = type('Odd', (), {'f': eval('lambda self: 1')})")
-    # pip installs packages with a .dist-info folder, in any folder of PYTHONPATH
+    # this folder makes `modules` look like a package that pip has installed into a folder of PYTHONPATH
     (tmp_path / "modules-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     own = type("Own", (import_module("modules").Odd,), {"__module__": __name__, "g": doubled})

@@ -207,7 +207,7 @@ def compared(place: Path, methods: str = "fedavg,local", settings: str = "one") 
 def test_a_finished_comparison_is_never_replaced(
     finished: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comparison in a folder uses another plan, other settings, fewer rows or another version of medsilo."""
+    """The second comparison in a folder differs from the first in its plan, settings, rows or version of medsilo."""
     before = everything_in(finished / "study")
     assert json.loads(before["comparison.json"])["settings"]["device"] == "cpu"
     tried = [
