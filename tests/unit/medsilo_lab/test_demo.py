@@ -54,7 +54,7 @@ def test_the_picture_in_the_readme_is_of_this_demo(root: Path) -> None:
 def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_path: Path) -> None:
     """The README's picture shows the model that FedAvg trained with the demo's first seed.
 
-    Rounding differs between processors, which may change the predictions of a few cases.
+    Processors round differently, so a few cases may have different predictions on different processors.
     """
     run = inprocess.run(plan_of(demo_plan(12), Row.parse(ROWS[1]), []), folder=tmp_path / "fresh")
     assert run.summary.mean_test == pytest.approx(pictured(root)["scores"][TOGETHER][0], abs=0.1)

@@ -597,7 +597,8 @@ def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts for NVFlare load the received weights into another network.
+    """Scripts for NVFlare load the received weights into a network by name, so the weights must have the network's own
+    names.
 
     In earlier versions, the names of received weights began with the name of their group.
     """

@@ -27,7 +27,7 @@ SIZE = 300_000
 
 
 def read(words: Words, size: int = SIZE) -> Tensor:
-    """Convert masked words to floating-point numbers without removing their masks."""
+    """Convert masked integers to floating-point numbers without removing the masks."""
     return torch.from_numpy(words[:size].view(SIGNED).astype(np.float64))
 
 
