@@ -1,4 +1,6 @@
-"""Server optimizers equal equations in numpy, also with absent sites, other orders of arrival or saved states."""
+"""Server optimizers equal equations in numpy, even if sites are absent, answers arrive in a different order, or a saved
+state is loaded.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping

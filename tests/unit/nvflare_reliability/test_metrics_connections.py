@@ -1,4 +1,4 @@
-"""Test connections to the metrics endpoint, and that the watch program reads the webhook's URL from a file."""
+"""Test connections to the metrics endpoint, and the watch program's reading of the webhook's URL from a file."""
 
 import http.client
 import socket

@@ -105,7 +105,7 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
 
 def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> None:
     progress = StudyProgress(["a"], 12, "dice", lambda: 0.0)
-    # rounds of a resumed study, which the program reads all at the same moment
+    # the program reads all finished rounds of a resumed study at the same moment
     for number, seconds in ((1, 20.0), (2, 8.0), (3, 10.0), (4, 12.0)):
         progress.add(a_round(number, a=1.0).model_copy(update={"seconds": seconds}))
     assert progress.seconds_left() == 10 * 8

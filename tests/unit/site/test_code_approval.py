@@ -463,7 +463,7 @@ def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """The kit rejects the script if the script's code is missing, or after the approved rounds and the delivery."""
+    """The kit rejects a script whose code has changed, and rejects answers beyond the approved number of rounds."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     assert len(script()) == 4
