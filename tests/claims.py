@@ -82,8 +82,8 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, for each promise, whether the test results show the promise; return 1 unless this build's results show all
-    promises.
+    """Print, for each promise, whether the test results confirm the promise; return 1 unless this build's results
+    confirm all promises.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.claims", description="Print the claims that the tests have shown."

@@ -100,7 +100,7 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return the factor by which this core is slower now than the core for which MOST was chosen.
+    """Return how many times slower this core is now than the core for which MOST was chosen.
 
     Other processes slow a core down only at some moments, so the function measures several moments and returns the
     largest factor.
@@ -121,7 +121,9 @@ def files_beside() -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that leaves a file in the repository, and a default test that takes too much processor time."""
+    """Fail a test that leaves a file in the repository, and a test of the default run that takes too much processor
+    time.
+    """
     there, modules, before = files_beside(), len(sys.modules), processor_seconds()
     result = yield
     if left := files_beside() - there:
@@ -195,7 +197,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests that share a module's fixture to one process, so that pytest creates the fixture once.
 
-    Tests marked `first` run first and then the largest groups of tests, so that no long test runs alone at the end.
+    Tests marked `first` run first, and the largest groups of tests run next, so that no long test runs alone at the
+    end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()

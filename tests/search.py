@@ -54,7 +54,7 @@ def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
     """Yield the memory regions that can contain `size` values of this type, together with adjacent pages.
 
-    The search ignores the values `known`, which are public values in single precision such as the initial weights.
+    The search ignores the public values `known`, such as the initial weights, which have single precision.
     """
     width = int(kind[-1])
     raw = _pages(content).view(kind)

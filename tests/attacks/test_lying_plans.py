@@ -335,8 +335,8 @@ NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 +
 def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
     """A table row without a patient's name is identified by the values in the row.
 
-    In an earlier version, only the plan's columns identified a row, so another column order moved patients between
-    training and test data.
+    In an earlier version, only the plan's columns identified a row, so a different order of columns moved patients
+    between training and test data.
     """
     rows = [{"age": age, "dose": dose, "outcome": age % 2, "part": part} for part, age, dose in NAMELESS]
     rows = (

@@ -211,8 +211,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plans_see_no_class_structure_or_visit_of_one_patient(
     odd: str, images: Path, tmp_path: Path, known_key: None
 ) -> None:
-    """In an earlier version, a hospital rejected a study if only one patient had some class, and thereby disclosed this
-    patient.
+    """In an earlier version, a hospital rejected a study if only one patient belonged to a class, and thereby disclosed
+    this patient.
     """
     told: list[list[str]] = []
     kind = "segmentation" if odd == "structure" else "classification"

@@ -1,5 +1,5 @@
-"""Test faults in real NVFlare processes: the user's message, the stored files, and the separation of hospitals'
-data.
+"""In real NVFlare processes, faults give the user a message, preserve the stored files, and keep the hospitals' data
+apart.
 """
 
 import os

@@ -456,7 +456,7 @@ def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
 
 
 def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes, **more: Any) -> Message:
-    """Return one message of a stream that claims to be an answer; `more` are additional headers."""
+    """Return one message of a stream that claims to be an answer; `more` contains additional headers."""
     headers = {
         **FOBS,
         StreamHeaderKey.STREAM_ID: stream,

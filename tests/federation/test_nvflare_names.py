@@ -27,7 +27,7 @@ from tests.nvflare_names import (
 )
 from tests.nvflare_uses import Uses, uses_of
 
-# Attributes of NVFlare's internal objects; names with a leading underscore count as internal, too.
+# Attributes of NVFlare's internal objects, and all names with a leading underscore.
 INNER = {"RxTask", "blob_cb", "byte_receiver", "byte_streamer", "client_tasks", "command_agent", "communicator"}
 INNER |= {"core_cell", "job_runner", "max_blob_size", "requests_dict"}
 SET = {f"apis.controller_spec.ClientTask.{of}" for of in ("result", "task.data", "task.name")}

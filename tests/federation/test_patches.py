@@ -317,7 +317,7 @@ def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the patch, NVFlare's http driver closes a connection at a frame of 4 MiB."""
-    # with other cells in ALL_CELLS, NVFlare passes messages within the process
+    # if ALL_CELLS contained several cells, NVFlare would pass messages within the process instead of over http
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     url = f"http://127.0.0.1:{free_port()}"
     ends = [Cell(name, url, secure=False, credentials={}) for name in ("server", "site-1")]

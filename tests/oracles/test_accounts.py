@@ -27,7 +27,7 @@ def ours(delta: float, *mechanisms: Mechanism) -> float:
 
 # ---------------------------------------------------------------------------------------------------- Rényi
 def rdp(delta: float, *mechanisms: Mechanism) -> float:
-    """Return an upper bound of ε by Rényi divergences, which use other mathematics than privacy loss distributions."""
+    """Return an upper bound of ε by Rényi divergences, a method that uses no privacy loss distributions."""
     accountant = RdpAccountant()
     for one in mechanisms:
         if isinstance(one, SampledGaussian):

@@ -1,4 +1,6 @@
-"""The commands of a lead and of hospitals take a study from its job to its results over mutual TLS."""
+"""With only the commands of a lead and of hospitals, a study over mutual TLS goes from the submitted job to the fetched
+results.
+"""
 
 import json
 from pathlib import Path

@@ -96,7 +96,7 @@ def assert_same_folder(one: Path, other: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ away, or killed
 @every_kind
 def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: list[str], tmp_path: Path) -> None:
-    """A site that missed rounds continues from its saved state, also in a new process."""
+    """A site that missed rounds continues from its saved state, even in a new process."""
     plan = planned(method, changes, rounds=6)
     server, sites = Server(plan), [made(plan, tmp_path / name) for name in "ab"]
     for number in (1, 2):

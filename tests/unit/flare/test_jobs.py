@@ -234,7 +234,7 @@ def test_a_damaged_configuration_is_one_line(content: bytes, tmp_path: Path, cap
 @pytest.mark.slow
 @over_all("name", ["meta.json", "app/config/plan.yaml", "app/config/config_fed_server.json", "app/custom/own.py", "x"])
 def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A job's folder must not contain links to other folders or devices, pipes, or files above the size limit."""
+    """A job's folder must not contain pipes, links that lead out of the folder, or files above the size limit."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     job, kept = pack(JOBS / "fedavg", folder / "job"), folder / "secret"
     kept.write_text("{}")

@@ -649,7 +649,9 @@ def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None
 
 # ---------------------------------------------------------------------------------------------------- a comparison
 def test_python_and_the_command_line_have_one_word_and_one_default() -> None:
-    """In earlier versions, options of the command line had other names and another default value in Python."""
+    """In earlier versions, an option of the command line could have a different name or a different default value in
+    Python.
+    """
     python, command = (signature(does).parameters for does in (medsilo.compare, comparing.compare))
     assert {"seeds", "folds", "baseline", "task", "plan", "methods", "data", "device"} <= python.keys() & command.keys()
     seeds = comparing.seeds_of(command["seeds"].default)

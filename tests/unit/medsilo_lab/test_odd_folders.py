@@ -86,7 +86,7 @@ def photographs(folder: Path, count: int = 24) -> list[str]:
 
 
 def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """ISIC and Kaggle publish tables with many columns, in which file names have no suffix."""
+    """ISIC and Kaggle publish tables with many columns, and list images without the suffix of the file name."""
     names = photographs(tmp_path / "data" / "images")
     lines = [[name, 40 + place % 30, ["nevus", "melanoma"][place % 2]] for place, name in enumerate(names)]
     write_csv(tmp_path / "data" / "metadata.csv", ["isic_id", "age_approx", "kind"], lines)

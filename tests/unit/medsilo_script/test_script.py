@@ -616,7 +616,9 @@ def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch
 def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, larger networks did not run in PocEnv, whose sites accept jobs of at most 4 MB over http."""
+    """In earlier versions, a network above 4 MB did not run in PocEnv, whose sites accept jobs of at most 4 MB over
+    http.
+    """
     known = words(tmp_path, monkeypatch)
     file = tmp_path / "app/config" / INITIAL
     content = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
@@ -835,7 +837,7 @@ def configs(place: Path) -> dict[str, dict[str, object]]:
 
 
 def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's examples pass arguments to FedAvgRecipe, most of which have their default values."""
+    """NVFlare's examples pass many arguments to FedAvgRecipe, but most arguments have their default values."""
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
     usual = {

@@ -47,8 +47,8 @@ def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> St
 
 
 def furthest(one: StudyResult, other: StudyResult) -> float:
-    """Return the largest difference between the models of two studies, divided by the tensor's largest value if this
-    value exceeds one.
+    """Return the largest difference between the models of two studies; if a tensor's largest value exceeds one, the
+    difference is divided by this value.
     """
     worst = 0.0
     for site, model in one.models.items():

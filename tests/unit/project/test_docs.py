@@ -364,8 +364,8 @@ class Tree:
         self.tops = {own[0] for own in parts if len(own) > 1 and own[0][0] != "."}
 
     def lacks(self, name: str, within: str) -> bool:
-        """Return True if the repository has no path that equals or ends with this path, which may be relative to the
-        root or to `within`.
+        """Return True if no path in the repository equals or ends with this path, which may be relative to the root or
+        to `within`.
         """
         if name in self.places or normpath(PurePosixPath(within).parent / name) in self.places:
             return False

@@ -567,7 +567,9 @@ def test_a_hospital_with_a_larger_floor_reads_what_it_discloses(tmp_path: Path) 
 
 
 def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
-    """If a plan could read a class as a number, an odd label would remove its patient, which discloses one bit."""
+    """If a plan could read a class as a number, an unreadable label would remove the label's patient, which discloses
+    one bit.
+    """
     rows = [{"patient": f"p{n}", "age": 30 + n % 7, "outcome": n % 2} for n in range(40)]
     write_table(tmp_path / "data/registry.csv", rows)
     own, out = made(tmp_path / "data", tmp_path / "set", "--target", "outcome"), tmp_path / "set"
