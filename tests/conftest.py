@@ -235,7 +235,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of real data sets; tests also run without this folder, because nobody may redistribute the data
+    """Return the folder of real data sets; tests run even without this folder, because nobody may redistribute the data
     sets.
     """
     folder = Path(os.environ.get("MEDSILO_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")

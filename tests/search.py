@@ -16,7 +16,7 @@ HALF, FEW = 0.5, 0.2
 STRETCH = 1 << 21  # how many numbers one search window contains
 LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
 PAGE = 4096
-OUTLIER = 3  # limit of outliers in standard deviations
+OUTLIER = 3  # number of standard deviations beyond which a value is an outlier
 # for the exact search: how many pieces of a model are searched, and how many numbers each piece has
 PIECES, PIECE = 24, 4
 
@@ -87,7 +87,9 @@ def _as_numbers(raw: Numbers) -> Numbers:
 
 
 def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
-    """Return the largest |correlation| between a model and equally many adjacent values anywhere in memory."""
+    """Return the largest |correlation| of a model with any sequence of adjacent values in memory that has the model's
+    length.
+    """
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
     turned = [np.conj(fft.rfft(each, length)) for each in wanted]

@@ -75,7 +75,7 @@ Times = Callable[[str, int], float]
 
 
 def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]:
-    """Let sites multiply their trained weights by factors within the accepted range.
+    """Let sites multiply their trained weights by the factors of `times`, and leave batch-norm statistics unchanged.
 
     If a site refuses the server's request, this function sends the refusal unchanged.
     """
@@ -156,7 +156,7 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
     """Site A sends an update of nearly zero, so that the honest sites' updates seem large in comparison. After sending
-    this small update, site A reports that site A can no longer train.
+    a nearly zero update, site A reports that site A can no longer train.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

@@ -153,7 +153,8 @@ def beginning_with(file: str) -> str:
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
     """The hospital parses a plan before anybody approves the plan.
 
-    A path in a plan's network settings could reveal whether a patient's file exists, or could name an endless device.
+    A path in a plan's network settings could reveal whether a patient's file exists, or could name a device that sends
+    data without end.
     """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")

@@ -575,8 +575,8 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    # On a busy machine, the uncollected buffers stay below three times the limit. Without the patch, the uncollected
-    # buffers reach ten times the limit.
+    # On a busy machine, the uncollected buffers stay below three times MOST_LEFT. Without the patch, the uncollected
+    # buffers reach ten times MOST_LEFT.
     assert (sum(left) < 5 * MOST_LEFT) == frees
     assert BUFFER in left
 

@@ -62,8 +62,8 @@ def is_inner(use: str) -> bool:
 
 
 def test_inner_parts_are_touched_in_one_file() -> None:
-    """Each internal NVFlare attribute that medsilo uses belongs to a patch, for which an issue asks NVFlare's
-    maintainers.
+    """Each internal NVFlare attribute that medsilo uses belongs to a patch, and an issue for NVFlare's maintainers
+    describes each patch.
     """
     files = [path for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py")]
     inner = {path.name for path in files if any(map(is_inner, uses_of(path)))}

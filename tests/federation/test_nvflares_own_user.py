@@ -98,7 +98,9 @@ def test_too_few_sites_are_told(tmp_path: Path) -> None:
 
 
 def started_from(workspace: Path) -> list[psutil.Process]:
-    """Return the processes of this workspace's kits; processes of POC mode have no parent process."""
+    """Return the processes whose command line names this workspace, because the processes of POC mode have no parent
+    process.
+    """
     found = psutil.process_iter(["cmdline"])
     return [process for process in found if any(str(workspace) in word for word in process.info["cmdline"] or ())]
 

@@ -1,5 +1,5 @@
-"""Compare medsilo's privacy accounts with dp-accounting's Rényi accountant, and medsilo's accounts and noise with
-OpenDP.
+"""Compare medsilo's privacy accounts with dp-accounting's Rényi accountant and with OpenDP, and compare medsilo's noise
+with OpenDP's noise.
 """
 
 from collections import Counter

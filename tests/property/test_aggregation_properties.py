@@ -1,4 +1,6 @@
-"""Test properties of the aggregators that replace a mean, with random rounds, sites and orders of arrival."""
+"""Test properties of the aggregators that studies can use instead of a mean, with random rounds, sites and orders of
+arrival.
+"""
 
 from collections.abc import Callable
 
@@ -230,7 +232,8 @@ def test_capped_shares(weights: list[int], cap: float) -> None:
     if plain.max() <= cap:
         torch.testing.assert_close(shares, plain)
     below = shares < cap - 1e-12
-    if cap * len(weights) > 1 and below.any():  # sites below the cap keep the proportions of their weights
+    # sites whose weights are below the cap keep the proportions of their weights
+    if cap * len(weights) > 1 and below.any():
         torch.testing.assert_close(shares[below] / shares[below].sum(), given_to[below] / given_to[below].sum())
 
 

@@ -66,7 +66,7 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """Assert that the block succeeds or raises a medsilo error of one line, within limits of time and memory."""
+    """Assert that the code block succeeds or raises a medsilo error of one line, within limits of time and memory."""
     started, held = time.process_time(), most_held()
     try:
         yield

@@ -174,7 +174,7 @@ def drawn(hard, dtype):
 
 
 def mean_of(models, counts):
-    """Return the mean in single precision that m ← m + a (θ - m) gives for one site after the other."""
+    """Return the mean that m ← m + a (θ - m) gives in single precision if sites are added one after the other."""
     (first, *others), (total, *counts) = models, counts
     mean = {name: tensor.float() for name, tensor in first.items()}
     for own, count in zip(others, counts, strict=True):

@@ -153,7 +153,7 @@ class Row:
     lost: int = 0
     recovery: float = 0.0
     told: list[tuple[float, str]] = field(default_factory=list)
-    # messages from hospitals' watches about facts that the server cannot know
+    # messages from hospitals' watch programs about facts that the server cannot know
     at_home: list[tuple[float, str]] = field(default_factory=list)
 
     @property

@@ -214,7 +214,8 @@ def test_hospitals_are_back_at_once_when_their_killed_server_is(
     lead.submit(tmp_path / "job", pair.kit(LEAD), print)
     back, on = list[float](), list[float]()
     for off in (4.0, 9.0, 16.0):
-        until_round(len(record.rounds()) + 11)  # successful rounds reset the pause between two attempts
+        # successful rounds reset the pause between two attempts to resume the study
+        until_round(len(record.rounds()) + 11)
         pair.kill(SERVER)
         time.sleep(off)
         before, joined, done = len(pair.log(SERVER)), joins(pair), len(record.rounds())

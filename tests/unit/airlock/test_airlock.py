@@ -101,8 +101,8 @@ print("ranks", told, "read", read, flush=True)
 @needs_room
 @pytest.mark.slow
 def test_several_processes_train_in_one_room(tmp_path: Path) -> None:
-    """torchrun starts several processes in one sandbox, which communicate over the sandbox's internal network and start
-    data loaders.
+    """torchrun starts several processes in one sandbox; the processes communicate over the sandbox's internal network
+    and start data loaders.
     """
     run = ("python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     ran = in_room(tmp_path, RANKS + LEARNS, {"room": {"scratch": 64, "processes": 400}}, command=run)

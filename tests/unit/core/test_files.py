@@ -1,6 +1,6 @@
 """medsilo writes a file completely or not at all, and rejects unsafe file names.
 
-A failed read or write, also on a full disk, gives an error of one line.
+A failed read or write, for example on a full disk, gives an error of one line.
 """
 
 import errno

@@ -106,7 +106,8 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
     asked = server.ask("round", 5)
     reply = sites[0].answer(asked)
     assert_same_reply(reply, made(plan, tmp_path / "b").answer(asked))
-    if method == "harmofl":  # a site that missed a round needs the missed results in its next request
+    # a site that missed a round needs the missed results in the next request that the site receives
+    if method == "harmofl":
         with pytest.raises(Refused, match="lost the amplitude"):
             made(plan, tmp_path / "fresh").answer(asked)
         return

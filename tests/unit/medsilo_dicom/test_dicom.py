@@ -458,7 +458,7 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
 
 
 def as_siemens_writes(path: Path) -> None:
-    """Move all functional groups into the frames, and add private sequences, one of which lacks a value
+    """Move all functional groups into the frames, and add private sequences; one private sequence lacks a value
     representation.
     """
     made = pydicom.dcmread(path)
@@ -617,8 +617,8 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
 
 
 def test_what_init_can_not_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The error names a damaged file, or a segmentation whose series is missing or in another folder; medsilo opens no
-    pipe.
+    """An error names a damaged file, or a segmentation without its series in the same folder; medsilo does not try to
+    read a pipe.
     """
     write_study(tmp_path / "other", "n0", 0)
     write_study(tmp_path / "archive", "n1", 1)

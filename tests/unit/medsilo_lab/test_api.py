@@ -421,7 +421,7 @@ class Net(nn.Module):
 
 
 class HeadStays(Algorithm):
-    """A method that a user could define in a notebook, which shares all layers except the last layer."""
+    """A method as a user could define it in a notebook: the method shares all layers except the last layer."""
 
     title = "Head stays"
     paper = "none"

@@ -32,7 +32,7 @@ def test_all_rows_fit_the_plan_and_have_the_titles_of_the_story() -> None:
 
 
 def test_the_numbers_of_other_studies_are_declared_contrasts(root: Path) -> None:
-    """The demo's page cites three differences between methods, which results/contrasts.csv contains."""
+    """The demo's page cites three differences between methods from results/contrasts.csv."""
     told = re.findall(r"([+−][\d.]+) points \(([+−][\d.]+) to ([+−][\d.]+)\)", (HERE / "demo.html").read_text("utf-8"))
     lines = [line for line in rows_of(root / "results/contrasts.csv") if line["quantity"] == "mean over sites"]
     known = {tuple(line[of].replace("-", "−") for of in ("value", "low", "high")) for line in lines if line["baseline"]}

@@ -1015,7 +1015,7 @@ def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_saved_state_is_gone_says_so(tmp_path: Path) -> None:
-    """In earlier versions, a script without its saved batch norm silently continued with another batch norm."""
+    """In earlier versions, a script that had lost its saved batch norm silently continued with different values."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     (warning,) = site.finish().facts["warnings"]
@@ -1961,7 +1961,7 @@ def unequal(
     needed: int = 2,
     further: Mapping[str, Any] = MappingProxyType({}),
 ) -> Record:
-    """Run a study in which the third site multiplies its weights in round 1 by `times`.
+    """Run a study in which the third site multiplies its weights by `times` in round 1.
 
     `part` is the largest fraction of all cases that the plan allows a site to report.
 

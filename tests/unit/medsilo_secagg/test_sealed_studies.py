@@ -151,7 +151,9 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
 
 
 def test_sums_over_features_keep_their_digits() -> None:
-    """The plan's bound on sums over features scales the sums, so that small features keep their digits."""
+    """The plan's bound on sums over features determines the scale of the sums, so that small features keep their
+    digits.
+    """
     plan = plan_of("fedsm", "pairwise", "secure_aggregation.clip=1000")
     blocks = Blocks(plan, terms_of(plan, "study", plan.participation.sites), 1)
     sums = [blocks.of(phase, plan.build_networks()).get("sums") for phase in plan.course.phases]

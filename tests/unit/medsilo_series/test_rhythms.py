@@ -1,4 +1,4 @@
-"""Rhythms in WFDB annotation files are the labels of windows, from the file to a trained model."""
+"""Test the way from rhythms in WFDB annotation files to a trained model; the rhythms become the labels of windows."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ EACH = "patients=each case is a patient"
 
 
 def write_annotations(path: Path, begins: Sequence[tuple[int, str]]) -> None:
-    """Write the rows at which rhythms begin, each with a beat of type 1 in the next row, as an annotation file."""
+    """Write an annotation file in which a rhythm begins at each given row, and the next row has a beat of type 1."""
     words, before = b"", 0
     for row, text in begins:
         words += struct.pack("<HhH", 59 << 10, (row - before) >> 16, (row - before) & 0xFFFF)

@@ -57,7 +57,7 @@ NO_OPTIONS = (
     "results.gamma",
     "results.intervals",
     "results.power",
-)  # programs that have no options except options for reading and --write
+)  # programs whose only options are options for reading, and --write
 THREE = "participation.sites=[a,b,c]"
 SMALL = {
     "activity-windows": ("participation.sites=[subject_01,subject_02,subject_03]",),

@@ -172,7 +172,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sites' progress files show which site trains, in the words of the command line's output."""
+    """The sites' progress files show which site trains, in the words that the command line prints."""
     monkeypatch.setattr(site_state, "PAUSE", 0.0)
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)

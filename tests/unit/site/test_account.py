@@ -209,7 +209,7 @@ def interrupt(*given: Any, **named: Any) -> None:
 def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """The process of server and site dies before or after round 2 is charged, and the study is then resumed."""
+    """One process runs server and site, and dies before or after the charge of round 2. The study is then resumed."""
     plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
 
     def die(self: Ledger, study: CountedStudy, what: str, *given: Any) -> None:

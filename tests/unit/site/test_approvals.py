@@ -568,7 +568,7 @@ def checked(home: Home, *more: str) -> str:
 
 
 def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(home: Home) -> None:
-    """A change in any settings file of the hospital invalidates the settings, also during a study."""
+    """A change in any settings file of the hospital invalidates the settings, even during a study."""
     file = home.folder / "local/medsilo.yaml"
     home.approve()
     assert "note local/ is signed as it is now, which nobody confirmed" in checked(home)
