@@ -1,5 +1,4 @@
-# Tries to exhaust the machine's memory through shared memory, because a process's memory limit does not count shared
-# memory.
+# Tries to exhaust the machine's memory through shared memory, which a process's memory limit does not count.
 import mmap
 import time
 
