@@ -100,7 +100,7 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return how many times slower this core is now than the core for which MOST was chosen.
+    """Return the slowdown factor of this core now, relative to the core for which MOST was chosen.
 
     Other processes slow a core down only at some moments, so the function measures several moments and returns the
     largest factor.

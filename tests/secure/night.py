@@ -6,8 +6,9 @@ another. A seed determines all disturbances.
 Machines stop, processes die, connections break, disks fill, clocks are wrong, and certificates expire or are renewed.
 Unknown clients hold connections open, the webhook dies, and the server is restored from a backup in another folder.
 
-Each study must end with the tensors of the undisturbed run. The program prints a table with a row for each disturbance:
-the party, the duration, the lost answers, the time until the study continued, and the messages to the webhook.
+Each study must end with the tensors of the undisturbed run. The program prints a table of each disturbance with its
+party, its length and the lost answers. For each disturbance, the table has the time until the study continued, and the
+messages to the webhook.
 """
 
 import argparse

@@ -138,8 +138,8 @@ class Growth:
 
 
 def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
-    """Return how much each process with enough measurements has grown. The function leaves out the warm-up, and
-    compares the first and the last quarter of the remaining measurements.
+    """Return the growth of each process with enough measurements. The function leaves out the warm-up, and compares the
+    first and the last quarter of the remaining measurements.
 
     For memory, the function compares the median of the first quarter with the median of the last quarter. For handles
     and threads, the function compares the quarters' minima, because thread pools vary with the work.
