@@ -442,8 +442,8 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
     ],
 )
 def test_tensors_are_fetched_from_the_sites_own_processes_alone(holder: Any, fits: bool) -> None:
-    """If a training script runs in a separate process, the server fetches the tensors from that process; in an earlier
-    version, the server rejected these tensors.
+    """If a training script runs in a separate process, the server fetches the tensors from that process. In an earlier
+    version, the server rejected the tensors of a separate process.
     """
     place = json.dumps({"fqcn": holder, "ref_id": "x"}).encode()
     answer = WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + place, 6)

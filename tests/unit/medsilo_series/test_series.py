@@ -101,8 +101,8 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """Each item of `pieces` has a number of rows, a label, and two flags: a gap before the rows, and a missing value in
-    the last row.
+    """Each item of `pieces` has a number of rows, a label, and flags for a gap before the rows and for a missing last
+    value.
     """
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:

@@ -502,8 +502,8 @@ def test_what_a_script_sends_is_counted_as_other_answers_are(
     assert (found["lead"], found["study"]) == (LEAD, "study")
     tensors = sum(8 * own.nbytes for one in sent for own in one.params.values())
     assert found["script"]["messages"] == len(sent) == 4 and found["script"]["tensors"] == tensors == 2 * 6 * 32
-    # 64 bits for each of two scores, and one bit for each metric that may be absent: three metrics in each of two
-    # rounds, and two in the delivery
+    # 64 bits for each of two scores, and one bit for each metric that may be absent: three per round and two in the
+    # delivery
     assert found["answers"]["validation"] == 2 and found["script"]["metrics"] == 2 * 64 + 2 * 3 + 2
     assert main(["ledger", "show", "--kit", str(hospital.folder)]) == 0
     assert "its script sent 4 messages; bits: " in capsys.readouterr().out
