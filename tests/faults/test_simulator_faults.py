@@ -1,6 +1,4 @@
-"""In real NVFlare processes, faults give the user a message, preserve the stored files, and keep the hospitals' data
-apart.
-"""
+"""After a fault in real NVFlare processes, the user gets a message, files remain, and hospitals' data stay apart."""
 
 import os
 import signal

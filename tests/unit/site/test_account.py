@@ -274,7 +274,7 @@ def test_check_and_disclosure_name_the_price(photos: Path, tmp_path: Path) -> No
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
     run(tmp_path / "study", photos)
     [after] = privacy_findings(plan, own, book)
-    # 36 training cases; the noise is rounded up
+    # although the noise for the 36 training cases is rounded up, the cost equals the plan's ε to three decimals
     assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
     [bare] = privacy_findings(parse_plan(STUDY), own, book)
     assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"
