@@ -3,8 +3,8 @@ changed file.
 
     python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
-If a package outside the engine changed, the program runs the package's slow tests, too. The engine's slow tests run
-only in `make test-slow`.
+If a changed file belongs to a package outside the engine, the program also runs this package's slow tests. The engine's
+slow tests run only in `make test-slow`.
 
 The program lists changed files that no test imports.
 """

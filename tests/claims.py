@@ -3,9 +3,9 @@
     python -m tests.claims build/tests/*.xml      # the promises that the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-guards
 
-`make test` and `make test-guards` run the tests of the promises and write the result files. Some promises have an
-additional test in `make test-long`, which runs every night and before a release. The check of promises does not wait
-for long tests, and prints the names of long tests that did not run.
+`make test` and `make test-guards` run the tests of the promises and write the result files. A promise may also have a
+long test, which `make test-long` runs every night and before a release. The check of promises does not wait for long
+tests, and prints the names of long tests that did not run.
 """
 
 import argparse
@@ -82,8 +82,8 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, for each promise, whether the test results show the promise; return 1 unless this build's results show all
-    promises.
+    """Print, for each promise, whether the test results confirm the promise; return 1 unless this build's results
+    confirm all promises.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.claims", description="Print the claims that the tests have shown."

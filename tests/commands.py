@@ -24,7 +24,7 @@ def joined(text: str) -> str:
 
 
 def processor_seconds(arguments: Sequence[str]) -> float:
-    """Return the minimum processor time in seconds of three runs of a command, each of which must succeed."""
+    """Run a command three times, and return the shortest processor time in seconds; each run must succeed."""
     seconds = []
     for _ in range(3):
         before = sum(os.times()[2:4])

@@ -73,7 +73,7 @@ AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "f
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # largest processor time of a test in the default run, in seconds
 BESIDE = 9.0  # tolerance factor, so that no test fails because of a slow core or other processes
 QUIET = 0.024  # seconds that `pace` measured on the core for which MOST was chosen
-LOADED = 100  # if a test is the first to import this many modules, the time of imports is not counted
+LOADED = 100  # the limit on processor time does not apply to a test that imports at least this many new modules
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
@@ -100,7 +100,7 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return the factor by which this core is slower now than the core for which MOST was chosen.
+    """Return the slowdown factor of this core now, relative to the core for which MOST was chosen.
 
     Other processes slow a core down only at some moments, so the function measures several moments and returns the
     largest factor.
@@ -121,7 +121,9 @@ def files_beside() -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that leaves a file in the repository, and a default test that takes too much processor time."""
+    """Fail a test that leaves a file in the repository, and a test of the default run that takes too much processor
+    time.
+    """
     there, modules, before = files_beside(), len(sys.modules), processor_seconds()
     result = yield
     if left := files_beside() - there:
@@ -136,9 +138,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Turn fsync off: fsync took a sixth of all tests' time, and files of a test without a power cut survive without
-    fsync.
-    """
+    """Turn fsync off, because fsync took a sixth of all tests' time, and only tests of power cuts need fsync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -197,7 +197,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests that share a module's fixture to one process, so that pytest creates the fixture once.
 
-    Tests marked `first` run first and then the largest groups of tests, so that no long test runs alone at the end.
+    Tests marked `first` run first, and the largest groups of tests run next, so that no long test runs alone at the
+    end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
@@ -234,7 +235,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of real data sets; tests also run without this folder, because nobody may redistribute the data
+    """Return the folder of real data sets; tests run even without this folder, because nobody may redistribute the data
     sets.
     """
     folder = Path(os.environ.get("MEDSILO_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -339,8 +340,8 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark every case of a parameter that is not in `fast` as slow. If `slow` is given, mark a case that is in neither
-    collection as long.
+    """Mark every case that is not in `fast` as slow. If `slow` is given, a case that is in neither `fast` nor `slow` is
+    marked as long instead.
     """
 
     def of(case: Any) -> Any:

@@ -3,10 +3,10 @@
     python -m tests.digests             # record the digests again, after an intended change of numbers
     python -m tests.digests METHOD...   # record the digests of new methods
 
-A processor that adds in another order produces other digests. On a processor with another order of addition, the tests
-compare the norms of tensors.
+Digests depend on the order in which a processor adds numbers. If a processor adds in a different order than the
+recording processor, the tests compare only the norms of tensors.
 
-A small computation without medsilo detects a processor that adds in another order.
+A small computation without medsilo detects whether a processor adds in the recorded order.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ SMALL = {
 }
 AMPLITUDE = 'algorithm.amplitude={"band": 0.1}'
 SITE = SiteSettings(device="cpu", share_personal_model=True, public_data=True)
-VARIANTS = {  # variants of methods with a separate code path
+VARIANTS = {  # variants of methods, each of which runs code that the plain method does not run
     "fedavg, amplitude": ("synthetic-histology", "fedavg", [AMPLITUDE]),
     "fedbn, both halves": ("synthetic-histology", "fedbn", [AMPLITUDE, "algorithm.perturbation={}"]),
     "adafed, amplitude": ("synthetic-histology", "adafed", [AMPLITUDE]),

@@ -96,7 +96,9 @@ def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
 def intensities_are_near(
     own: Mapping[str, Any], pooled: Mapping[str, Any], cases: Sequence[CaseFacts], rounding: float = 1e-12
 ) -> None:
-    """Assert the bound that docs/research/nnunet.md states; `rounding` is the precision of the values in `pooled`."""
+    """Assert that the intensities in `own` and `pooled` differ by at most the bound in docs/research/nnunet.md;
+    `rounding` is the precision of `pooled`.
+    """
     key = "foreground_intensity_properties_per_channel"
     assert own[key].keys() == pooled[key].keys()
     for number, wanted in pooled[key].items():

@@ -1,8 +1,8 @@
 """Generate random histories of a hospital's studies to test the hospital's ledger: processes die, resume, fork and run
 in parallel.
 
-Every attempt at an answer runs in a new process, which may end at any line of the writing code, before `finally` and
-flush run.
+Every attempt at an answer runs in a new process. The process may end at any line of the code that writes the ledger,
+even before `finally` blocks run.
 
 The seed determines after how many lines two parallel attempts take turns, so that a seed always gives the same history.
 """

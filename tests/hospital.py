@@ -17,7 +17,7 @@ RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def split_of(key: str) -> int:
-    """Return the random number that splits the patients of a hospital with this key."""
+    """From a hospital's key, return the random number that determines how the hospital's patients are split."""
     return int.from_bytes(hmac.digest(bytes.fromhex(key), b"split", "sha256")[:8], "big") >> 1
 
 

@@ -27,7 +27,7 @@ from tests.nvflare_uses import has, is_module, uses_of
 
 MODULES = "nvflare"
 RECORDED = Path(__file__).with_name("nvflare-uses.json")
-# tests/unit/cli/test_houserules.py asserts that no other package imports NVFlare.
+# Only these packages import NVFlare; tests/unit/cli/test_houserules.py asserts this rule.
 KNOW_NVFLARE = ("medsilo/flare", "medsilo_lab/consortium", "nvflare_reliability")
 # Uses of NVFlare that the parser cannot detect: variables of any type, and attributes that medsilo's classes set.
 BY_HAND = {

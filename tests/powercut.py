@@ -91,7 +91,9 @@ class Disk:
 
     @contextmanager
     def keeping(self, value: Any) -> Iterator[None]:
-        """Mark the block in which a writer stores a value; every power cut after the block must preserve the value."""
+        """Mark the code block in which a writer stores a value; every power cut after the code block must preserve the
+        value.
+        """
         with self._lock:
             self._look()
             self.facts.append(fact := Fact(value, self.count))
@@ -207,7 +209,7 @@ class Disk:
 
 
 def _content(node: Node, after: int, draw: random.Random, kind: int) -> bytes:
-    """Return a file content that a power cut may leave, which includes at least the synchronised content."""
+    """Return content that a file may have after a power cut: at least the synchronised content."""
     newest = node.at(after)
     oldest = max((node.at(sync) for sync in node.synced if sync <= after), default=0)
     if kind < 2 or oldest == newest:

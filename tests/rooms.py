@@ -39,7 +39,7 @@ ROOMS = {
     "extend": "the interface that plug-ins import",
 }
 
-# Packages for any NVFlare application, which import no module of medsilo; medsilo's NVFlare packages import these
+# Packages that serve any NVFlare application and import no module of medsilo; medsilo's NVFlare packages import these
 # packages.
 BENEATH = {
     "nvflare_reliability": "reliability that NVFlare lacks: patches with their issues, message limits, chunks, liveness"

@@ -82,7 +82,7 @@ class Vectors:
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def shares(self, dealer: str, reader: str) -> bytes:
-        """Return the two key shares that the site `dealer` gives to the site `reader`: of the seed, and of the key for
+        """Return the shares that the site `dealer` gives to `reader`: a share of the seed, and a share of the key for
         pairwise masks.
         """
         found = b""

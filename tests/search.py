@@ -16,7 +16,7 @@ HALF, FEW = 0.5, 0.2
 STRETCH = 1 << 21  # how many numbers one search window contains
 LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
 PAGE = 4096
-OUTLIER = 3  # limit of outliers in standard deviations
+OUTLIER = 3  # number of standard deviations beyond which a value is an outlier
 # for the exact search: how many pieces of a model are searched, and how many numbers each piece has
 PIECES, PIECE = 24, 4
 
@@ -36,7 +36,7 @@ def strange_part(model: Numbers, *known: Numbers) -> Numbers:
 
 
 def segments(content: bytes, before: bytes = b"") -> Iterator[bytes]:
-    """Yield the memory regions that are not empty and have changed since before any model arrived."""
+    """Yield the memory regions that are not empty and differ from `before`, the memory before any model arrived."""
     pages, base = (_pages(each) for each in (content, before.ljust(len(content), b"\0")[: len(content)]))
     changed = (pages != 0).any(axis=1) & (pages != base).any(axis=1)
     yield from (content[start:end] for start, end in _runs(changed))
@@ -54,7 +54,7 @@ def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
     """Yield the memory regions that can contain `size` values of this type, together with adjacent pages.
 
-    The search ignores the values `known`, which are public values in single precision such as the initial weights.
+    The search ignores the public values `known`, such as the initial weights, which have single precision.
     """
     width = int(kind[-1])
     raw = _pages(content).view(kind)
@@ -76,7 +76,9 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return the values in double precision; values that cannot be weights become 0, and large integers are reduced."""
+    """Return the values in double precision; values that cannot be weights become 0, and integers are compressed by
+    asinh.
+    """
     # the scale of integers is unknown, and a few large integers would hide all smaller integers
     if raw.dtype.kind == "i":
         return np.arcsinh(raw.astype(np.float64))
@@ -85,7 +87,9 @@ def _as_numbers(raw: Numbers) -> Numbers:
 
 
 def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
-    """Return the largest |correlation| between a model and equally many adjacent values anywhere in memory."""
+    """Return the largest |correlation| of a model with any sequence of adjacent values in memory that has the model's
+    length.
+    """
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
     turned = [np.conj(fft.rfft(each, length)) for each in wanted]

@@ -58,7 +58,7 @@ def modules() -> dict[str, Path]:
 
 
 def keys_of(kind: type[BaseModel], where: str = "") -> Iterator[str]:
-    """Yield a section's keys in the form of the option --set."""
+    """Yield a section's keys, written as in the option --set."""
     for name, field in kind.model_fields.items():
         inner = [own for own in kinds_of(field.annotation) if isinstance(own, type) and issubclass(own, Section)]
         for section in inner:

@@ -1,1 +1,1 @@
-"""Attacks on the documented promises, each of which succeeded against an earlier version of medsilo."""
+"""Attacks on medsilo's documented promises; each attack succeeded against an earlier version of medsilo."""

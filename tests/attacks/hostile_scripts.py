@@ -2,7 +2,7 @@
 hospital.
 
 `python -m tests.attacks.hostile_scripts` writes the table of hostile scripts into docs/trust/airlock.md. The tests in
-test_hostile_scripts.py run each hostile script at a hospital, and compare the result with this list.
+test_hostile_scripts.py run each hostile script at a hospital, and compare the result with the expected result.
 """
 
 from collections.abc import Mapping

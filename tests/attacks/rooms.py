@@ -4,8 +4,8 @@
     result.printed   # what the script printed, which stays at the hospital
     result.reasons   # why the hospital's answer is missing, as it leaves
 
-Scripts that contain the text LEARNS take part in training. `learning("...")` returns a script that runs the given code
-in each round before sending the script's answer.
+A script that contains the text LEARNS takes part in training. `learning("...")` returns a script that runs the given
+code in each round before sending the script's answer.
 """
 
 import json
@@ -98,7 +98,7 @@ def in_room(
     command: tuple[str, ...] = ("python3", "-u"),
     **plan: Any,
 ) -> Ran:
-    """Run a script at hospitals whose settings are ROOM with the changes in `settings`.
+    """Run a script at hospitals that have the settings ROOM, changed by `settings`.
 
     Args:
         files: Additional modules for the script's folder.

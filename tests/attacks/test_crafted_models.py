@@ -44,7 +44,7 @@ def registry(folder: Path, known: int) -> None:
 
 
 def craft(parameters: list[Any], below: float, known: int, above: float) -> None:
-    """Make a network wrong for patients younger than `below`, and also for the known patient if this patient's
+    """Make a network predict falsely for patients younger than `below`, and for the known patient if this patient's
     creatinine is greater than `above`.
     """
     one, one_bias, two, two_bias, last, last_bias = parameters

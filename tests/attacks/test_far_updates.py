@@ -75,7 +75,7 @@ Times = Callable[[str, int], float]
 
 
 def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]:
-    """Let sites multiply their trained weights by factors within the accepted range.
+    """Let sites multiply their trained weights by the factors of `times`, and leave batch-norm statistics unchanged.
 
     If a site refuses the server's request, this function sends the refusal unchanged.
     """
@@ -108,7 +108,8 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
         pytest.param("fedsm", "global", 1, ["algorithm.selector_sync=server-adam"], marks=pytest.mark.slow),
         ("fedsm", "selector", 1, ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
         pytest.param("harmofl", "model", 1, [], marks=pytest.mark.slow),
-        # the server mixes a separate model for each hospital, so a false update harms some hospitals before others
+        # adafed mixes a separate model for each hospital, so a false update ruins some hospitals' models earlier than
+        # others
         ("adafed", "model", 2, []),
         pytest.param("d-adafed", "model", 2, [], marks=pytest.mark.slow),
     ],
@@ -116,8 +117,8 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
 def test_a_round_after_which_others_diverge_is_taken_back(
     method: str, group: str, begins: int, changes: list[str], tmp_path: Path
 ) -> None:
-    """In the first round of a group of tensors, the server has no earlier round for a comparison, and site C multiplies
-    its weights by 1000. In a later round of the group, site C multiplies its weights by 1e37.
+    """Site C multiplies its weights by 1000 in the first round of a group of tensors, when the server has no earlier
+    round to compare. In a later round of the group, site C multiplies its weights by 1e37.
     """
     lies = {begins: 1000.0, begins + 2: 1e37}
     folder = tmp_path / f"{method} {group}"
@@ -155,7 +156,7 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
     """Site A sends an update of nearly zero, so that the honest sites' updates seem large in comparison. After sending
-    this small update, site A reports that site A can no longer train.
+    a nearly zero update, site A reports that site A can no longer train.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

@@ -1,5 +1,5 @@
-"""Run each hostile script in an isolated process at a hospital; the hospital stops the script or counts the bits that
-leave.
+"""Run each hostile script in an isolated process at a hospital; the hospital stops the script, or counts the bits that
+the script sends.
 
 A script prints GOT if its attempt succeeded; the script's output stays at the hospital.
 """

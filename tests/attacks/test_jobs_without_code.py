@@ -22,8 +22,8 @@ LAXER = "device: cpu\n"
 
 @pytest.fixture(scope="module")
 def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start a hospital with the class list of NVFlare's teaching example. The hospital accepts no code, and approves
-    every plan.
+    """Start a hospital with the class list of site_configs/teaching-hospital. The hospital accepts no code, and runs a
+    plan only after approving the plan.
     """
     wary = Consortium(tmp_path_factory.mktemp("wary"), {SITE: "teaching-hospital"})
     local = wary.kit(SITE) / "local"

@@ -1,4 +1,4 @@
-"""The server, the server's lead, relays, or a site with false signatures act as hospitals in a key agreement."""
+"""The server, the lead, a relay, or a site with false signatures poses as a hospital in a key agreement."""
 
 from collections.abc import Callable
 from pathlib import Path

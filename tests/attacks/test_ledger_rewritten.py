@@ -142,7 +142,7 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
 
 
 def test_the_ledger_of_other_data_is_not_this_one(tmp_path: Path) -> None:
-    """The ledger was written for other data, but the hospital's own key signed the ledger's lines and head."""
+    """The ledger belongs to a different data set, but the hospital's own key signed its lines."""
     of_kit(tmp_path, None)
     other = Ledger(tmp_path, "f" * 16, KEY)
     other.plan(CountedStudy(ONE, DEMANDS), ROUND)

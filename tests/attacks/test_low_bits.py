@@ -52,8 +52,8 @@ def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
 
 
 def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
-    """Two random words are just below and just above a probability, and floating point rounds both words to the
-    probability.
+    """Two 64-bit random numbers are just below and just above a probability, although floating point rounds both
+    numbers to the probability.
     """
     bits, source = 20, NoiseSource.from_seed(1, "x")
     numbers, chances = source.words(300), []

@@ -98,7 +98,9 @@ def test_another_leads_job_forges_no_line_of_the_status() -> None:
 def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The reports are written for jobs without code, so no report may describe a job with code."""
+    """The disclosure report and the check describe only medsilo's code, so their statements must not cover code in a
+    job.
+    """
     (tmp_path / "medsilo.yaml").write_text("device: cpu\n")
     told = {}
     for name, plan in (("usual", make_plan()), ("code", make_plan()), ("script", parse_plan(scripted))):
@@ -151,7 +153,8 @@ def beginning_with(file: str) -> str:
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
     """The hospital parses a plan before anybody approves the plan.
 
-    A path in a plan's network settings could reveal whether a patient's file exists, or could name an endless device.
+    A path in a plan's network settings could reveal whether a patient's file exists, or could name a device that sends
+    data without end.
     """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")
@@ -285,7 +288,7 @@ def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> 
 @pytest.mark.parametrize("questions", slow_but([40], [40, 1000], [1000]))
 def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     """In an earlier version, a lead read a patient's creatinine to two digits in 323 questions, because a plan's bounds
-    chose the counted lines.
+    chose which rows were counted.
 
     A hospital's answer to a plan does not depend on the known patient's values.
     """
@@ -296,7 +299,8 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     told = []
     for number in range(questions):
         plan, hospital = parse_plan(question(drawn)), number % len(others)
-        # The attacker chooses the study's folder, but a hospital uses one key to split the data of every study.
+        # The attacker chooses the study's folder, but the split depends only on the hospital's key, which is the same
+        # in every study.
         told.append(joining(plan, tmp_path / f"studies/{number}", tmp_path / f"data{hospital}"))
     assert all(facts == told[0] for facts in told), "a question has an answer of its own"
     assert told[0]["patients"] == {"train": 35, "validation": 10, "test": 10}
@@ -332,8 +336,8 @@ NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 +
 def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
     """A table row without a patient's name is identified by the values in the row.
 
-    In an earlier version, only the plan's columns identified a row, so another column order moved patients between
-    training and test data.
+    In an earlier version, only the plan's columns identified a row, so a different order of columns moved patients
+    between training and test data.
     """
     rows = [{"age": age, "dose": dose, "outcome": age % 2, "part": part} for part, age, dose in NAMELESS]
     rows = (
@@ -383,7 +387,7 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise consists of thousandths of a rounding step, and a rounded result is even or odd with equal probability."""
+    """If noise moves a score evenly over three rounding steps, each of the three rounded scores is equally frequent."""
     offer = {"epsilon": 20.0, "delta": 1e-3, "scores": {"epsilon": 8.0}}
     plan = parse_plan({**TABLE, "privacy": offer}, ["task.standardise=none"])
     units = {part: [f"p{number}" for number in range(10)] for part in PARTS}

@@ -92,8 +92,8 @@ def test_one_patient_with_many_images_moves_each_count_by_its_step(told: Attack,
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm", "adafed"])
 def test_nor_does_it_in_what_a_method_tells(told: Attack, method: str) -> None:
-    """For a super model, hospitals send the number of cases for which each model was chosen, and the number of cases in
-    their statistics.
+    """FedSM's hospitals send the number of cases for which each model was chosen, and AdaFed's hospitals send the
+    number of cases in their statistics.
     """
     changes = (f"algorithm.name={method}", "training.rounds=2")
     without, having = (told("train", number, *changes) for number in (0, IMAGES))

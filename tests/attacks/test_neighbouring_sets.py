@@ -118,7 +118,7 @@ def test_drawn_plans_see_no_difference_of_two_tables(
 def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
     known: dict[float, str] = {}
     edges, places = set(), [(0.0, 200.0)]
-    # bisection starts from two questions with different answers, which the search on a grid finds
+    # bisection starts from two questions with different answers; the search on a grid finds these two questions
     for step in range(0, 200, 2):
         places.append((float(step), float(step + 2)))
 
@@ -211,8 +211,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plans_see_no_class_structure_or_visit_of_one_patient(
     odd: str, images: Path, tmp_path: Path, known_key: None
 ) -> None:
-    """In an earlier version, a hospital rejected a study if only one patient had some class, and thereby disclosed this
-    patient.
+    """In an earlier version, a hospital rejected a study if only one patient belonged to a class, and thereby disclosed
+    this patient.
     """
     told: list[list[str]] = []
     kind = "segmentation" if odd == "structure" else "classification"

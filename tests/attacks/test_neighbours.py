@@ -3,7 +3,8 @@ calculates from the two hospitals' files differ by at most one clipping bound.
 
 The test removes the noise, and gives both hospitals the same messages of earlier rounds.
 
-SETTINGS contains every setting that a private plan accepts, and the last tests fail if SETTINGS lacks such a setting.
+SETTINGS contains every setting that a private plan accepts, and the last tests of this file fail if SETTINGS lacks a
+setting.
 """
 
 import csv
@@ -41,7 +42,7 @@ SITES = ["a", "b"]
 ODD = "a-odd"  # the name that sorts first, so that removing this patient changes the position of all other patients
 PEOPLE = [ODD, *(f"p{number}" for number in range(5))]
 RECORDS = 2
-# Records that the second hospital always lacks.
+# Patients' records that the second hospital never has.
 OTHERS = {(person, 1) for person in PEOPLE}
 SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}
@@ -284,8 +285,8 @@ class Sums:
 
 
 def key_with(part: str) -> str:
-    """Return a hospital's key that assigns the extreme patient to `part`, and the other patients to all three parts of
-    the split.
+    """Return a hospital's key. With this key, the extreme patient is in the part `part` of the split, and all three
+    parts contain other patients.
     """
     for key in (f"{number:064x}" for number in range(1000)):
         own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
@@ -352,7 +353,7 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 
 # ---------------------------------------------------------------------------------------------------- nothing is missed
 
-# Keys whose values are sizes or names, which do not change behaviour.
+# Keys with sizes or names as values; sizes and names do not change behaviour.
 SIZES = {
     *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event"),
     *(
@@ -416,7 +417,8 @@ def test_every_task_that_is_private_is_compared() -> None:
 def test_every_setting_that_is_private_is_compared() -> None:
     """The test tries all values of each key in each setting.
 
-    SETTINGS must contain each value that a key accepts, either for this task or for a task of the same parent class.
+    SETTINGS must contain each value that a key of a task accepts, for the task itself or for a task with the same
+    parent class.
     """
     compared = [setting.plan().task for setting in SETTINGS.values()]
     missing = []

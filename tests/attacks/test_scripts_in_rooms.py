@@ -91,11 +91,11 @@ BORDER = {
     "NaN": ('groups["model"]["0.bias"][0] = torch.nan', "what no training gives"),
     "a variance below zero": ('groups["model"]["1.running_var"][0] = -1', "what no training gives"),
     "a far update": ('groups["model"]["0.bias"][0] = 1e6', "larger than border.norm, 50"),
-    # the hospital's process, and not the script, sets the study
+    # the hospital's process, and not the script, determines the study's name in a message
     "another study": ('head["facts"]["study"] = "other"', ""),
     "words in a name": ('head["facts"]["name of a patient"] = 1', "its numbers are not those of this task"),
     "words in a score": ('head["facts"]["validation"] = "Miller"', "its numbers are not those of this task"),
-    # the hospital's process, and not the script, sets the number of cases
+    # the hospital's process, and not the script, determines the number of cases in a message
     "more cases than it joined with": ('head["facts"]["samples"] = 10**6', ""),
     "a request of its own": ('honest("ask")', "it is no message of medsilo"),
     "a file of the hospital's": ('honest("keep", name="../../x", size=0)', "it is no message of medsilo"),

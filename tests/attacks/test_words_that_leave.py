@@ -41,7 +41,7 @@ TABLE: dict[str, Any] = {"name": "table", "columns": COLUMNS, "target": "course"
 
 
 def registry(folder: Path, out: Path, **changes: Any) -> SiteSettings:
-    """Write and accept a data set whose columns, levels and classes have other names than in the plan."""
+    """Write and accept a data set whose columns, levels and classes have names that differ from the plan's names."""
     drawn = np.random.default_rng(0)
     rows = [
         {
@@ -176,7 +176,7 @@ def test_no_own_word_is_said_of_a_data_set_that_does_not_hold(
 def test_no_own_word_is_in_any_byte_of_a_study(
     hospital: SiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test searches the answers with their tensors, the server's record, and the run's page for words of the
+    """The test searches the answers, the answers' tensors, the server's record, and the run's page for words of the
     hospital.
     """
     sent: list[bytes] = []

@@ -41,7 +41,7 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def forks(process: subprocess.Popen) -> list[psutil.Process]:
-    """Return the sites that a fork server below this process has forked, including new processes without a name."""
+    """Return the sites' processes that a fork server below `process` has forked, even if a process has no name yet."""
     family, found = psutil.Process(process.pid).children(recursive=True), []
     for member in family:
         with suppress(psutil.Error):

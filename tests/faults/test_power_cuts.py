@@ -1,6 +1,6 @@
 """After a power cut at any moment, reported data are on the disk, and readers reject partly written files.
 
-The real readers read recorded disks of a server and of a hospital (`tests/powercut.py`).
+`tests/powercut.py` records the disk of a server and of a hospital, and medsilo's own code reads the recorded disks.
 """
 
 import json
@@ -32,7 +32,7 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.federation.test_participant import SMALL, planned
 
-# numbers of power cuts for each writer: after a change of the code, before a release, and at night
+# how many power cuts the test of each writer simulates: after a change of the code, before a release, and at night
 CUTS, MORE, MANY = 40, 200, 1000
 KEY_OF = "this hospital's test"
 
@@ -171,7 +171,7 @@ def test_a_site_s_state_outlives_the_power(count: int, tmp_path: Path, plan: Pla
 
 STUDY = CountedStudy(Spending(study="one", plan="p", method="FedAvg", lead="l"))
 ROUND = [Charge(what="weights", of=Gaussian(noise=10.0))]
-# the ledger of a long study fills several pages
+# the ledger of a long study fills several pages of the disk
 LONG = [Charge(what=f"group {number}", of=Gaussian(noise=900.0)) for number in range(120)]
 
 

@@ -1,6 +1,4 @@
-"""Test faults in real NVFlare processes: the user's message, the stored files, and the separation of hospitals'
-data.
-"""
+"""After a fault in real NVFlare processes, the user gets a message, files remain, and hospitals' data stay apart."""
 
 import os
 import signal
@@ -161,8 +159,8 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path / "loop")
     kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
     run = tmp_path / "runs" / "killed"
-    # The server writes a round's line before the round's checkpoint, so a run that is killed between the two repeats
-    # the round.
+    # The server writes a round's line before the round's checkpoint. If the run is killed between these two writes, the
+    # resumed run repeats the round.
     assert 2 <= Record(run).load_checkpoint()[1]["round"] < rounds
     simulator.resume(run, CPU)
     assert [line.round for line in Record(run).rounds()] == [*range(1, rounds + 1)]
@@ -255,8 +253,8 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare 2.9 would exclude a site whose port another program took, before or after the site's process asks for a
-    fork.
+    """Another program takes a site's port, before or after the request to fork the site's process. NVFlare 2.9 would
+    exclude this site.
     """
     plan = make_plan("fedbn", sites=TWO)
     take_ports(tmp_path / "taken", monkeypatch, 1, after)

@@ -59,7 +59,7 @@ class Server:
         return context
 
     def deploy(self) -> list[str]:
-        """Deploy a job at the hospital, and return the reasons why the job can't start, as the lead reads them."""
+        """Deploy a job at the hospital, and return the reasons for a failed start, worded as the lead reads them."""
         context, job = self.context(), Job(JOB, {}, {"app": [HOSPITAL]}, {})
         with pytest.raises(RuntimeError, match="deploy failure"):
             self.runner._deploy_job(job, {HOSPITAL: None}, context)
@@ -68,8 +68,8 @@ class Server:
 
 @pytest.mark.slow
 def test_a_refusal_after_twelve_seconds_reaches_the_lead(cells: Cells, tmp_path: Path) -> None:
-    """Without medsilo's patch, NVFlare waits only ten seconds for a hospital's reply to a deployment. A command other
-    than a deployment keeps its time limit.
+    """Without medsilo's patch, NVFlare waits only ten seconds for a hospital's reply to a deployment. medsilo's patch
+    changes the time limit of deployments only.
 
     The hospital replies only to the second deployment.
     """

@@ -84,7 +84,9 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
 def test_methods_that_look_at_cases_take_pieces_of_volumes(
     method: str, network: dict, data: Path, tmp_path: Path
 ) -> None:
-    """Statistics, amplitudes and selectors need inputs of one size, but whole volumes have different sizes."""
+    """Whole volumes have different sizes, so methods that need inputs of one size, such as FedSM's selector, use pieces
+    of the volumes.
+    """
     plan = plan_of(method, 1, **network).with_changes(["training.local_epochs=1"])
     if method == "adafed":
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])

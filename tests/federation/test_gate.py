@@ -381,7 +381,9 @@ def test_what_else_is_large_is_refused_too(cells: Cells, answer: StudyMessage, w
 
 
 def test_tensors_sent_inline_are_bounded(cells: Cells) -> None:
-    """Tensors within a message body arrive at once, which no setting of the server prevents."""
+    """No setting of the server stops a sender from putting tensors into the message body, so the gate limits the body's
+    size.
+    """
     inline = packed(answer_of(StudyMessage({"model": {"w": torch.zeros(5_000_000)}})))
     assert "was not taken: at most 8.4 MB" in cells.refused(inline, headers=FOBS)
     small = packed(answer_of(SMALL))
@@ -440,8 +442,8 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
     ],
 )
 def test_tensors_are_fetched_from_the_sites_own_processes_alone(holder: Any, fits: bool) -> None:
-    """A training script in a separate process keeps its tensors there; in an earlier version, the server rejected
-    tensors from a separate process.
+    """If a training script runs in a separate process, the server fetches the tensors from that process. In an earlier
+    version, the server rejected the tensors of a separate process.
     """
     place = json.dumps({"fqcn": holder, "ref_id": "x"}).encode()
     answer = WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + place, 6)
@@ -454,7 +456,7 @@ def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
 
 
 def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes, **more: Any) -> Message:
-    """Return one message of a stream that claims to be an answer; `more` are additional headers."""
+    """Return one message of a stream that claims to be an answer; `more` contains additional headers."""
     headers = {
         **FOBS,
         StreamHeaderKey.STREAM_ID: stream,
@@ -573,8 +575,8 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    # On a busy machine, the uncollected buffers stay below three times the limit. Without the patch, the uncollected
-    # buffers reach ten times the limit.
+    # On a busy machine, the uncollected buffers stay below three times MOST_LEFT. Without the patch, the uncollected
+    # buffers reach ten times MOST_LEFT.
     assert (sum(left) < 5 * MOST_LEFT) == frees
     assert BUFFER in left
 
@@ -820,7 +822,7 @@ def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_p
 def test_the_pieces_of_a_scripts_large_network_are_no_more_values_than_an_answer_may_have(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an earlier version, the server rejected an answer with 2 GB in few tensors."""
+    """In an earlier version, the server rejected an answer of 2 GB if the answer consisted of a few large tensors."""
     layer = {"name": "", "tensors": [{"name": "w", "shape": [1 << 20, 1 << 10], "dtype": "float32", "learns": True}]}
     network = {"name": "script", "layers": [layer], "sha256": "0" * 64, "bytes": 1 << 33}
     task = {"name": "script", "metric": "accuracy", "input_channels": 1}

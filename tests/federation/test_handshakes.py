@@ -113,7 +113,7 @@ def ends_within(line: socket.socket, seconds: float) -> bool:
 
 @pytest.mark.slow
 def test_nvflare_alone_lets_one_silent_connection_keep_all_out(kits: Path) -> None:
-    """If this test fails, NVFlare performs handshakes in another thread, and a maintainer can remove
+    """This test fails once NVFlare no longer lets one silent connection block all others; a maintainer can then remove
     `shake_hands_apart`.
     """
     with listening(kits) as (_, port):

@@ -86,7 +86,7 @@ def send_over_a_cut(cells: Cells, down: float = DOWN) -> str:
 
 
 def open_handles() -> int:
-    """Return this process's number of open file handles after one second without a change."""
+    """Wait until this process's number of open file handles has been constant for one second, and return the number."""
     last, since = psutil.Process().num_fds(), time.monotonic()
     while time.monotonic() < since + 1:
         time.sleep(0.05)

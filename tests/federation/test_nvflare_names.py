@@ -27,7 +27,7 @@ from tests.nvflare_names import (
 )
 from tests.nvflare_uses import Uses, uses_of
 
-# Attributes of NVFlare's internal objects; names with a leading underscore count as internal, too.
+# Attributes of NVFlare's internal objects, and all names with a leading underscore.
 INNER = {"RxTask", "blob_cb", "byte_receiver", "byte_streamer", "client_tasks", "command_agent", "communicator"}
 INNER |= {"core_cell", "job_runner", "max_blob_size", "requests_dict"}
 SET = {f"apis.controller_spec.ClientTask.{of}" for of in ("result", "task.data", "task.name")}
@@ -62,8 +62,8 @@ def is_inner(use: str) -> bool:
 
 
 def test_inner_parts_are_touched_in_one_file() -> None:
-    """Each internal NVFlare attribute that medsilo uses belongs to a patch, for which an issue asks NVFlare's
-    maintainers.
+    """Each internal NVFlare attribute that medsilo uses belongs to a patch, and an issue for NVFlare's maintainers
+    describes each patch.
     """
     files = [path for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py")]
     inner = {path.name for path in files if any(map(is_inner, uses_of(path)))}

@@ -37,7 +37,7 @@ def short(method: str, folder: Path, rounds: int = 1) -> Path:
 
 
 def nvflare(folder: Path, *words: str | Path, code: int = 0, **environment: str) -> str:
-    """Run an NVFlare command, assert this exit code, and return the command's output."""
+    """Run an NVFlare command, assert that the command's exit code is `code`, and return the command's output."""
     folder.mkdir(exist_ok=True)
     home = {**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([NVFLARE, *words], cwd=folder, env=home, capture_output=True, text=True, timeout=ENDED)
@@ -51,7 +51,7 @@ def simulated(job: Path, folder: Path, *options: str) -> Path:
     studies = [*folder.glob("workspace/server/medsilo/*/summary.json")]
     assert len(studies) == 1, said
     (study,) = (path.parent for path in studies)
-    # the list makes Python find all folders of sites before copying the first folder
+    # the list finds all folders of sites before the first copy, because the search would otherwise also find copies
     for own in [*folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*")]:
         shutil.copytree(own, study / paths.SITES / own.name)
     return study
@@ -98,7 +98,9 @@ def test_too_few_sites_are_told(tmp_path: Path) -> None:
 
 
 def started_from(workspace: Path) -> list[psutil.Process]:
-    """Return the processes of this workspace's kits; processes of POC mode have no parent process."""
+    """Return the processes whose command line names this workspace, because the processes of POC mode have no parent
+    process.
+    """
     found = psutil.process_iter(["cmdline"])
     return [process for process in found if any(str(workspace) in word for word in process.info["cmdline"] or ())]
 

@@ -1,4 +1,4 @@
-"""Show NVFlare's behaviour without each patch of nvflare_reliability/patches.py.
+"""For each patch of nvflare_reliability/patches.py, show how NVFlare behaves without the patch.
 
 If a test fails, a newer NVFlare makes the test's patch unnecessary.
 """
@@ -65,7 +65,7 @@ from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
 from tests.secure.consortium import free_port, wait_until
 
-# Patches whose purpose other tests show.
+# Patches whose purpose is shown by tests in other files.
 ELSEWHERE = {
     "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
@@ -299,7 +299,9 @@ def cell() -> Iterator[Cell]:
 
 @pytest.mark.slow
 def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the patch, a message has a small buffer, and a large message over a fast connection has few frames."""
+    """With the patch, a small message has a small buffer, and a large message over a fast connection is sent in few
+    frames.
+    """
     made: list[int] = []
     monkeypatch.setattr(TxTask, "start_task_thread", lambda self, _: made.append(len(self.buffer)))
 
@@ -315,7 +317,7 @@ def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the patch, NVFlare's http driver closes a connection at a frame of 4 MiB."""
-    # with other cells in ALL_CELLS, NVFlare passes messages within the process
+    # if ALL_CELLS contained several cells, NVFlare would pass messages within the process instead of over http
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     url = f"http://127.0.0.1:{free_port()}"
     ends = [Cell(name, url, secure=False, credentials={}) for name in ("server", "site-1")]
@@ -480,7 +482,7 @@ def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, a tensor that a process sends too early empties all tensors that the process sends later."""
+    """Without the patch, if a process sends a tensor too early, all later tensors of this process arrive empty."""
     known = {name: own for name, own in fobs.fobs._decomposers.items() if name != "torch.Tensor"}
     monkeypatch.setattr(fobs.fobs, "_decomposers", known)
     monkeypatch.setattr(fobs.fobs, "_dot_handlers", {})
@@ -581,7 +583,7 @@ def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkey
 
 
 def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
-    """NVFlare reads a key file in two functions."""
+    """With the patch, a private key is loaded only once, although two functions of NVFlare read the key file."""
     keys = []
     for name in ("a", "b"):
         pem = rsa.generate_private_key(65537, 2048).private_bytes(
@@ -600,7 +602,9 @@ def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
 
 
 def test_need_of_tell_sites_apart() -> None:
-    """Without the patch, a thread of the simulator reads the name that another thread has written."""
+    """Without the patch, a thread of NVFlare's simulator can read a site name that another thread wrote for a different
+    site.
+    """
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
     written = task.index('self.build_ctx["client_name"] = client.client_name')
     assert written < task.index("deepcopy(") < task.index("BUILD_CTX: self.build_ctx")

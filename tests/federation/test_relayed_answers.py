@@ -1,4 +1,4 @@
-"""Lose an answer between a relay and the server, between NVFlare's real cells."""
+"""Between NVFlare's real cells, an answer gets lost on its way from a relay to the server."""
 
 import threading
 from collections.abc import Iterator

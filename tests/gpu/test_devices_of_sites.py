@@ -132,8 +132,8 @@ def test_a_script_with_mixed_precision_and_scaled_gradients_learns_on_a_card(
 def test_an_epoch_of_nnunet_beside_its_own_trainer_on_the_same_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tests/unit/project/test_benchmarks.py runs this benchmark on a CPU. `python -m benchmarks.nnunet --device cuda`
-    also measures times.
+    """Run the benchmark benchmarks/nnunet.py on a GPU; tests/unit/project/test_benchmarks.py runs the benchmark on a
+    CPU. `python -m benchmarks.nnunet --device cuda` also measures times.
     """
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     from benchmarks import nnunet

@@ -1,5 +1,5 @@
-"""Compare medsilo's privacy accounts with dp-accounting's Rényi accountant, and medsilo's accounts and noise with
-OpenDP.
+"""Compare medsilo's privacy accounts with dp-accounting's Rényi accountant and with OpenDP, and compare medsilo's noise
+with OpenDP's noise.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ def ours(delta: float, *mechanisms: Mechanism) -> float:
 
 # ---------------------------------------------------------------------------------------------------- Rényi
 def rdp(delta: float, *mechanisms: Mechanism) -> float:
-    """Return an upper bound of ε by Rényi divergences, which use other mathematics than privacy loss distributions."""
+    """Return an upper bound of ε by Rényi divergences, a method that uses no privacy loss distributions."""
     accountant = RdpAccountant()
     for one in mechanisms:
         if isinstance(one, SampledGaussian):

@@ -91,7 +91,7 @@ def test_an_interval_over_patients_is_statsmodels_students_for_many() -> None:
 
 @pytest.mark.parametrize("patients", [60, 200])
 def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> None:
-    """If patients are many and cause all variance, the power equals the power of a paired t-test."""
+    """If there are many patients, and all variance comes from them, the power equals the power of a paired t-test."""
     values = 0.15 * stats.norm.ppf((np.arange(patients) + 0.5) / patients)
     mine, theirs = [{"a": scores(0.5 + values)}] * 5, [{"a": scores(np.full(patients, 0.5))}] * 5
     pilot = Pilot.of(compare(mine, theirs), mine, theirs, ["a"])

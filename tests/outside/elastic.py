@@ -59,7 +59,7 @@ class Elastic(ServerStep):
         return super().train_round(bench)
 
     def measure(self, bench: TrainContext) -> None:
-        """Update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| after each batch, with the received model."""
+        """After each batch, update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)|, where w is the received model."""
         model = bench.modules["model"].train()
         weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())
         torch._foreach_zero_(omega)

@@ -1,4 +1,6 @@
-"""A layer from another package that writes into a file, for each hour, the bytes of tensors on the server's channel."""
+"""A layer from another package, which writes into a file how many bytes of tensors the server's channel carries in each
+hour.
+"""
 
 import json
 import time

@@ -29,7 +29,7 @@ class LetterNet(Network):
 class Notes(Task):
     """A task whose cases are sentences, represented by counts of letters.
 
-    A site's folder has a file for each patient in well/ and in ill/.
+    A site's folder has one file for each patient, in well/ for a healthy patient and in ill/ for an ill patient.
     """
 
     title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"

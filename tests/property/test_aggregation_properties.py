@@ -1,4 +1,6 @@
-"""Test properties of the aggregators that replace a mean, with random rounds, sites and orders of arrival."""
+"""Test properties of the aggregators that studies can use instead of a mean, with random rounds, sites and orders of
+arrival.
+"""
 
 from collections.abc import Callable
 
@@ -136,7 +138,9 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """Weights are not negative, and their sum is at most 1; the server's initial zeros have the rest of the weight."""
+    """In a mean, no site's weight is negative, and the weights' sum is at most 1; the server's initial zeros have the
+    rest of the weight.
+    """
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
@@ -228,7 +232,8 @@ def test_capped_shares(weights: list[int], cap: float) -> None:
     if plain.max() <= cap:
         torch.testing.assert_close(shares, plain)
     below = shares < cap - 1e-12
-    if cap * len(weights) > 1 and below.any():  # sites below the cap keep the proportions of their weights
+    # sites whose weights are below the cap keep the proportions of their weights
+    if cap * len(weights) > 1 and below.any():
         torch.testing.assert_close(shares[below] / shares[below].sum(), given_to[below] / given_to[below].sum())
 
 

@@ -66,7 +66,7 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """Assert that the block succeeds or raises a medsilo error of one line, within limits of time and memory."""
+    """Assert that the code block succeeds or raises a medsilo error of one line, within limits of time and memory."""
     started, held = time.process_time(), most_held()
     try:
         yield
@@ -137,7 +137,7 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Draw a copy of `content` that is cut off, changed, or longer by an insertion."""
+    """Draw a copy of `content` that is truncated, or in which bytes are changed, inserted or removed."""
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if not data:
@@ -330,7 +330,9 @@ def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> N
 # ---------------------------------------------------------------------------------------------------- checkpoints
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return weights in every readable format: safetensors, torch's present and old formats, a bundle."""
+    """Return the content of weight files in each format that medsilo reads: safetensors, torch's present and old
+    formats, and a bundle.
+    """
     folder = tmp_path_factory.mktemp("checkpoints")
     weights = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)).state_dict()
     save_tensors(folder / "a.safetensors", weights)

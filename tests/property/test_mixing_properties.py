@@ -87,7 +87,7 @@ def play(mixer, study, models, initial=None):
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request, monkeypatch):
-    """Repeat a test with tensors that are cut into many blocks and wait on disk."""
+    """Run a test twice: with the usual sizes, and with tensors in tiny blocks that are all stored on disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)
@@ -174,7 +174,7 @@ def drawn(hard, dtype):
 
 
 def mean_of(models, counts):
-    """Return the mean in single precision that m ← m + a (θ - m) gives for one site after the other."""
+    """Return the mean that m ← m + a (θ - m) gives in single precision if sites are added one after the other."""
     (first, *others), (total, *counts) = models, counts
     mean = {name: tensor.float() for name, tensor in first.items()}
     for own, count in zip(others, counts, strict=True):

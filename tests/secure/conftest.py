@@ -54,8 +54,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="session")
 def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start two hospitals behind a relay, which connects to the server through another relay, and a hospital without a
-    relay.
+    """Start three hospitals: two hospitals connect to the server through a chain of two relays, and one hospital
+    connects directly.
     """
     relays = {"country": ["city"], "city": SITES[:2]}
     yield from running("relayed", dict.fromkeys(SITES, TEACHING), tmp_path_factory, relays)

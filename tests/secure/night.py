@@ -50,7 +50,8 @@ from tests.secure.test_silent_connections import held
 SITES = ["hospital-1", "hospital-2", "hospital-3", "hospital-4"]
 ISOLATED = SITES[1]  # this hospital trains in a separate process
 DISK = "48m"
-# three counts: the rounds of a study for each disturbance, and the fewest and the most rounds between two disturbances
+# a study has ROUNDS rounds for each kind of disturbance; GAP has the fewest and the most rounds between two
+# disturbances
 ROUNDS, GAP = 56, (2, 4)
 STUDIES = ("fedbn", "adafed", "script")
 MOST = 300.0  # seconds within which a study must continue after a disturbance
@@ -153,7 +154,7 @@ class Row:
     lost: int = 0
     recovery: float = 0.0
     told: list[tuple[float, str]] = field(default_factory=list)
-    # messages from hospitals' watches about facts that the server cannot know
+    # messages from hospitals' watch programs about facts that the server cannot know
     at_home: list[tuple[float, str]] = field(default_factory=list)
 
     @property

@@ -95,7 +95,7 @@ class Relay:
         self.cut()
 
     def kit(self, kit: Path, copy: Path) -> Path:
-        """Copy a person's kit and set this relay as the server address, which the kit's signature does not cover."""
+        """Copy a person's kit without the kit's signature, and set this relay as the server address in the copy."""
         shutil.copytree(kit, copy)
         (copy / "startup/signature.json").unlink()
         path = copy / "startup/fed_admin.json"
@@ -105,7 +105,9 @@ class Relay:
         return copy
 
     def take_in(self, startup: Path) -> None:
-        """Set this relay as the server address in a hospital's kit, which makes the kit's signature invalid."""
+        """Set this relay as the server address in a hospital's kit, and remove the kit's signature, which no longer
+        matches.
+        """
         (startup / "signature.json").unlink(missing_ok=True)
         path = startup / "fed_client.json"
         values = json.loads(path.read_text())

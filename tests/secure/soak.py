@@ -45,7 +45,7 @@ CUT = (2, 45)  # seconds for which a connection is cut
 STALLED = 900.0  # seconds without a round after which a job counts as stalled
 EVERY = 60.0  # seconds between two measurements of the processes
 WARM = 5  # number of measurements of a process before the test checks whether the process grows
-LEAST = 12  # fewest measurements of a process after its warm-up that allow a verdict
+LEAST = 12  # after the warm-up, a process needs at least this number of measurements for a verdict
 GROWTH = 50.0  # the memory of a process may grow by at most this number of MB
 LEAK = 3  # a process may gain at most this number of file handles or threads
 LOST = "participation.when_missing"
@@ -138,11 +138,11 @@ class Growth:
 
 
 def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
-    """For every process with enough measurements, return the growth from the first to the last quarter of the
-    measurements after the process's warm-up.
+    """Return the growth of each process with enough measurements. The function leaves out the warm-up, and compares the
+    first and the last quarter of the remaining measurements.
 
-    For memory, the function compares the medians of the two quarters. For handles and threads, the function compares
-    the minima of the two quarters, because thread pools vary with the work.
+    For memory, the function compares the median of the first quarter with the median of the last quarter. For handles
+    and threads, the function compares the quarters' minima, because thread pools vary with the work.
     """
     lives: dict[tuple[str, str, int], list[CaseFacts]] = {}
     for look in looks:

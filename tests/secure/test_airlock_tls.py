@@ -47,7 +47,7 @@ MARK = "open({mark!r}, 'a').write(open('/proc/self/cmdline').read())"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start two hospitals that accept a lead's code in their airlock only."""
+    """Start two hospitals that run a lead's code only in the airlock."""
     consortium = Consortium(tmp_path_factory.mktemp("airlock"), dict.fromkeys(HOSPITALS, "teaching-hospital"))
     for site in HOSPITALS:
         own = {"device": "cpu", "airlock": "required", "memory_limit": 4096, "public_data": True}

@@ -1,4 +1,6 @@
-"""Over mutual TLS, a hospital's budget limits a lead, and no plan can lower a hospital's minimum counts."""
+"""Over mutual TLS, a hospital's query budget limits a lead's requests, and no plan can lower the hospital's minimum
+numbers of patients.
+"""
 
 from pathlib import Path
 

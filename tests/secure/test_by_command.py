@@ -1,4 +1,6 @@
-"""The commands of a lead and of hospitals take a study from its job to its results over mutual TLS."""
+"""With only the commands of a lead and of hospitals, a study over mutual TLS goes from the submitted job to the fetched
+results.
+"""
 
 import json
 from pathlib import Path
@@ -44,7 +46,7 @@ def test_hospitals_check_and_approve_what_a_lead_submits_and_fetches(
     finally:
         for path, own in settings.items():
             path.write_text(own)
-            # removes the file with the settings that other tests accepted
+            # removes the file of accepted settings, because the settings have changed back
             (path.parents[1] / REMEMBERED).unlink(missing_ok=True)
     [run] = (tmp_path / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text("utf-8"))

@@ -30,7 +30,7 @@ LIES = "lies.json"
 
 @contextmanager
 def dishonest(consortium: Consortium, folder: Path, surplus: int = 400_000_000) -> Iterator[None]:
-    """Run the third hospital with the hostile code, which reads lies.json in the folder."""
+    """Run the third hospital with the hostile code, which reads the file lies.json in `folder`."""
     path = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))
     with consortium.changed(LIAR, PYTHONPATH=path, MEDSILO_LIES=folder / LIES, MEDSILO_SURPLUS=surplus):
         yield

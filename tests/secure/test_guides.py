@@ -167,7 +167,7 @@ FOLDERS = {
 
 def test_the_readme_of_kits_works(guided: Guided, root: Path) -> None:
     walk, lines = Walk(guided.root), list(dict.fromkeys(printed(root / "provisioning/README.md")))
-    # runs disable-client last, because the disabled hospital could not join the other studies
+    # runs disable-client last, because the disabled hospital could not join a later study
     lines.sort(key=lambda line: "disable-client" in line)
     file = guided.root / "provisioning/consortium.yaml"
     all_of_them = file.read_text()

@@ -98,9 +98,9 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
 def test_a_study_that_could_not_start_leaves_its_name_free(
     consortium: Consortium, watched: Watched, tmp_path: Path
 ) -> None:
-    """After a rejected start, all hospitals can start the same study under another plan.
+    """If a study could not start, its name stays free, so a job with a different plan can use this name.
 
-    A third job with the same study name is rejected, and the third job's status shows no rounds of the running study.
+    A third job with the same study name is rejected, and the third job's status shows no rounds of the finished study.
     """
     kit, summary = consortium.kit(LEAD), read_summary(consortium.kit(SERVER) / "medsilo" / watched.study)
     assert summary.finished and summary.method == "fedsm"

@@ -1,4 +1,6 @@
-"""Over mutual TLS, a study belongs to its submitter, in a consortium with two leads and a member."""
+"""In a consortium with two leads and a member, each study over mutual TLS belongs to the person who submitted the
+study.
+"""
 
 import hashlib
 from collections.abc import Iterator

@@ -28,7 +28,7 @@ A, B = SITES[:2]
 VPN = Line(rate=125_000, delay=0.15, loss=0.05)  # 1 Mbit/s, 300 ms round trip, 5 % packet loss
 # width and depth of a frozen network of 40 MB, and the bandwidth of the network connection in bytes per second
 WIDTH, DEPTH, RATE = 512, 3, 3e6
-# two durations in seconds: of the interruption, and until NVFlare reconnects and requests the lost pieces
+# seconds of the interruption, and seconds until NVFlare reconnects and requests the lost pieces
 DOWN, BACK = 5.0, 8.0
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
@@ -74,9 +74,7 @@ def check(pair: Consortium, job: str, record: Record, folder: Path) -> None:
 
 @pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
 def test_a_line_that_is_down_for_six_minutes(pair: Consortium, closes: bool, tmp_path: Path) -> None:
-    """The connection either closes, or stays open and loses all data, as in a failing VPN; all settings have their
-    defaults.
-    """
+    """The connection either closes, or stays open and loses all data as in a failing VPN."""
     plan = make_plan("fedbn", "training.rounds=30", "participation.timeout=600", sites=[A, B])
     with through(pair, Line(), tmp_path) as relay:
         job, record = start(pair, plan, tmp_path, f"down-{closes}")
@@ -103,7 +101,7 @@ def test_a_slow_lossy_line_from_far_away(pair: Consortium, tmp_path: Path) -> No
 
 
 def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium, tmp_path: Path) -> None:
-    """The server and hospital A have stored the frozen network, and hospital B has not.
+    """The server and hospital A already have the frozen network on disk, and hospital B does not have the network yet.
 
     After an interruption, the server does not repeat the received pieces.
     """

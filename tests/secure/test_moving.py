@@ -97,8 +97,8 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 def test_a_hospital_that_is_expelled_is_out_of_the_running_study_at_once(
     behind: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """An expelled hospital receives and sends no further messages. All other hospitals are informed, and the study
-    continues as its plan specifies.
+    """An expelled hospital receives and sends no further messages. After the exclusion, all remaining hospitals are
+    informed, and the study continues as its plan specifies.
     """
     consortium = Consortium(tmp_path, dict.fromkeys((STAYS, GOES), TEACHING), with_admin, behind)
     server, goes = consortium.kit(SERVER), consortium.kit(GOES)

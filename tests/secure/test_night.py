@@ -1,6 +1,6 @@
 """All kinds of disturbances happen during one unattended night, and each message about a disturbance comes only once.
 
-The environment variable SEED=7 draws another night.
+The environment variable SEED=7 gives a night with different disturbances.
 """
 
 import os

@@ -78,7 +78,7 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
     entered = [[(e.what, e.charges) for e in s.entries if e.kind == "charged"] for s in (loop, secure)]
     again = [entry for entry in entered[1] if entry not in entered[0]]
     extra = len(entered[1]) - len(entered[0])
-    assert again == [] and extra in (0, 1)  # the ledger may charge an answer in transit
+    assert again == [] and extra in (0, 1)  # the ledger may already have charged an answer that has not yet arrived
     assert [what for what, _ in dict(entered[0]).items()] == [what for what, _ in dict(entered[1]).items()]
     one, other = loop.epsilon(1e-3), secure.epsilon(1e-3)
     assert 1.95 < one <= 2.0 and one <= other <= one + 0.3

@@ -27,7 +27,7 @@ def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortiu
 
 @pytest.mark.long
 def test_a_relay_that_dies_and_comes_back_costs_time_only(relayed: Consortium, tmp_path: Path) -> None:
-    """The relay's messages in transit are lost, and their senders send them again."""
+    """Messages in transit at the failed relay are lost, and the senders repeat the messages."""
     plan = make_plan("ditto", "training.rounds=60", "participation.timeout=900")
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study="cut-off")

@@ -44,7 +44,9 @@ def renew(pair: Consortium, name: str, *how: str) -> None:
 
 @pytest.mark.long
 def test_a_study_goes_on_while_each_party_is_renewed(pair: Consortium, tmp_path: Path) -> None:
-    """A hospital that demands approvals also gets a new key, and the server restarts to use its new key."""
+    """A hospital that demands approvals gets a new key in addition to its certificate, and the server restarts to use
+    its own new key.
+    """
     changes = ["training.rounds=60", "participation.when_missing=wait", "participation.resume=3"]
     plan = make_plan("fedbn", *changes, sites=[A, B])
     inprocess.run(plan, folder=tmp_path / "loop")

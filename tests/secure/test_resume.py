@@ -120,7 +120,7 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
 
 
 def start_slowly(pair: Consortium, hospital: str) -> None:
-    """Delay the process of a hospital's next job for some seconds, in which the server's job could end."""
+    """Suspend the process of a hospital's next job for 15 seconds; within this time, the server's job could end."""
     wait_until(lambda: bool(pair.family(hospital, OF_JOB)), 120, "the job's process", every=0.05)
     (process,) = pair.family(hospital, OF_JOB)
     process.suspend()
@@ -156,7 +156,9 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
 
 
 def test_a_kit_s_own_process_starts_without_torch(pair: Consortium) -> None:
-    """Without torch, the process of a kit needs half the time and half the memory; jobs run in separate processes."""
+    """The process of a kit does not import torch, which halves the process's memory and processor time; only the
+    processes of jobs need torch.
+    """
     pair.restart(TWO[0])
     for party, program in {SERVER: "server_train", TWO[0]: "client_train"}.items():
         (process,) = [one for one in pair.family(party) if any(program in word for word in one.cmdline())]
@@ -212,7 +214,8 @@ def test_hospitals_are_back_at_once_when_their_killed_server_is(
     lead.submit(tmp_path / "job", pair.kit(LEAD), print)
     back, on = list[float](), list[float]()
     for off in (4.0, 9.0, 16.0):
-        until_round(len(record.rounds()) + 11)  # successful rounds reset the pause between two attempts
+        # successful rounds reset the pause between two attempts to resume the study
+        until_round(len(record.rounds()) + 11)
         pair.kill(SERVER)
         time.sleep(off)
         before, joined, done = len(pair.log(SERVER)), joins(pair), len(record.rounds())

@@ -48,7 +48,7 @@ def exported(
     root: Path, folder: Path, method: str, rounds: int, sites: Sequence[str] = HOSPITALS, external: Sequence[str] = ()
 ) -> Path:
     """Export an example's recipe as a job, and return the job's folder; without a seed, a restarted script would draw
-    batches in another order.
+    batches in a different order.
     """
     shutil.copytree(root / "examples/hello-fedbn", folder)
     own = {"many": len(sites), "sites": list(sites), "external": list(external)}

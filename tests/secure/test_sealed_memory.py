@@ -25,11 +25,13 @@ from tests.unit.medsilo_secagg.test_sealed_engine import WIDE
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sealed-consortium")]
 LARGEST_REGION = 1 << 30
+# three numbers: the fewest snapshots of the server's memory, the seconds between two snapshots, and the most snapshots
+# between two rounds
 LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     3,
     1.5,
     4,
-)  # the fewest images of the server's memory, the seconds between two images, and the images between two rounds
+)
 Image = dict[tuple[int, int], bytes]
 
 

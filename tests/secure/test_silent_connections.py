@@ -18,7 +18,7 @@ from tests.conftest import SITES
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
-# number of silent connections, and largest delay in seconds of a hospital that joins
+# two numbers: the silent connections, and the largest delay in seconds until a hospital has joined
 MANY, JOINS = 500, 5.0
 GROWTH = 40e6  # the memory of the server's main process may grow by at most this number of bytes
 

@@ -93,7 +93,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()
     assert "not let amplitude out" in written
-    # audit.log has the person who deployed each job, and the site's log has the reason why each job ended
+    # audit.log names the person who deployed each job, and the site's log states why each job ended
     written = (kit / "audit.log").read_text()
     assert written.count(f"[U:{LEAD}][A:train.deploy]") >= len(ids)
     assert SITES[0] in json.loads((consortium.kit(SERVER) / "medsilo/amplitude/rounds.jsonl").read_text())["answered"]

@@ -1,4 +1,4 @@
-"""'submit' finds hospitals without the package, or with another version, before the job starts."""
+"""Before a job starts, 'submit' reports hospitals that lack medsilo or have a different version of medsilo."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor

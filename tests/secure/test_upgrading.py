@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
 def test_a_consortium_is_upgraded_between_rounds(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The test follows docs/start/install.md, and also upgrades one hospital before all other parties."""
+    """The test follows docs/start/install.md, except that one hospital is upgraded before all remaining parties."""
     plan = make_plan("fedbn", "training.rounds=40", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     shutil.copytree(PLACE, tmp_path / "new", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

@@ -1,4 +1,4 @@
-"""Faulty trainers for tests/unit/federation/test_isolated.py, which die, hang, fail or use too much memory."""
+"""Faulty trainers, which die, hang, fail or use too much memory, for tests/unit/federation/test_isolated.py."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-# Tries to exhaust the kernel's memory with a million empty files, which no limit on bytes counts.
+# Tries to exhaust the kernel's memory with a million empty files, because limits on bytes do not count empty files.
 import os
 
 for number in range(1_000_000):

@@ -1,4 +1,4 @@
-# Tries to block the hospital's process with messages without a pause, so that no timeout is checked.
+# Tries to block the hospital's process by sending messages without a pause, so that the process never checks a timeout.
 from lead import door, learn
 
 

@@ -1,4 +1,4 @@
-# Tries to get a second name for a file outside the sandbox, by hard links, file handles and open descriptors.
+# Tries to reach a file outside the sandbox by a second name: a hard link, a file handle or an open descriptor.
 import ctypes
 import os
 import stat

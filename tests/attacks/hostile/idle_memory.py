@@ -1,4 +1,4 @@
-# Tries to exhaust the memory after the script's answer, while the hospital is not waiting for an answer of this script.
+# Tries to exhaust the memory after sending the answer, when the hospital no longer waits for the script.
 import json
 import os
 import time

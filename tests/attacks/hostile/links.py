@@ -1,4 +1,4 @@
-# Tries to leave symbolic links in the script's scratch folder, through which a reader would leave the sandbox.
+# Tries to leave symbolic links out of the sandbox in the script's scratch folder, for a reader of the folder to follow.
 import os
 
 from knows import KIT

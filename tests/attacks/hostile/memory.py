@@ -1,4 +1,4 @@
-# Tries to exhaust the machine's memory through shared memory, which no memory limit of a process counts.
+# Tries to exhaust the machine's memory through shared memory, which a process's memory limit does not count.
 import mmap
 import time
 

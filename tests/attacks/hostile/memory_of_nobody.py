@@ -1,4 +1,4 @@
-# Tries to hold more memory than the limit in shared pages that no process has in its page table.
+# Tries to hold more memory than the limit in shared pages that are in no process's page table.
 import mmap
 import time
 

@@ -6,7 +6,7 @@ STEP = 2 << 20  # bytes of memory that one page of the page table covers
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 size = 400 << 30
-start = libc.mmap(None, ctypes.c_size_t(size), 1, 0x4022, -1, 0)  # flags: private, readable, no reserve
+start = libc.mmap(None, ctypes.c_size_t(size), 1, 0x4022, -1, 0)  # readable, private memory without reserved space
 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 15)  # no huge pages
 for offset in range(0, size, STEP):
     ctypes.string_at(start + offset, 1)

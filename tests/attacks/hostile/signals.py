@@ -1,4 +1,4 @@
-# Tries to stop the hospital's own process with signals to its parent, its process group and all processes.
+# Tries to stop the hospital's own process with signals to the script's parent, process group and all processes.
 import contextlib
 import ctypes
 import os

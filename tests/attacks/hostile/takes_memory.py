@@ -1,4 +1,4 @@
-# Tries to send a number through its memory use, which hospitals disclose for planning.
+# Tries to encode a number in the script's memory use, which hospitals disclose for planning.
 import time
 
 from lead import learn

@@ -1,4 +1,4 @@
-# Tries to send bits through the time of its answer: early for a zero, late for a one.
+# Tries to send bits by the time of the script's answer: an early answer for a zero, a late answer for a one.
 import time
 
 from lead import SECRET, learn

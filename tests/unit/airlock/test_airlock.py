@@ -1,5 +1,5 @@
-"""A training script in the airlock's sandbox gives the same result as outside, and sends only data that medsilo has
-checked.
+"""A training script gives the same result inside and outside of the airlock's sandbox, and only data that medsilo has
+checked leave the sandbox.
 """
 
 import json
@@ -101,8 +101,8 @@ print("ranks", told, "read", read, flush=True)
 @needs_room
 @pytest.mark.slow
 def test_several_processes_train_in_one_room(tmp_path: Path) -> None:
-    """torchrun starts several processes in one sandbox, which communicate over the sandbox's internal network and start
-    data loaders.
+    """torchrun starts several processes in one sandbox; the processes communicate over the sandbox's internal network
+    and start data loaders.
     """
     run = ("python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     ran = in_room(tmp_path, RANKS + LEARNS, {"room": {"scratch": 64, "processes": 400}}, command=run)
@@ -160,7 +160,8 @@ def test_a_room_shows_no_folder_with_secrets_or_with_a_service(tmp_path: Path) -
     """medsilo starts no sandbox that would show the hospital's own files, such as the split of patients or the ledger's
     key.
 
-    medsilo also rejects a readable folder with a Unix socket, because a script could use the service behind the socket.
+    medsilo rejects a readable folder that contains a Unix socket, because a script could use the service behind the
+    socket.
     """
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -426,7 +427,8 @@ def test_the_kernels_filter_denies_what_it_lists_and_nothing_else(machine: str) 
     assert [family for family in range(60) if allows(pair, family)] == [1]
     assert [command for command in range(2000) if not allows(files, 0, command)] == [1024]
     assert [option for option in range(100) if not allows(options, 0, 1, option)] == [7, 8]
-    assert not allows(0, architecture=0x40000003)  # other processor architectures have other numbers for system calls
+    # system calls have different numbers on different processor architectures
+    assert not allows(0, architecture=0x40000003)
 
 
 # --------------------------------------------------------------------------------------- studies without a script

@@ -693,7 +693,7 @@ def spoil(folder: Path) -> None:
 
 def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp_path: Path) -> None:
     spoil(balls)
-    # another split might put only faulty cases into the test data
+    # the split is fixed, because some splits would put only faulty cases into the test data
     report = look(balls, {**BALLS, "split": 1}, "hospital-a")
     notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):

@@ -1,4 +1,6 @@
-"""Test the command line: errors of one line that name the remedy, JSON from --json, and complete and fast --help."""
+"""Test the command line: errors of one line that name the remedy, JSON output with --json, and a --help that is
+complete and fast.
+"""
 
 import io
 import json
@@ -357,7 +359,9 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
 
 @pytest.mark.slow
 def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
-    """On a pseudo-terminal, `medsilo run` prints its first words at once, and each round and the progress later."""
+    """On a pseudo-terminal, `medsilo run` prints its first words at once, and prints each round and the progress during
+    the run.
+    """
     import pty
 
     main_end, own_end = pty.openpty()
@@ -373,7 +377,7 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
         pass
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    # the output contains the seconds only if reading the plan takes longer than a second
+    # the output states the time for reading the plan only if this time is longer than a second
     text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)
     assert re.match("reading the plan of fedavg\r\n.*3 hospitals, 2 rounds\r\n", text)
     assert all(f"round {number}/2  hospital-a  " in text for number in (1, 2)) and "report: " in text

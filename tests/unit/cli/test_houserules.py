@@ -224,7 +224,9 @@ def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
 
 
 def test_folders_of_other_packages_have_no_circles() -> None:
-    """Beside folders, the test compares modules that are in no subfolder of their package, such as medsilo_lab.api."""
+    """The test searches for import cycles between folders, and between modules that are directly in a package, such as
+    medsilo_lab.api.
+    """
     known = {module_of(path): path for path in everything()}
     folders = {name.rpartition(".")[0] for name in known}
 

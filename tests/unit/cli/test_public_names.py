@@ -1,4 +1,4 @@
-"""The classes, functions and arguments that users' scripts import keep their names in later versions."""
+"""The classes, functions and arguments that users' scripts use keep their names in later versions."""
 
 import inspect
 from importlib import import_module

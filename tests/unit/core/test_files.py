@@ -1,6 +1,6 @@
-"""medsilo writes a file completely or not at all, and writes no unsafe file names.
+"""medsilo writes a file completely or not at all, and rejects unsafe file names.
 
-A failed read or write, also on a full disk, gives an error of one line.
+A failed read or write, for example on a full disk, gives an error of one line.
 """
 
 import errno
@@ -320,7 +320,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(folder: str) -> None:
 def test_a_line_that_cannot_be_added_says_whether_the_disk_is_full(
     why: int, raised: type[MedsiloError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that fails on a full disk raises a separate error, because the study waits only if the disk is full."""
+    """A write that fails on a full disk raises an error of a separate class, because a study waits only if the disk is
+    full.
+    """
 
     def fails(descriptor: int) -> None:
         raise OSError(why, "no")

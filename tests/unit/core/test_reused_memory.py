@@ -1,4 +1,4 @@
-"""Copies of tensors reuse memory, but only after no other object uses this memory."""
+"""A copy of a tensor reuses memory, but only if no object still uses this memory."""
 
 import pytest
 import torch

@@ -158,7 +158,7 @@ def test_an_image_passes_through_the_frozen_part_once_for_all_studies(backbone: 
 
 
 def test_the_model_predicts_images(backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trained head predicts images together with the frozen network, whose weights are in a separate file."""
+    """For predictions, a trained head is combined with the frozen network, whose weights are in a separate file."""
     names = [f"p{number}" for number in range(24)]
     photos = write_photos(tmp_path / "photos", names)
     run = own_study(photos, backbone, tmp_path / "cache", tmp_path / "run")

@@ -102,7 +102,7 @@ def test_structures_have_their_names_everywhere(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
-    """Predicted masks have the pixel values that the hospital uses in its reference masks, which may exceed 255."""
+    """Predicted masks have the pixel values of the hospital's reference masks, and these values may exceed 255."""
     data_of("volumes", tmp_path / "data")
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("data: {folder: /x, label_map: {7: ball, 300: tumour, 301: tumour}}\n")

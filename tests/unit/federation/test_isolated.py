@@ -196,7 +196,7 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
     monkeypatch.setattr(isolated, "STALL", 3.0)
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
 
-    os.kill(site.process.pid, signal.SIGSTOP)  # a process that was stopped does not receive a large message
+    os.kill(site.process.pid, signal.SIGSTOP)  # a stopped process cannot receive a large message
     with pytest.raises(Refused, match="the training process died \\(it stalled\\)"):
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**22)}}))
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"

@@ -1,6 +1,6 @@
 """A site's state survives a restart of the site's process.
 
-A server may repeat the request for a round, and a resumed study gives the same models as an uninterrupted study.
+If the server repeats a request, or if a study is resumed, the models equal the models of an uninterrupted study.
 """
 
 import csv
@@ -96,7 +96,7 @@ def assert_same_folder(one: Path, other: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ away, or killed
 @every_kind
 def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: list[str], tmp_path: Path) -> None:
-    """A site that missed rounds continues from its saved state, also in a new process."""
+    """A site that missed rounds continues from its saved state, even in a new process."""
     plan = planned(method, changes, rounds=6)
     server, sites = Server(plan), [made(plan, tmp_path / name) for name in "ab"]
     for number in (1, 2):
@@ -106,7 +106,8 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
     asked = server.ask("round", 5)
     reply = sites[0].answer(asked)
     assert_same_reply(reply, made(plan, tmp_path / "b").answer(asked))
-    if method == "harmofl":  # a site that missed a round needs the missed results in its next request
+    # a site that missed a round needs the missed results in the next request that the site receives
+    if method == "harmofl":
         with pytest.raises(Refused, match="lost the amplitude"):
             made(plan, tmp_path / "fresh").answer(asked)
         return

@@ -207,7 +207,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
     ],
 )
 def test_the_first_hour(here: Path, line: str, code: int, words: list[str], capsys: pytest.CaptureFixture) -> None:
-    """The first wrong commands of new users give an error with the cause and the remedy."""
+    """Wrong commands that are typical of new users give an error with the cause and the remedy."""
     (here / "study/fedavg-0").mkdir(parents=True)
     (here / "done").mkdir()
     for file in ("study/verdict.json", "study/fedavg-0/plan.yaml", "done/predictions.csv", "blank.csv"):

@@ -129,7 +129,7 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 
 
 def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp_path: Path) -> None:
-    """The log contains the start and the end of each problem of a hospital, but only a few problems per hour.
+    """The log contains the start and the end of a hospital's problem, and only a limited number of problems per hour.
 
     A training process that dies in each round does not fill the log.
     """

@@ -1,4 +1,4 @@
-"""A site's executor reacts to an abort at once, and sends no texts of other packages' errors to the server."""
+"""A site's executor reacts to an abort at once, and does not send the text of another package's error to the server."""
 
 import signal
 import subprocess
@@ -163,7 +163,7 @@ def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path)
     record.begin(plan.among(began))
     assert MedsiloController._among(plan, None, ["a", "x"]).participation.sites == ("a", "x")
     assert MedsiloController._among(plan, record, ["a", "x"]) == plan.among(began)
-    # the coordinator reports that too few sites joined, so the plan stays unchanged
+    # if too few sites have joined, the plan stays unchanged, because the coordinator reports the missing sites
     assert MedsiloController._among(plan, None, ["a"]) is plan
 
 

@@ -41,7 +41,8 @@ def through(sent: StudyMessage, *filters: Filter) -> StudyMessage:
 
 # ---------------------------------------------------------------------------------------------------- NVFlare's
 def quantising(monkeypatch: pytest.MonkeyPatch, back: bool) -> list[Filter]:
-    """Return NVFlare's filters that convert tensors to float16, or back.
+    """Return NVFlare's filter that converts tensors to float16, and if `back` is true also the filter that restores the
+    tensors.
 
     An empty module replaces the package bitsandbytes, which float16 does not need.
     """

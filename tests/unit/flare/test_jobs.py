@@ -46,7 +46,9 @@ def test_the_files_of_each_job_are_its_plans(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_edits_the_plan_of_a_job_has_edited_the_job(tmp_path: Path) -> None:
-    """In a checkout of the repository, a job's name and the path of the job's folder both mean the same edited plan."""
+    """In a checkout of the repository, a job's name and the path of the job's folder both select the plan that the user
+    has edited.
+    """
     checkout = tmp_path / "checkout"
     for name in ("custom", "jobs"):
         shutil.copytree(JOBS.parent / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -232,7 +234,7 @@ def test_a_damaged_configuration_is_one_line(content: bytes, tmp_path: Path, cap
 @pytest.mark.slow
 @over_all("name", ["meta.json", "app/config/plan.yaml", "app/config/config_fed_server.json", "app/custom/own.py", "x"])
 def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A job's folder must not contain links to other folders or devices, pipes, or files above the size limit."""
+    """A job's folder must not contain pipes, links that lead out of the folder, or files above the size limit."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     job, kept = pack(JOBS / "fedavg", folder / "job"), folder / "secret"
     kept.write_text("{}")

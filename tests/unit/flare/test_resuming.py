@@ -166,7 +166,7 @@ def test_it_goes_on_so_many_times_and_then_somebody_is_told(kit: Path) -> None:
     level, what, text = told(kit)[-1]
     assert (level, what) == ("WARNING", "failed") and "2 times within a day" in text
     before = told(kit)
-    # the server reports the end of the study only once, also after a restart
+    # the server reports the end of the study only once, even after a restart
     assert after(kit, Books(job(), *dead)) == [] and told(kit) == before
     # A lead resumed the study by `medsilo resume`, so earlier automatic resumptions no longer count.
     by_hand = job("job-4", submit_time=4.0, cloned_from="job-3")

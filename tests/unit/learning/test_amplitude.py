@@ -15,7 +15,7 @@ TOLERANCE = {"rtol": 0, "atol": 1e-6}
 
 
 def amplitude_by_hand(batch: np.ndarray) -> np.ndarray:
-    """Return the mean over the batch of |F(x)|, the absolute values of the whole spectrum, with the shape [C, ...]."""
+    """Return the amplitudes |F(x)| of the whole spectrum, averaged over the batch, with the shape [C, ...]."""
     return np.mean([[np.abs(np.fft.fftn(channel)) for channel in image] for image in batch], axis=0)
 
 

@@ -1,5 +1,5 @@
-"""medsilo finds batch norms and heads by the type of a layer, also with misleading names, nesting, sharing and
-wrappers.
+"""medsilo finds batch norms and heads by the type of a layer, even if names mislead, or if layers are nested, shared or
+wrapped.
 """
 
 import pytest

@@ -361,7 +361,7 @@ def test_schedules_are_torchs(schedule: str, warmup: int) -> None:
             scheduler.step()
     found = rates(training, range(1, rounds + 1))
     assert [found[number] for number in range(1, rounds + 1)] == pytest.approx(expected)
-    # the learning rate of a round does not depend on earlier calls
+    # a round has the same learning rate, whatever the order of the calls
     assert rates(training, [5, 2, 8, 1]).items() <= found.items()
 
 

@@ -1,4 +1,4 @@
-"""Compare statistics of layers' inputs with numpy, which computes them from all activations in double precision."""
+"""Compare statistics of layers' inputs with statistics that numpy computes from all activations in double precision."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from medsilo.registry import NETWORKS
 
 
 class Mixed(nn.Module):
-    """A network with batch norms for one, two and three dimensions, one of which the network calls twice."""
+    """A network with batch norms for one, two and three dimensions; the network calls one of the batch norms twice."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -220,7 +220,7 @@ def test_studies_take_a_card_each_where_they_ask_for_its_memory(
 ) -> None:
     """NVFlare assigns two GPUs of a hospital to jobs by the memory that each job requests.
 
-    The test simulates the output of nvidia-smi only.
+    The test simulates only the output of nvidia-smi.
     """
     monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_ids", lambda: [0, 1])
     monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_memory_free", lambda unit: [49152, 49152])

@@ -272,7 +272,7 @@ def test_identifiers_are_told_by_their_elements_alone(
 ) -> None:
     for number in range(4):
         write_study(tmp_path / f"s{number}", f"p{number}", number)
-    library()  # pydicom also warns when writing this date
+    library()  # pydicom would also warn when the next line writes an invalid date
     change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")
     # NVFlare may call logging.config.dictConfig, which also disables pydicom's logger, at any time
     logging.getLogger("pydicom").disabled = False
@@ -458,7 +458,7 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
 
 
 def as_siemens_writes(path: Path) -> None:
-    """Move all functional groups into the frames, and add private sequences, one of which lacks a value
+    """Move all functional groups into the frames, and add private sequences; one private sequence lacks a value
     representation.
     """
     made = pydicom.dcmread(path)
@@ -570,7 +570,7 @@ def square(mask: np.ndarray, spacing: tuple[float, float, float]) -> list[np.nda
 
 @pytest.mark.slow
 def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """One hospital has segmentations; the other hospital has contours, one of which contains all other structures."""
+    """One hospital has segmentations; the other hospital has contours, one of which surrounds all structures."""
     archive, spacing = tmp_path / "archive", (1.5, 1.5, 2.5)
     for patient in range(10):
         write_study(archive / "north" / f"{patient:03}", f"n{patient}", patient, "Tumour, left")
@@ -617,8 +617,8 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
 
 
 def test_what_init_can_not_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The error names a damaged file, or a segmentation whose series is missing or in another folder; medsilo opens no
-    pipe.
+    """An error names a damaged file, or a segmentation without its series in the same folder; medsilo does not try to
+    read a pipe.
     """
     write_study(tmp_path / "other", "n0", 0)
     write_study(tmp_path / "archive", "n1", 1)

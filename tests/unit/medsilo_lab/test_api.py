@@ -421,7 +421,7 @@ class Net(nn.Module):
 
 
 class HeadStays(Algorithm):
-    """A method that a user could define in a notebook, which shares all layers except the last layer."""
+    """A method as a user could define it in a notebook: the method shares all layers except the last layer."""
 
     title = "Head stays"
     paper = "none"
@@ -484,7 +484,7 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     monkeypatch.setattr(sys.modules[__name__], "body", doubled)
     assert source_hash(HeadStays) != before[1]
     (tmp_path / "modules.py").write_text("Odd = type('Odd', (), {'f': eval('lambda self: 1')})")
-    # pip installs packages with a .dist-info folder, in any folder of PYTHONPATH
+    # this folder makes `modules` look like a package that pip has installed into a folder of PYTHONPATH
     (tmp_path / "modules-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     own = type("Own", (import_module("modules").Odd,), {"__module__": __name__, "g": doubled})
@@ -649,7 +649,9 @@ def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None
 
 # ---------------------------------------------------------------------------------------------------- a comparison
 def test_python_and_the_command_line_have_one_word_and_one_default() -> None:
-    """In earlier versions, options of the command line had other names and another default value in Python."""
+    """In earlier versions, an option of the command line could have a different name or a different default value in
+    Python.
+    """
     python, command = (signature(does).parameters for does in (medsilo.compare, comparing.compare))
     assert {"seeds", "folds", "baseline", "task", "plan", "methods", "data", "device"} <= python.keys() & command.keys()
     seeds = comparing.seeds_of(command["seeds"].default)

@@ -1,6 +1,6 @@
 """Check medsilo's HTML pages in a real browser.
 
-Each page opens without errors, fits a phone's screen, prints correctly, and passes axe-core, also in dark mode.
+Each page opens without errors, fits a phone's screen, prints correctly, and passes axe-core in light and in dark mode.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""MONAI's bundle runner predicts the same masks from an exported bundle as `medsilo predict`."""
+"""From an exported bundle, MONAI's bundle runner predicts the same masks as `medsilo predict`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""MONAI's runner predicts the same from an exported bundle as `medsilo predict`, without importing medsilo."""
+"""From an exported bundle, MONAI's runner makes the same predictions as `medsilo predict`, without medsilo."""
 
 import csv
 import json

@@ -207,7 +207,7 @@ def compared(place: Path, methods: str = "fedavg,local", settings: str = "one") 
 def test_a_finished_comparison_is_never_replaced(
     finished: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comparison in a folder uses another plan, other settings, fewer rows or another version of medsilo."""
+    """The second comparison in a folder differs from the first in its plan, settings, rows or version of medsilo."""
     before = everything_in(finished / "study")
     assert json.loads(before["comparison.json"])["settings"]["device"] == "cpu"
     tried = [
@@ -287,7 +287,7 @@ def test_a_comparison_again_is_written_beside(finished: Path) -> None:
     assert main(["compare", *compared(finished), "--set", "training.learning_rate=0.02", "--again"]) == 0
     assert everything_in(finished / "study") == before
     assert read_verdict(finished / "study-2").about.cells == 2
-    # The first comparison's command, given again, starts no run and changes only the verdict and the report.
+    # If the first comparison's command is repeated, no run starts, and only the verdict and the report change.
     assert main(["compare", *compared(finished)]) == 0
     assert {name for name, content in everything_in(finished / "study").items() if before[name] != content} <= {
         "verdict.json",

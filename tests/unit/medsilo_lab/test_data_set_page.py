@@ -1,4 +1,4 @@
-"""The page for accepting a data set shows cases with their masks, columns, and duplicate images."""
+"""The page for accepting a data set shows columns, duplicate images, and cases with masks."""
 
 import re
 import stat

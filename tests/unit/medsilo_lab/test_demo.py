@@ -32,7 +32,7 @@ def test_all_rows_fit_the_plan_and_have_the_titles_of_the_story() -> None:
 
 
 def test_the_numbers_of_other_studies_are_declared_contrasts(root: Path) -> None:
-    """The demo's page cites three differences between methods, which results/contrasts.csv contains."""
+    """The demo's page cites three differences between methods from results/contrasts.csv."""
     told = re.findall(r"([+−][\d.]+) points \(([+−][\d.]+) to ([+−][\d.]+)\)", (HERE / "demo.html").read_text("utf-8"))
     lines = [line for line in rows_of(root / "results/contrasts.csv") if line["quantity"] == "mean over sites"]
     known = {tuple(line[of].replace("-", "−") for of in ("value", "low", "high")) for line in lines if line["baseline"]}
@@ -54,7 +54,7 @@ def test_the_picture_in_the_readme_is_of_this_demo(root: Path) -> None:
 def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_path: Path) -> None:
     """The README's picture shows the model that FedAvg trained with the demo's first seed.
 
-    Rounding differs between processors, which may change the predictions of a few cases.
+    Processors round differently, so a few cases may have different predictions on different processors.
     """
     run = inprocess.run(plan_of(demo_plan(12), Row.parse(ROWS[1]), []), folder=tmp_path / "fresh")
     assert run.summary.mean_test == pytest.approx(pictured(root)["scores"][TOGETHER][0], abs=0.1)

@@ -86,7 +86,9 @@ def findings() -> pandas.DataFrame:
 
 
 def test_several_labels_of_a_case_are_learned_together() -> None:
-    """In earlier versions, medsilo rejected several labels, or read two binary columns as a time and an event."""
+    """In earlier versions, medsilo rejected cases with several labels, or mistook two binary columns for a time and an
+    event.
+    """
     own = read(findings(), target=FINDINGS)
     assert isinstance(own.goal, Findings) and own.goal.label_names == FINDINGS
     assert isinstance(read(findings().drop(columns="nodule"), target=FINDINGS[:2]).goal, Findings)

@@ -86,7 +86,7 @@ def photographs(folder: Path, count: int = 24) -> list[str]:
 
 
 def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """ISIC and Kaggle publish tables with many columns, in which file names have no suffix."""
+    """ISIC and Kaggle publish tables with many columns, and list images without the suffix of the file name."""
     names = photographs(tmp_path / "data" / "images")
     lines = [[name, 40 + place % 30, ["nevus", "melanoma"][place % 2]] for place, name in enumerate(names)]
     write_csv(tmp_path / "data" / "metadata.csv", ["isic_id", "age_approx", "kind"], lines)
@@ -96,7 +96,7 @@ def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.C
     assert plan.task.labels == ("melanoma", "nevus")  # type: ignore[attr-defined]
     cases = (tmp_path / "study/data-set/private/cases.csv").read_text().splitlines()
     assert cases[1] == "images/ISIC_0000.png,nevus,images/ISIC_0000.png" and len(cases) == 25
-    assert "table" not in data  # medsilo lists the cases by the images, and not by a table
+    assert "table" not in data  # the list of cases comes from the image files, and not from a table
 
 
 def test_classes_and_folders_may_be_spelt_otherwise(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def asked(folder: Path, capsys: pytest.CaptureFixture[str], *answers: str) -> st
 
 @pytest.mark.slow
 def test_a_pseudonym_for_each_visit_is_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In earlier versions, a patient with another PatientID in each study was in both training and test data."""
+    """In earlier versions, a patient with a different PatientID in each study was in both training and test data."""
     folder = tmp_path / "export"
     for visit in range(16):
         write_visit(folder / f"PAT{visit // 2:02}" / f"visit{visit % 2}", f"ANON{visit}", visit)

@@ -1,4 +1,5 @@
-"""`medsilo data` reads tables as hospitals' programs export them, asks the user, or rejects the table.
+"""For a table that a hospital's program has exported, `medsilo data` reads the table, asks the user, or rejects the
+table.
 
 The command asks, and shows its evidence, if a wrong guess could leak data, split a patient or invert a label.
 """

@@ -91,8 +91,8 @@ def test_all_cases_of_a_hospital_that_did_not_join_are_tested(
 def test_several_kinds_of_models_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A super model, a hospital's personal model and an ensemble of two runs predict the same from their release as
-    from their run.
+    """A super model, a hospital's personal model and an ensemble predict the same whether they are read from a release
+    or from a run.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -204,7 +204,7 @@ def test_a_second_validation_leaves_nothing_of_the_first(here: Path, capsys: pyt
 def test_a_release_from_a_key_that_nobody_told_of_is_not_tested(
     lead: list[str], words: str, here: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """A hospital that did not know the signer's key before rejects a release even with a valid signature."""
+    """A hospital that does not yet know the signer's key rejects a release, even if the signature is valid."""
     assert cli.main(["release", "test", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not (here / "out").exists()
@@ -300,7 +300,7 @@ def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
 
 @pytest.mark.parametrize("times", [400, pytest.param(5000, marks=pytest.mark.long)])
 def test_no_altered_release_is_believed(here: Path, times: int) -> None:
-    """Each altered release is rejected with a reason, and causes no other error."""
+    """Each altered release is rejected by an error of medsilo, and never by an unexpected exception."""
     release, drawn = Release.open(here / "release"), random.Random(0)
     files = sorted(path for path in (here / "release").rglob("*") if path.is_file())
     counts = {"refused": 0, "the same": 0}

@@ -155,7 +155,8 @@ def test_as_many_patients_as_are_needed_find_the_difference() -> None:
     assert lucky and lucky.needed(0.06, 0.05).of == "seeds"
     # the needed number of test patients is larger than the largest number that a page states
     assert seen.needed(0.001, 0.05) == ("test patients", None, None)
-    assert seen.needed(0.9, 0.05).number is None  # a difference of 0.9 between scores is impossible here
+    # a mean difference of 0.9 between two scores is impossible in this study
+    assert seen.needed(0.9, 0.05).number is None
 
 
 def study(**changes: Any) -> str:

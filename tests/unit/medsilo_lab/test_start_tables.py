@@ -510,7 +510,7 @@ def test_a_folder_of_patients_is_no_folder_of_classes_or_hospitals(tmp_path: Pat
 
 
 def test_hospitals_may_spell_alike_columns_and_values_otherwise(tmp_path: Path) -> None:
-    """Hospitals may use other capitals and other texts for missing values, and a column may be constant at one
+    """Hospitals may use different capitals and different texts for missing values, and a column may be constant at one
     hospital.
     """
     for site, age, level, ill in (("north", "age", "Yes", "ill"), ("south", "Age", "yes", "Ill")):

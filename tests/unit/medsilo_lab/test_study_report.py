@@ -137,8 +137,8 @@ def test_every_comparison_names_its_test_patients(study: Study) -> None:
 
 
 def test_a_sheet_names_no_more_test_patients_than_every_seed_has(study: Study, tmp_path: Path) -> None:
-    """In earlier versions, a decision sheet counted the test patients of the first run, although another seed had
-    fewer.
+    """In earlier versions, a decision sheet counted the test patients of the first run, although the run of another
+    seed had fewer test patients.
     """
     folder = tmp_path / "study"
     shutil.copytree(study.folder, folder)

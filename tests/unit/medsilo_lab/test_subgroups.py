@@ -272,7 +272,7 @@ def test_no_sum_or_difference_of_what_is_told_is_of_few_patients() -> None:
         only_floor = [own for own in levels.values() if len(own) >= 4]
         floored += follows([whole, *only_floor], 4)
         assert reveals_few([whole, *only_floor], 4) == follows([whole, *only_floor], 4)
-    # in more than 30 of the random tables, a limit on the number of patients alone would have disclosed a few patients'
+    # if medsilo limited only the number of patients, more than 30 of the random tables would disclose a few patients'
     # score
     assert floored > 30
 

@@ -116,7 +116,8 @@ def test_with_a_smallest_group_each_number_covers_so_many_cases(number: int) -> 
     assert own.cases == groups * least
     for axis, counted in enumerate(own.extents):
         assert all(one.cases % least == 0 for one in counted)
-        # The k-th of g disclosed values lies within the k-th of g groups of cases in ascending order.
+        # If sorted cases are divided into g groups of equal size, the k-th of g disclosed values lies within the k-th
+        # group.
         real = sorted(case.spacing[axis] for case in cases)
         for group, value in enumerate(sorted(spacing for spacing, _ in extents_of(counted))[::least]):
             low, high = real[group * len(real) // groups], real[min((group + 1) * len(real) // groups, len(real) - 1)]

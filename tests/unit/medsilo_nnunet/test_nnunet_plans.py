@@ -108,8 +108,8 @@ def enlarged(drawn: Federation, times: float) -> Federation:
 
 @pytest.mark.long
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
-    """If disclosed numbers cover several cases, medsilo lists the keys of the plans that may differ from plans for
-    pooled data.
+    """If a disclosed number stands for several cases, medsilo lists the keys of the plans that may differ from plans
+    for pooled data.
     """
     differ, missed, named, told = 0, 0, 0, 0
     for drawn in map(federation, range(12)):

@@ -107,7 +107,7 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
     counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
     # the sampler draws cases with replacement, so that each batch is full
     assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1
-    few = Subset(data.train, [len(data.train) - 1])  # `training.truncate` also selects cases by a Subset
+    few = Subset(data.train, [len(data.train) - 1])  # like the test, `training.truncate` selects cases by a Subset
     pairs = ((few, 0), (data.train, len(data.train) - 1))
     one, other = (held.kept(place) for held, place in (held_case(*pair) for pair in pairs))
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))

@@ -1,5 +1,5 @@
-"""Test a hospital's web page: who can open the page, the content of the page, and that the site obeys decisions made on
-the page.
+"""Test a hospital's web page: the access to the page, the page's content, and the site's obedience to decisions on the
+page.
 """
 
 import csv
@@ -248,7 +248,7 @@ def test_large_slow_and_odd_requests(visitor: Visitor, home: Home, monkeypatch: 
 
 
 def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client never ends its headers, and another client sends one byte of its body at long intervals."""
+    """One client never ends its headers, and a second client sends its body byte by byte at long intervals."""
     gate = visitor.gate
     head = f"POST {gate.base}/plan/{home.plan.hash}/approve HTTP/1.1\r\nHost: 127.0.0.1:{visitor.port}\r\n"
     head += f"Cookie: {visitor.cookie}\r\nOrigin: {visitor.origin}\r\nContent-Length: 100\r\n"

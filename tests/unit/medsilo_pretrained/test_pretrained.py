@@ -161,7 +161,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
         network.train()(torch.randn(4, 1, 32, 32))
     assert before and all(torch.equal(own, before[name]) for name, own in values_of(network) if name in before)
     assert network.state_dict().keys() == trained
-    # like a file of weights, this dictionary lacks torch's notes on versions
+    # this plain dictionary lacks torch's metadata on versions, as a file of weights does
     network.load_state_dict(dict(network.state_dict()))
 
 

@@ -597,7 +597,8 @@ def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts for NVFlare load the received weights into another network.
+    """Scripts for NVFlare load the received weights into a network by name, so the weights must have the network's own
+    names.
 
     In earlier versions, the names of received weights began with the name of their group.
     """
@@ -615,7 +616,9 @@ def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch
 def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, larger networks did not run in PocEnv, whose sites accept jobs of at most 4 MB over http."""
+    """In earlier versions, a network above 4 MB did not run in PocEnv, whose sites accept jobs of at most 4 MB over
+    http.
+    """
     known = words(tmp_path, monkeypatch)
     file = tmp_path / "app/config" / INITIAL
     content = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
@@ -834,7 +837,7 @@ def configs(place: Path) -> dict[str, dict[str, object]]:
 
 
 def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's examples pass arguments to FedAvgRecipe, most of which have their default values."""
+    """NVFlare's examples pass many arguments to FedAvgRecipe, but most arguments have their default values."""
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
     usual = {
@@ -1012,7 +1015,7 @@ def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_saved_state_is_gone_says_so(tmp_path: Path) -> None:
-    """In earlier versions, a script without its saved batch norm silently continued with another batch norm."""
+    """In earlier versions, a script that had lost its saved batch norm silently continued with different values."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     (warning,) = site.finish().facts["warnings"]
@@ -1958,7 +1961,7 @@ def unequal(
     needed: int = 2,
     further: Mapping[str, Any] = MappingProxyType({}),
 ) -> Record:
-    """Run a study in which the third site multiplies its weights in round 1 by `times`.
+    """Run a study in which the third site multiplies its weights by `times` in round 1.
 
     `part` is the largest fraction of all cases that the plan allows a site to report.
 

@@ -27,7 +27,7 @@ SIZE = 300_000
 
 
 def read(words: Words, size: int = SIZE) -> Tensor:
-    """Convert masked words to floating-point numbers without removing their masks."""
+    """Convert masked integers to floating-point numbers without removing the masks."""
     return torch.from_numpy(words[:size].view(SIGNED).astype(np.float64))
 
 
@@ -50,7 +50,9 @@ def take_off_own(best: Words, server: relay.MaskedSums, seed: bytes) -> None:
 
 
 def take_off_pairs(best: Words, server: relay.MaskedSums, place: int, secrets: dict[int, bytes]) -> None:
-    """Remove a site's pairwise masks, which the attack computes from the site's secrets with other sites."""
+    """Remove a site's pairwise masks; the attack computes these masks from the secrets that the site shares with other
+    sites.
+    """
     context = context_of(server)
     add_streams(
         best,
@@ -95,9 +97,7 @@ def test_the_server_and_all_helpers_but_the_threshold(
 
 @pytest.mark.parametrize("left_out", ["", "own_mask"])
 def test_an_upload_that_comes_after_its_site_was_given_up(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late upload stays hidden by its site's own mask, although other sites have revealed the site's pairwise
-    keys.
-    """
+    """The site's own mask still hides a late upload, although other sites have revealed the site's pairwise keys."""
     if left_out:
         with_known_key(monkeypatch, left_out)
     study, models = Hospitals(terms(4)), numbers(4, SIZE)

@@ -210,7 +210,7 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: P
 
 
 @pytest.mark.slow
-# the test loses no message that helps to unmask, because any three sites can unmask the sum
+# the test does not lose a message of the unmasking phase, because any three sites can unmask the sum
 @pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path

@@ -50,7 +50,7 @@ def test_sums_are_right_in_every_order(values: list[float], weights: list[int]) 
 
 @pytest.mark.parametrize("cases", [30, 30_000, 300_000])
 def test_a_mean_by_numbers_of_cases_keeps_its_digits(cases: int) -> None:
-    """The mean weighted by numbers of cases is accurate to 5e-7, even with 30,000 cases.
+    """A mean with weights proportional to the numbers of cases is accurate to 5e-7, even with 30,000 cases.
 
     An earlier version multiplied by the number of cases after rounding, so the mean was accurate only to 1e-3.
     """

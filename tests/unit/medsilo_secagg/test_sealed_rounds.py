@@ -110,8 +110,8 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
 
 
 def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
-    """A server that stops and repeats a round can open only a sum over the sites of the first attempt, even without the
-    server's keys.
+    """If the server loses its state and repeats a round, the server can still open only a sum over the sites of the
+    first attempt.
     """
     study, models = Hospitals(terms(5)), numbers(5)
     own, groups = block(models), as_groups(models)
@@ -210,7 +210,7 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
 
 
 def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
-    """A site can decrypt key shares only in the round and for the offer of these shares, so the site detects changes by
+    """Key shares can be decrypted only in their own round and with unchanged offers, so a site detects any change by
     the server.
     """
     study, models = Hospitals(terms(4)), numbers(4)

@@ -47,8 +47,8 @@ def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> St
 
 
 def furthest(one: StudyResult, other: StudyResult) -> float:
-    """Return the largest difference between the models of two studies, divided by the tensor's largest value if this
-    value exceeds one.
+    """Return the largest difference between the models of two studies; if a tensor's largest value exceeds one, the
+    difference is divided by this value.
     """
     worst = 0.0
     for site, model in one.models.items():
@@ -151,7 +151,9 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
 
 
 def test_sums_over_features_keep_their_digits() -> None:
-    """The plan's bound on sums over features scales the sums, so that small features keep their digits."""
+    """The plan's bound on sums over features determines the scale of the sums, so that small features keep their
+    digits.
+    """
     plan = plan_of("fedsm", "pairwise", "secure_aggregation.clip=1000")
     blocks = Blocks(plan, terms_of(plan, "study", plan.participation.sites), 1)
     sums = [blocks.of(phase, plan.build_networks()).get("sums") for phase in plan.course.phases]

@@ -1,4 +1,4 @@
-"""Rhythms in WFDB annotation files are the labels of windows, from the file to a trained model."""
+"""Test the way from rhythms in WFDB annotation files to a trained model; the rhythms become the labels of windows."""
 
 import csv
 import json
@@ -23,9 +23,9 @@ from tests.unit.medsilo_lab.test_odd_recordings_and_studies import asked, made
 from tests.unit.medsilo_series.test_series_waves import write_wfdb
 
 WAVE = Wave(("ECG1",), 250.0, 500_000)
-# Both files are as wrann of wfdb 4.3.1 wrote them. Of the eight annotations, four are of rhythms. The annotations have
-# subtypes, channels, numbers and distances of more than 1,023 samples. The times of the second file are in steps of 2
-# ms.
+# The program wrann of wfdb 4.3.1 has written the content of both files. Of the eight annotations, four are of rhythms.
+# The annotations have subtypes, channels, numbers and distances of more than 1,023 samples. The times of the second
+# file are in steps of 2 ms.
 BY_RATE = (
     "127003fc284e00003b04251501f401f800ec00005e06007003f000f806fc284146494200ff3b00f0fff401fc630000ec00000004000400ec0200"
     "71fd007005fc2841464c000000ec0400c045007002fc284e0000"
@@ -39,7 +39,7 @@ EACH = "patients=each case is a patient"
 
 
 def write_annotations(path: Path, begins: Sequence[tuple[int, str]]) -> None:
-    """Write the rows at which rhythms begin, each with a beat of type 1 in the next row, as an annotation file."""
+    """Write an annotation file in which a rhythm begins at each given row, and the next row has a beat of type 1."""
     words, before = b"", 0
     for row, text in begins:
         words += struct.pack("<HhH", 59 << 10, (row - before) >> 16, (row - before) & 0xFFFF)
@@ -50,7 +50,7 @@ def write_annotations(path: Path, begins: Sequence[tuple[int, str]]) -> None:
 
 
 def write_holter(folder: Path, count: int, rows: int = 6000, names: Sequence[str] = ("ECG1",)) -> None:
-    """Write recordings of 60 s at 100 Hz, of which the first third and the last third are AFIB or N in turn.
+    """Write recordings of 60 s at 100 Hz in three thirds: either AFIB, N, AFIB or N, AFIB, N.
 
     The signal is a sine of 2 Hz in N and of 5 Hz in AFIB. No rhythm is annotated in the first 0.5 s. Every third
     recording also has VT for one second.
@@ -158,8 +158,8 @@ def test_windows_in_the_cache_are_of_the_present_annotations(tmp_path: Path) -> 
 
 
 def test_the_windows_of_a_long_recording_are_cut_once(tmp_path: Path) -> None:
-    """Earlier, a data set of 12 recordings of half an hour took minutes, because the whole recording was cut for each
-    of its windows.
+    """Earlier, a data set of 12 recordings of half an hour took minutes, because medsilo cut the whole recording again
+    for each window.
     """
     write_holter(tmp_path, 2)
     make = task_of("AFIB", "N", "VT").maker(source_of(tmp_path))

@@ -101,8 +101,8 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """Each item of `pieces` has a number of rows, a label, whether a gap precedes the rows, and whether the last row
-    lacks its value.
+    """Each item of `pieces` has a number of rows, a label, and flags for a gap before the rows and for a missing last
+    value.
     """
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:
@@ -293,7 +293,8 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    for person in range(4):  # earlier versions read milliseconds in a column of seconds as seconds
+    # if a column of seconds contained milliseconds, earlier versions read the milliseconds as seconds
+    for person in range(4):
         late = [[1000 * time, *own] for time, *own in rows(person, 4)]
         write(tmp_path / f"ms/SECRET{person}_1.csv", late, ("time_s", "x", "y", "doing"))
     with pytest.raises(DataError, match="times say about 0.02 Hz where the plan reads 20"):
@@ -439,7 +440,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
     seen = first_sight(DatasetLayout(tmp_path / "wards", "a"))
     assert "6 recordings of 48 patients" in seen.summary[0] and "6 recordings were opened" in seen.summary[2]
-    for person in range(8):  # 20 Hz with times in milliseconds, which no column name shows
+    for person in range(8):  # times in milliseconds at 20 Hz; the column's name shows no unit
         late = [[1000 * time, *own] for time, *own in rows(person)]
         write(tmp_path / f"untold/{person}.csv", late, ("time", "x", "y", "Activity"))
     rate, why = first_sight(DatasetLayout(tmp_path / "untold", "a")).choices.plan["task.rate"]

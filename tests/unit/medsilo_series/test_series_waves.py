@@ -102,7 +102,7 @@ def test_edf_is_read_as_its_library_wrote_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(read, values[::-1].T, atol=20 / 65535)
     slow = [*heads[:1], heads[1] | {"sample_frequency": 50}]
     edf.highlevel.write_edf(str(tmp_path / "b.edf"), [values[0], values[1][:200]], slow, edf.highlevel.make_header())
-    assert wave_of(tmp_path / "b.edf").names == ("I",)  # the signals with the highest sampling rate
+    assert wave_of(tmp_path / "b.edf").names == ("I",)  # wave_of lists only the signals with the highest sampling rate
     with pytest.raises(DataError, match="different sampling rates"):
         rows_of(tmp_path / "b.edf", ["I", "II"])
     whole = (tmp_path / "a.edf").read_bytes()

@@ -1,4 +1,5 @@
-"""Scores and counts over too few cases do not leave the site, are reported as suppressed, and enter no mean.
+"""If a score or count covers too few cases, the number does not leave the site, is reported as suppressed, and enters
+no mean.
 
 Suppressing scores and counts does not affect other results of the study.
 """

@@ -97,8 +97,7 @@ def fresh(site: Site, given: State) -> int:
 def nova(rho: float) -> Server:
     def step(w: dict, sent: dict, weights: dict, steps: dict) -> dict:
         total = sum(weights.values())
-        # For each site: how often the gradients of a round are applied in total, because momentum repeats each
-        # gradient.
+        # For each site, count how often momentum applies the gradients of a round in total.
         norms = {
             name: sum((1 - rho**left) / (1 - rho) for left in range(1, count + 1)) for name, count in steps.items()
         }

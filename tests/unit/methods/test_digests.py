@@ -34,7 +34,9 @@ SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
 
 
 def cases() -> Iterator[Any]:
-    """Methods for any loss are tested with classes after each change of the code, and with masks every night."""
+    """Methods that work with any loss are tested with classes after each change of the code, and with masks every
+    night.
+    """
     several = [case.split(", ")[0] for case in IN_EVERY_RUN]
     late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
     late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}

@@ -44,7 +44,7 @@ def prior_of(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Lay
 
 
 def by_hand(layers: Layers, theta: Array, mu: Array) -> tuple[float, Array, Layers]:
-    """Return R of one tensor, the gradient of R in θ, and the gradients of R in W and b."""
+    """Return R of one tensor, and the gradients of R with respect to θ, W and b."""
     (w1, b1), (w2, b2), (w3, b3) = layers
     x = np.concatenate([theta, mu])
     z1 = w1 @ x + b1

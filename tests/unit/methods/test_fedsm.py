@@ -664,8 +664,7 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     return [float((one == place).float().mean()) for place, one in enumerate(named)]
 
 
-# After each change of the code, each task runs with only one of the possible large hospitals; all pairs run before a
-# release.
+# The slow tests run one task with one large hospital; all pairs of a task and a large hospital run before a release.
 @pytest.mark.parametrize(
     ("task", "large"),
     [

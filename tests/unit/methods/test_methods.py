@@ -103,7 +103,9 @@ for given in [*((method,) for method in METHODS), *VARIANTS]:
 
 # ---------------------------------------------------------------------------------------------------- in plain torch
 class OfReference(MethodTester):
-    """This class runs only the comparison with the reference; other test classes run all other tests."""
+    """This class runs only the comparison with the reference; different test classes run the remaining tests of
+    MethodTester.
+    """
 
     by_hand: ByHand
 

@@ -162,7 +162,8 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
 
 
 def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
-    """A subclass that computes another mean must declare its form of the mean for secure aggregation.
+    """A subclass that computes a different mean than its base class must declare its form of the mean for secure
+    aggregation.
 
     If a subclass inherited the declared form of the mean, secure aggregation would silently compute the mean of the
     base class.
@@ -443,7 +444,8 @@ def test_peak_memory(kind, sites, parcels):
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= parcels + 0.6  # memory of 0.6 models is for code that Python loads during the test
+    # the limit includes the memory of 0.6 models for code that Python loads during the test
+    assert float(done.stdout) <= parcels + 0.6
 
 
 # ----------------------------------------------------------------------------------------------- the server's step size

@@ -100,7 +100,9 @@ def test_every_rule_gives_what_its_paper_says(rule):
 
 
 def test_multi_krum_picks_the_best_of_all_choices():
-    """Multi-Krum keeps the update with the smallest score; a brute-force search tries all sets of neighbours."""
+    """The test computes Multi-Krum's scores by brute force over all sets of neighbours; Multi-Krum must keep the update
+    with the smallest score.
+    """
     draw = np.random.default_rng(5)
     points = draw.normal(size=(7, 3))
     sites = list("abcdefg")

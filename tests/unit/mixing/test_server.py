@@ -1,4 +1,6 @@
-"""Server optimizers equal equations in numpy, also with absent sites, other orders of arrival or saved states."""
+"""Server optimizers equal equations in numpy, even if sites are absent, answers arrive in a different order, or a saved
+state is loaded.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -129,7 +131,7 @@ CASES: dict[str, tuple[Callable[[], WeightedMean], Callable[[], Rule]]] = {
     "fedyogi": (lambda: FedYogi(0.1, tau=0.5), lambda: adam(0.1, 0.5, yogi=True)),
     "fedadagrad": (lambda: FedAdagrad(0.1, 0.9, 0.01), lambda: adagrad(0.1, 0.9, 0.01)),
     "scaffold": (Scaffold, lambda: control),
-    # users' scripts may call these classes with the arguments' default values
+    # users' scripts may call these classes without arguments
     "fedavgm, by default": (FedAvgM, lambda: momentum(1.0, 0.9)),
     "fedadam, by default": (FedAdam, lambda: adam(0.01, 1e-3)),
     "fedadagrad, by default": (FedAdagrad, lambda: adagrad(0.1, 0.0, 1e-3)),

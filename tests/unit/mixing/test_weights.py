@@ -55,7 +55,7 @@ def settings_of(folder: Path) -> Any:
 def test_shares_are_what_the_declared_rule_says(weighting: str, hospitals: Path, tmp_path: Path) -> None:
     """Weights from disclosed counts are close to weights from exact counts.
 
-    An earlier rule gave between 0.05 and 1.8 times the exact weight.
+    An earlier rule gave a hospital between 0.05 and 1.8 times the exact weight.
     """
     plan = plan_of(weighting)
     told, true = {}, {}

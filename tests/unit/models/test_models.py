@@ -144,7 +144,7 @@ def test_densenet_has_121_layers_and_the_basic_unet_the_papers_levels():
 
 @pytest.mark.parametrize("name", [name for name in NORMED if "dimensions" in NETWORKS[name].model_fields])
 def test_volumes_as_well_as_slices(name):
-    """For volumes as for slices, medsilo finds batch norms by their type, and finds the head."""
+    """In networks for volumes and for slices, medsilo finds batch norms by their type, and finds the head."""
     numbers = {"features": [2, 2, 2, 2, 2]} if name == "basic-unet" else {}
     flat, deep = (NETWORKS[name](dimensions=axes, **numbers).build(channels=2, classes=3) for axes in (2, 3))
     output = deep.eval()(torch.randn(1, 2, 32, 32, 32))

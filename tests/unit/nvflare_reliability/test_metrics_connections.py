@@ -1,4 +1,4 @@
-"""Test connections to the metrics endpoint, and that the watch program reads the webhook's URL from a file."""
+"""Test connections to the metrics endpoint, and the watch program's reading of the webhook's URL from a file."""
 
 import http.client
 import socket
@@ -87,7 +87,9 @@ def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeyp
 
 
 def test_only_this_machines_own_address_is_answered(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A web page whose host name resolves to this machine sends a request from a script."""
+    """A script on a web page, whose host name resolves to this machine, sends a request; the endpoint must reject the
+    request.
+    """
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with endpoint(kit) as port:
         hosts = {"": 200, "localhost:9000": 200, "127.0.0.1": 200, f"[::1]:{port}": 200, f"evil.example:{port}": 421}

@@ -1,4 +1,4 @@
-"""Test lists of revoked certificates that the lead's command makes, with forged and with earlier lists."""
+"""Test the lead's lists of revoked certificates, and the rejection of forged lists and of earlier lists."""
 
 import shutil
 from datetime import UTC, datetime, timedelta

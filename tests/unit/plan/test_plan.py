@@ -301,8 +301,8 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")
 
 
-# Sections look the same for all methods, networks and tasks; test_methods.py and test_nnunet_task.py test further
-# plans.
+# Plans of all methods, networks and tasks have similar sections, so the test varies only the task; test_methods.py and
+# test_nnunet_task.py test more plans.
 WRITTEN = [task for task in TASKS if task not in ("nnunet", "script")]
 
 

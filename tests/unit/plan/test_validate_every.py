@@ -41,8 +41,8 @@ def test_a_plan_validates_after_every_round_unless_it_says_more() -> None:
         plan_of("fedavg", 0)
 
 
-# FedAvg has no special step, fine-tuning validates several models, FedBN selects at each site, and central training
-# pools data.
+# The methods differ: FedAvg has no special step, fine-tuning validates several models, FedBN selects at each site, and
+# central training pools data.
 @pytest.mark.parametrize("method", slow_but(["central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
 def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None:
     sites = {}

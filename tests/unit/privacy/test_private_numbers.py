@@ -243,8 +243,8 @@ def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) ->
 @pytest.mark.long
 @pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3}])
 def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_path: Path) -> None:
-    """The noise of a plan does not lower the minimum number of patients for a score, even if the hospital demands weak
-    privacy.
+    """Even if a plan adds noise, and the hospital demands only weak privacy, a score needs the minimum number of
+    patients.
     """
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
     told = offered(tmp_path / "study", photos, privacy=private)

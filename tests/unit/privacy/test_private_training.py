@@ -1,4 +1,4 @@
-"""Test private studies: the allowed plans, the cost of each round, and that repeated and resumed runs are equal."""
+"""Test private studies: the allowed plans, the cost of each round, and the equality of repeated and resumed runs."""
 
 from pathlib import Path
 from typing import Any

@@ -74,7 +74,7 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models() -> None:
     model = Mixed()
     named = dict(model.named_parameters())
     direction = dict(zip(named, landscape.filter_normalised(model, torch.Generator().manual_seed(1)), strict=True))
-    # for each weight tensor: the axis of the layer's outputs
+    # for each weight tensor: the index of the axis that belongs to the layer's outputs
     outputs = {"down.weight": 0, "head.weight": 0, "up.weight": 1}
     for name, axis in outputs.items():
         own = np.moveaxis(named[name].detach().numpy().astype(np.float64), axis, 0)

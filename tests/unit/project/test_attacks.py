@@ -141,7 +141,9 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If no time is left for new runs, the command prints the finished cells and the number of missing cells."""
+    """If no time is left for new runs, the command prints the finished cells of the table, and the number of missing
+    cells.
+    """
     assert main(["--tiny", "--minutes", "0", "--cells", str(tmp_path)]) == 1
     assert "6 are not done yet" in capsys.readouterr().out
 

@@ -108,7 +108,7 @@ def test_every_benchmark_runs_quickly(root: Path) -> None:
 def test_a_regression_since_the_last_release_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A benchmark is worse if its ratio is more than a tenth higher than the released ratio.
+    """A benchmark is worse if its measured ratio is more than a tenth higher than the ratio of the last release.
 
     A new benchmark or a missing benchmark does not count as worse.
     """

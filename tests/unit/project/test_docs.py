@@ -364,8 +364,8 @@ class Tree:
         self.tops = {own[0] for own in parts if len(own) > 1 and own[0][0] != "."}
 
     def lacks(self, name: str, within: str) -> bool:
-        """Return True if the repository has no path that equals or ends with this path, which may be relative to the
-        root or to `within`.
+        """Return True if no path in the repository equals or ends with this path, which may be relative to the root or
+        to `within`.
         """
         if name in self.places or normpath(PurePosixPath(within).parent / name) in self.places:
             return False
@@ -391,7 +391,8 @@ def test_every_path_that_a_page_a_docstring_or_a_comment_names_leads_somewhere(r
             continue
         if re.match(r"tests/artefacts/\d", name):
             continue
-        # a fast search over the whole file, including code that is not read by people
+        # a fast search over the whole file; a slow search leaves out code, and runs only if the fast search finds
+        # something
         if lost_in((root / name).read_text("utf-8"), name):
             lost |= {own for text in told_in(root / name) for own in lost_in(text, name)}
     assert not lost

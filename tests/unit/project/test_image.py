@@ -28,7 +28,7 @@ BASE = "localhost/medsilo-test-base"
 LICENCES = "provisioning/containers/licences.csv"
 OF_THE_BASE = {"pip", "setuptools", "wheel"}
 LIGHT = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy", "setuptools")
-# uses this machine's network, certificates and host names
+# options with which a build uses this machine's network, certificates and host names
 HERE = "--isolation chroot --network host --volume /etc/ssl/certs:/etc/ssl/certs:ro "
 HERE += "--volume /etc/resolv.conf:/etc/resolv.conf:ro"
 

@@ -27,8 +27,8 @@ def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
 
 
 def test_calibrations_solve_their_equations_and_have_walds_interval() -> None:
-    """Calibration gives the right number of deaths; calibration with a slope also gives the right sum of the scores of
-    deaths.
+    """Calibration gives the right number of deaths; calibration with a slope also gives the right sum of scores over
+    the patients who died.
 
     The expected confidence interval is computed from the information matrix.
     """

@@ -57,7 +57,7 @@ NO_OPTIONS = (
     "results.gamma",
     "results.intervals",
     "results.power",
-)  # programs that have no options except options for reading and --write
+)  # programs whose only options are options for reading, and --write
 THREE = "participation.sites=[a,b,c]"
 SMALL = {
     "activity-windows": ("participation.sites=[subject_01,subject_02,subject_03]",),
@@ -130,7 +130,8 @@ def people(number: int) -> dict[str, np.ndarray]:
 
 
 def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
-    """Return a part of a study with one round and with two methods: the baseline, and single-site training.
+    """Return a small version of a study's part, with one round and only two methods: the baseline, and single-site
+    training.
 
     FedAvg replaces HarmoFL, because HarmoFL needs more images than a site of the test has.
     """

@@ -19,7 +19,7 @@ from tests.sources import tree_of
 
 pytestmark = pytest.mark.xdist_group("house rules")  # one process reads each file once
 
-# a string that names a module, or a class in a module, which the code loads
+# a string that names a module or a class that the code loads
 NAMED = re.compile(r"(medsilo\w*(?:\.\w+)+)(?::\w+)?")
 
 
@@ -113,7 +113,8 @@ OF_OTHERS = {
     "_sample_foreground_locations": "the same",
 }
 DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-PATCHES = "nvflare_reliability"  # functions in this package that replace functions of NVFlare have the same names
+# functions in this package that replace functions of NVFlare, and therefore have the names of NVFlare's functions
+PATCHES = "nvflare_reliability"
 # names that a class offers to its subclasses in the same package
 FOR_SUBCLASSES = {"medsilo/mixing": "the rooms and steps of an aggregator, of which each mixer changes one"}
 

@@ -1,4 +1,4 @@
-"""Test the checks in tools/words.py, and that their findings in all texts do not exceed the limits."""
+"""Test the checks in tools/words.py, and assert that the number of findings in all texts does not exceed the limits."""
 
 import pytest
 

@@ -56,7 +56,7 @@ def test_the_long_tests_have_each_python_that_wheels_are_installed_with(root: Pa
     assert {python for python, *_ in matrix.args[1]} == set(given)
 
 
-SYSTEMS = {  # the systems' names on pages, and the runner of each system
+SYSTEMS = {  # for each system: the system's name on pages, and the runner
     "Linux on x86_64": "ubuntu-24.04",
     "Linux on aarch64": "ubuntu-24.04-arm",
     "macOS on Apple silicon": "macos-15",

@@ -105,7 +105,7 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
 
 def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> None:
     progress = StudyProgress(["a"], 12, "dice", lambda: 0.0)
-    # rounds of a resumed study, which the program reads all at the same moment
+    # the program reads all finished rounds of a resumed study at the same moment
     for number, seconds in ((1, 20.0), (2, 8.0), (3, 10.0), (4, 12.0)):
         progress.add(a_round(number, a=1.0).model_copy(update={"seconds": seconds}))
     assert progress.seconds_left() == 10 * 8
@@ -172,7 +172,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sites' progress files show which site trains, in the words of the command line's output."""
+    """The sites' progress files show which site trains, in the words that the command line prints."""
     monkeypatch.setattr(site_state, "PAUSE", 0.0)
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)

@@ -74,7 +74,8 @@ def test_new_rounds_are_told_from_where_they_are_asked(tmp_path: Path) -> None:
     assert new_rounds(rounds, 0, sum(sizes) - 1) == rounds[:-1]
     assert new_rounds(rounds, 39, 1) == rounds[39:] and new_rounds(rounds, 40, 1000) == []
     told: list[Round] = []
-    for _ in range(40):  # a command that watches a study asks again, even if no round has ended
+    # a command that watches a study repeatedly requests new rounds; a request may find no new round
+    for _ in range(40):
         told += new_rounds(rounds, told[-1].round if told else 0, 200)
     assert told == rounds
 

@@ -1,4 +1,4 @@
-"""Test layers of another installed package, which change the site's answers or the server's messages."""
+"""Test layers from another installed package; the layers change the site's answers or the server's messages."""
 
 import json
 import re
@@ -33,7 +33,9 @@ installed = installed_as(
 
 
 def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path) -> None:
-    """The site's model does not change after training, and the server's model contains noise of the chosen size."""
+    """The noise changes what leaves the site, but not the site's own model; the server's model contains noise of the
+    chosen size.
+    """
     changes = [*SMALL, "training.rounds=1"]
     noisy = inprocess.run(make_plan("fedbn", *changes, NOISE % (1.0, 0.5)), folder=tmp_path / "noisy", settings=CPU)
     exact = inprocess.run(make_plan("fedbn", *changes), folder=tmp_path / "exact", settings=CPU)

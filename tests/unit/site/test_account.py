@@ -209,7 +209,7 @@ def interrupt(*given: Any, **named: Any) -> None:
 def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """The process of server and site dies before or after round 2 is charged, and the study is then resumed."""
+    """One process runs server and site, and dies before or after the charge of round 2. The study is then resumed."""
     plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
 
     def die(self: Ledger, study: CountedStudy, what: str, *given: Any) -> None:
@@ -274,7 +274,7 @@ def test_check_and_disclosure_name_the_price(photos: Path, tmp_path: Path) -> No
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
     run(tmp_path / "study", photos)
     [after] = privacy_findings(plan, own, book)
-    # 36 training cases; the noise is rounded up
+    # although the noise for the 36 training cases is rounded up, the cost equals the plan's ε to three decimals
     assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
     [bare] = privacy_findings(parse_plan(STUDY), own, book)
     assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"

@@ -277,7 +277,7 @@ def test_only_what_is_approved_now_can_be_withdrawn(home: Home) -> None:
 
 
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
-    """The server sends a list of sites that the hospital approved, but the plan lists other sites or no sites."""
+    """The hospital approved the sites in the server's list, but the plan lists more sites or no sites."""
     home.approve(sites=tuple(SITES[:2]))
     with pytest.raises(Refused, match=f"only for studies without {SITES[2]},"):
         home.permission().check(SITES[:2], 1)
@@ -311,7 +311,9 @@ def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> Non
 
 
 def test_rounds_are_counted_and_not_believed(home: Home) -> None:
-    """The server requests round 1 again with other weights, and under the name of another study."""
+    """The server requests round 1 again with different weights, first under the name of the study and then under the
+    name of a different study.
+    """
     home.approve(rounds=2)
     site, server = home.site(), Server(home.plan)
     site.answer(server.ask("join", 0))
@@ -566,7 +568,7 @@ def checked(home: Home, *more: str) -> str:
 
 
 def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(home: Home) -> None:
-    """A change in any settings file of the hospital invalidates the settings, also during a study."""
+    """A change in any settings file of the hospital invalidates the settings, even during a study."""
     file = home.folder / "local/medsilo.yaml"
     home.approve()
     assert "note local/ is signed as it is now, which nobody confirmed" in checked(home)

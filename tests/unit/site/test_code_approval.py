@@ -463,7 +463,7 @@ def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """The kit rejects the script if the script's code is missing, or after the approved rounds and the delivery."""
+    """The kit rejects a script whose code has changed, and rejects answers beyond the approved number of rounds."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     assert len(script()) == 4
@@ -502,7 +502,7 @@ def test_what_a_script_sends_is_counted_as_other_answers_are(
     assert (found["lead"], found["study"]) == (LEAD, "study")
     tensors = sum(8 * own.nbytes for one in sent for own in one.params.values())
     assert found["script"]["messages"] == len(sent) == 4 and found["script"]["tensors"] == tensors == 2 * 6 * 32
-    # the bits of two scores, and one bit for each metric that may be absent: three in each of two rounds, two in the
+    # 64 bits for each of two scores, and one bit for each metric that may be absent: three per round and two in the
     # delivery
     assert found["answers"]["validation"] == 2 and found["script"]["metrics"] == 2 * 64 + 2 * 3 + 2
     assert main(["ledger", "show", "--kit", str(hospital.folder)]) == 0

@@ -514,7 +514,9 @@ def test_each_page_says_that_nobody_approves_plans(tmp_path: Path, capsys: pytes
 
 # ---------------------------------------------------------------------------------- files that medsilo finds in folders
 def test_a_table_that_lies_beside_other_data_is_looked_at_again_after_an_answer(tmp_path: Path) -> None:
-    """In earlier versions, an answer made `medsilo data` read the whole folder, so images replaced the chosen table."""
+    """In earlier versions, after a user's answer to a question, `medsilo data` read the whole folder, so images
+    replaced the chosen table.
+    """
     rows = [
         {"patient": f"p{n}", "age": 30 + n % 7, "outcome": ("no", "yes")[n % 2], "discharge": ("home", "morgue")[n % 2]}
         for n in range(60)
@@ -565,7 +567,9 @@ def test_a_hospital_with_a_larger_floor_reads_what_it_discloses(tmp_path: Path) 
 
 
 def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
-    """If a plan could read a class as a number, an odd label would remove its patient, which discloses one bit."""
+    """If a plan could read a class as a number, an unreadable label would remove the label's patient, which discloses
+    one bit.
+    """
     rows = [{"patient": f"p{n}", "age": 30 + n % 7, "outcome": n % 2} for n in range(40)]
     write_table(tmp_path / "data/registry.csv", rows)
     own, out = made(tmp_path / "data", tmp_path / "set", "--target", "outcome"), tmp_path / "set"

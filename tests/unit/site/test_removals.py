@@ -21,7 +21,8 @@ OF_PATHS = {
     "shutil",
 }
 
-# Keys are a file below custom/ and a function; values name the files that the function may remove or replace.
+# Each key has a file below custom/ and a function; the key's value names the files that the function may remove or
+# replace.
 MAY: dict[tuple[str, str], str] = {
     # Atomic writes replace a whole file, so a failed write leaves no partial file.
     ("medsilo/core/files.py", "replacing"): "the file that is written anew, and its own temporary one",

@@ -77,8 +77,8 @@ def test_no_key_lowers_a_constant(values: dict[str, object]) -> None:
 def test_how_many_patients_what_leaves_must_cover(
     values: dict[str, object], synthetic: bool, floors: tuple[int, ...]
 ) -> None:
-    """The tuple `floors` has the minimum patients for a score and for an average, the rounding of counts, and the
-    rounding of scores.
+    """The tuple `floors` has the minimum numbers of patients for a score and for an average, and the rounding of counts
+    and of scores.
     """
     own = make_settings(values, "x")
     told = own.least(synthetic), own.least_averaged(synthetic), own.count_unit(synthetic)

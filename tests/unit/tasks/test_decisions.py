@@ -117,7 +117,9 @@ def test_what_is_told_of_patients_is_coarse_and_near() -> None:
 
 
 def test_one_patients_cases_do_not_show_in_what_is_told() -> None:
-    """If the probability of one of 400 patients moves within its bin, the disclosed mean moves by at most one step."""
+    """If the probability of one of 400 patients moves within its bin, the disclosed mean moves by at most one rounding
+    step.
+    """
     labels, told = drawn(400, 6)
     place = int((told < 0.1).nonzero()[0][0])
     resolution, found = Resolution(1 / 400, 2, 5), set()

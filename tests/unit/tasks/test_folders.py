@@ -686,7 +686,7 @@ def real_pixels_of(path: Path) -> None:
 
 
 def turned(path: Path) -> None:
-    """Write a photograph like a rotated phone's, with the orientation as an EXIF tag."""
+    """Write a photograph as a rotated phone does, with the orientation as an EXIF tag."""
     tag = Image.Exif()
     tag[274] = 6
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(path, "JPEG", exif=tag)

@@ -323,7 +323,7 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         write_card(Source.open(folder, site), out)
         return (out / "MODEL_CARD.md").read_text()
 
-    # the model card of the global model does not name structures that a single hospital never annotated
+    # the model card of the global model does not reveal which structures a single hospital left unannotated
     assert never not in card(study[1], "")
     short = ["training.rounds=1", "training.local_epochs=1"]
     for method, sites in (("local", {"a": True, "b": False}), ("fedsm", {"": True})):

@@ -69,7 +69,7 @@ class Export:
     write: Callable[[Writer], None]
     answers: dict[str, str] = field(default_factory=dict)  # answers to questions that --yes does not answer
     also: dict[str, str] = field(default_factory=dict)  # answers to questions for which --yes uses a safe default
-    # the number of patients in the export, or of each hospital's patients if the export has several hospitals
+    # the number of patients: in the whole export, or at each hospital if the export has several hospitals
     patients: int | dict[str, int] = 0
     cases: int | dict[str, int] = 0
     known: bool = True
@@ -699,8 +699,8 @@ def cases_of(one: DataSet, place: Path) -> list[Any]:
 
 
 def test_hospitals_in_one_folder_take_part_each_with_its_own(tmp_path: Path) -> None:
-    """After one acceptance, `run --settings` reads a separate data set for each of two hospitals, which contains only
-    the hospital's own images.
+    """After one acceptance, `run --settings` reads a data set for each of two hospitals; each data set contains only
+    this hospital's own images.
     """
     folder, out = tmp_path / "export", tmp_path / "set"
     hospitals_with_folders_of_patients(Writer(folder))

@@ -275,7 +275,8 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "not among the plan's labels" in words(label_map={"2": "dead"})
     assert "there is no table" in words(table="other.csv")
     assert "a table has no images" in words(images="*.png")
-    path.write_bytes(path.read_bytes() + b"\x81")  # the byte 0x81 is also undefined in the Windows code page
+    # neither UTF-8 nor the Windows code page can decode the appended byte 0x81
+    path.write_bytes(path.read_bytes() + b"\x81")
     assert "not in UTF-8" in words()
     write(tmp_path, lines(), [*HEAD[:-1], "age"])
     assert "two columns of one name" in words()
