@@ -4,7 +4,7 @@
 
 The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
 double loop over sites and tensors. For each tensor, the loop looks up a weight in W and the tensor in a `state_dict()`.
-Medsilo's time is that of a whole round: the server's aggregator receives models one by one, mixes them as rows of a
+Medsilo's time is for a whole round. The server's aggregator receives models one by one, mixes them as rows of a
 matrix, and sends the results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's
 size. The peak memory must not exceed the size of N models plus one block of tensors. The program creates models one at
 a time, and passes each model to the aggregator. The third measurement compares an evaluation pass that collects

@@ -62,7 +62,7 @@ def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterato
 
 
 def helps(verdict: Verdict, site: str) -> str:
-    """Return whether a site benefits from the declared federation, or from any federation if none is declared: yes, no,
+    """Say if a site benefits from the declared federation, or from any federation if none is declared: yes, no,
     inconclusive or unknown.
     """
     rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]

@@ -1,6 +1,6 @@
 """Make the tables on the pages about methods, from the classes of the methods, method_facts and the files in results/.
 
-`python -m tools.tables` writes the tables. The list of what a method sends begins with the titles of the groups of
+`python -m tools.tables` writes the tables. The list of a method's messages begins with the titles of the groups of
 tensors that the method's phases send.
 """
 

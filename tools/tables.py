@@ -257,7 +257,7 @@ SITE_TREE: Mapping[str, str] = {
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
     "all studies. The hospital's own report shows the cost of this study and of all studies. The "
     "file never leaves the site",
-    paths.WEIGHT: "if the data are of patients: weight of the site's updates, number of training patients, "
+    paths.WEIGHT: "for patients' data: weight of the site's updates, number of training patients, "
     "number of training cases, each as an exact and a disclosed number. The hospital's own "
     "report shows the weight of the "
     "site's updates. The file never leaves the site",

@@ -105,7 +105,7 @@ class SecureAggregationSettings(Feature):
         None,
         ge=2,
         le=256,
-        description="with `pairwise`: the number t; the sum of a round can be unmasked only if at least t of the K "
+        description="with `pairwise`: the number t. The sum of a round can be unmasked only if at least t of the K "
         "hospitals stay. t is above K/2. Even with the help of t - 1 hospitals, a server that follows the protocol "
         "learns no other hospital's update. `null`: t is 2K/3, rounded down, plus one",
     )

@@ -377,7 +377,7 @@ class _Models(Mapping[str, nn.Module]):
         self.run = run
 
     def __iter__(self) -> Iterator[str]:
-        # in pooled training, all hospitals receive the same model, so no hospital has a file of its own
+        # in pooled training, all hospitals receive the same model, so no hospital has a separate file
         if self.run.plan.algorithm.pooled:
             return iter(self.run._result.sites)
         return iter(sorted(path.parent.name for path in self.run.folder.glob("sites/*/best.safetensors")))

@@ -170,8 +170,8 @@ def _processes() -> int:
 
 
 def _refuse_several_processes(plan: Plan) -> None:
-    """Raise MedsiloError if a method that changes a site's training is used by several processes which train one model:
-    only the process of rank 0 runs a site.
+    """Raise MedsiloError if a method that changes a site's training is used by several processes which train one model.
+    Only the process of rank 0 runs a site.
     """
     method = plan.algorithm
     if has_own_steps(method) or method.amplitude or type(method).phases is not Algorithm.phases:

@@ -7,7 +7,7 @@ threshold, round number, and the participants with their keys.
 
 A site that drops out exposes its masks of one round only: the other sites then reveal only the site's X25519 key of
 this round. The keys that a site uses in other rounds are independent of a revealed key. If the upload of a site that
-dropped out arrives late, the site's mask b_j still protects the upload, because no site reveals a share of b_j's seed.
+dropped out arrives late, the site's mask b_j still protects the upload. No site reveals a share of b_j's seed.
 """
 
 from secrets import token_bytes

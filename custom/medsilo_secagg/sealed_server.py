@@ -84,7 +84,7 @@ class SealedServer(RoundAggregation):
     def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
         """Collect the sites' keys, and then send all keys to each site.
 
-        Return the sites that answered, and the keys of all sites; the keys are None if a site failed.
+        Return the sites that answered, and the keys of all sites, or None if a site failed.
         """
         gathering = KeyCollection(self.terms, self.signer)
 

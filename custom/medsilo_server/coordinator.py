@@ -88,7 +88,7 @@ class Coordinator:
 
     @property
     def absent(self) -> dict[str, str] | None:
-        """The sites that did not join, each with the reason; the value is None until enough sites have joined."""
+        """The sites that did not join, each with the reason, or None until enough sites have joined."""
         joined = self.ends.get("join")
         if joined is None or self.asker.channel.breach(joined, "join"):
             return None

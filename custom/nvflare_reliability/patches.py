@@ -486,7 +486,7 @@ def end_reply(request: Message) -> None:
 
 
 def received(cell: Cell, request: Message) -> int:
-    """Return how many bytes of the reply to a request have arrived so far."""
+    """Return the number of bytes of the reply to a request have arrived so far."""
     waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
     return waiter.receiving_future.get_progress() if waiter and waiter.receiving_future else 0
 

@@ -41,7 +41,7 @@ class Cost:
 
 
 def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
-    """Return the stored measurements; if there are none, measure in a separate process."""
+    """Return the stored measurements; without any, measure in a separate process."""
     file = folder / "costs.json"
     if not file.exists():
         # Freed memory returns to the system at once, so that heap fragmentation does not change the peak.

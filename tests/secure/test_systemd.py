@@ -1,6 +1,4 @@
-"""Run a hospital's kit as its systemd unit does, on a machine of its own whose first process is systemd, and a lead's
-script in the airlock there.
-"""
+"""Run a hospital's kit under systemd with the kit's own unit, and a lead's script in the airlock there."""
 
 import json
 import os
@@ -27,7 +25,7 @@ SYSTEMD = Path("/lib/systemd/systemd")
 OWN = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--uts", "--mount-proc"]
 ACCOUNT = 23_456
 SITES = ["hospital-1", "hospital-2"]
-# Before systemd starts, this script changes the mounts of its own namespace only. Only the kit, and new folders in
+# Before systemd starts, this script changes the mounts of a new namespace only. Only the kit, and new folders in
 # memory, can be written there, and systemd finds no unit but the hospital's own.
 BEGINS = """
 set -e
@@ -91,7 +89,7 @@ class Supervised(Consortium):
         return self.processes[party]
 
     def _make(self, made: Path) -> None:
-        """Write what the unit expects on its machine: an environment for Python, an account, and the unit itself."""
+        """Write the files that the unit expects on a machine: an environment for Python, an account, and the unit."""
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         packages = made / f"lib/{version}/site-packages"
         for folder in (packages, made / "bin", made / "packages", made / "code", made / "system/medsilo.service.d"):
@@ -143,7 +141,7 @@ def test_a_hospital_takes_part_under_its_unit(supervised: Supervised, tmp_path: 
 
 
 def test_a_room_needs_the_lines_of_the_page(supervised: Supervised, root: Path, tmp_path: Path) -> None:
-    """Without these lines, the hospital rejects a script and says why; with these lines, the script runs in a room."""
+    """Without these lines, the hospital rejects a script and gives the reason. With these lines, the script runs."""
     for site in SITES:
         own = {"device": "cpu", "airlock": "required", "memory_limit": 4096, "public_data": True}
         (supervised.kit(site) / "local/medsilo.yaml").write_text(json.dumps(own))

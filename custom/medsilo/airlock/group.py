@@ -118,7 +118,7 @@ def _without_processes(own: Path) -> Iterator[Path]:
                 continue
             if parent == own and (own / "cgroup.type").exists():  # the root of all groups may have processes
                 (own / KIT).mkdir(exist_ok=True)
-                while processes := (own / "cgroup.procs").read_text().split():  # new ones may start meanwhile
+                while processes := (own / "cgroup.procs").read_text().split():  # further processes may start meanwhile
                     for process in processes:
                         with suppress(ProcessLookupError):
                             (own / KIT / "cgroup.procs").write_text(process)

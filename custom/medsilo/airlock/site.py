@@ -96,8 +96,8 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
-            # Charge the query budget, because the error Lacks tells the server that a weight file is missing, and at
-            # what time the script noticed it.
+            # Charge the query budget: the error Lacks discloses that a file of weights is missing, and when the script
+            # noticed it.
             self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:

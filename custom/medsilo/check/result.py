@@ -16,7 +16,7 @@ Cell = str | int | float
 APPROVAL = "approval"  # topic of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
-# For each topic in the report of a check, a description of what is checked
+# For each topic in the report of a check, a description of the check
 CHECKS = {
     "settings": "`medsilo.yaml` exists and is well-formed; `local/` has not changed since the hospital's engineer "
     "accepted it",

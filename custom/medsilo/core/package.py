@@ -49,7 +49,7 @@ def is_ours(name: str) -> bool:
 
 
 def ours_behind(thing: object) -> set[str]:
-    """Return the names of medsilo's import packages in which an object's class or one of its base classes is
+    """Return the names of medsilo's import packages in which an object's class or a base class is
     defined.
     """
     return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))

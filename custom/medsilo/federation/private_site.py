@@ -85,7 +85,7 @@ def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
 
 
 def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarded: bool) -> How:
-    """Return how a plan with differential privacy discloses a given kind of number: exact, noisy, or not at all.
+    """Return the form in which a plan with differential privacy discloses a number: exact, noisy, or not at all.
 
     Args:
         guarded: whether the data come from protected patients

@@ -39,7 +39,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if the GPU or the CPU ran out of memory. For CPU memory, only the message of torch's error tells whether
+    """True if the GPU or the CPU ran out of memory. For CPU memory, only the message of torch's error shows whether
     memory ran out.
     """
     if isinstance(error, OSError):

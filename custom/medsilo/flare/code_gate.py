@@ -44,8 +44,7 @@ LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let the hospital's process check each job when it unpacks the job, so that the lead is told why a job is
-    rejected.
+    """Let the hospital's process check each job while unpacking it, so that the lead receives a rejection's reason.
 
     If the startup kit has configured its own component for unpacking jobs, the kit keeps its component.
     """

@@ -31,7 +31,7 @@ class Training(Feature):
         ge=1,
         le=100_000,
         description="number of mini-batches per round at every site; if this key is set, `local_epochs` has no "
-        "effect; each round "
+        "effect. Each round "
         "begins a new pass over the data. `null`: whole passes",
     )
     batch_size: int = Field(

@@ -11,8 +11,8 @@ Tensors = Mapping[str, Tensor]
 # shape.
 Numbers = float | Mapping[str, float | Tensor]
 
-# Number of values in a block: so few that a block fits into a processor's cache in double precision, and so many that
-# calls of torch take little time.
+# Number of values in a block: few enough that a block in double precision fits into a processor's cache, and enough
+# that calls of torch take little time.
 BLOCK = 1 << 18
 # number of columns that are read at once from every site; the more sites, the smaller the number
 WIDEST, NARROWEST = 16 << 10, 4 << 10
@@ -63,7 +63,7 @@ class TypeSection:
     def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
-        # Names are sorted: the last bit of a sum depends on the order of the tensors, and this order must not depend on
+        # Names are sorted. The last bit of a sum depends on the order of the tensors, and this order must not depend on
         # the order of answers.
         self.names = sorted(shapes)
         self.shapes = {name: shapes[name] for name in self.names}

@@ -46,7 +46,7 @@ class Network(Feature):
     """
 
     NORM: ClassVar[str] = (
-        "type of the normalisation layers; `batch-statistics` is batch norm that has no weights and normalises "
+        "type of the normalisation layers; `batch-statistics` is batch norm without weights. It normalises "
         "every batch, even in tests, by the batch's own statistics"
     )
     # In medsilo, instance norm has weights, as batch norm does, although MONAI's instance norm has no weights by

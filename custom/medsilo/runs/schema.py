@@ -105,7 +105,7 @@ class SubgroupResult(RecordPart):
 
 
 class SiteResult(RecordPart):
-    """What one site contributed and achieved in the whole run. None stands for a missing value."""
+    """Contributions and scores of one site in the whole run. None stands for a missing value."""
 
     cases: dict[str, Count | None] | None = Field(
         None,

@@ -29,7 +29,7 @@ class PartySettings(Section):
     FILE: ClassVar[str] = FILE_NAME
 
     data: Any = None  # this party's data: a folder, or a section that describes the data
-    output: Path | None = None  # folder for results; if it is None, the folder medsilo/ in the kit
+    output: Path | None = None  # folder for results; without one, the folder medsilo/ in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     # number of CPU threads; if training uses a GPU and this number is 2 or more, separate processes read the cases

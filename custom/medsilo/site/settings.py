@@ -162,7 +162,7 @@ class SiteSettings(PartySettings):
 
     @property
     def most_studies(self) -> int:
-        """Return how many studies of one data set a lead may begin."""
+        """Return the number of studies of one data set a lead may begin."""
         return max(TESTS, -(-self.answers // TESTS))
 
     def approval_of(self, synthetic: bool = False, in_kit: bool = True) -> Approval:

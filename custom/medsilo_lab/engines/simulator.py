@@ -46,8 +46,8 @@ MOST_NAMES = 12
 # classes with this prefix are NVFlare's receivers for experiment tracking, which a job without code may use
 TRACKING = "nvflare.app_opt.tracking."
 STARTS = 3
-# Memory of a simulation in bytes, measured with `benchmarks/many_sites.py`: the memory at the start, and the memory for
-# each site that trains at the same time.
+# Memory of a simulation in bytes, measured with `benchmarks/many_sites.py`: the memory at the start and for each site
+# that trains at the same time.
 ONCE, EACH = 800 << 20, 128 << 20
 # number of tensors per parameter at a site that trains, for example the received parameter, the gradient and the
 # optimizer's state

@@ -80,7 +80,7 @@ class RunResult:
         return self.summary.score(site) if site in self.summary.sites else None
 
     def score_at(self, site: str) -> Score:
-        """Return what is known about a site's test score: the exact score, a range around the score, or nothing."""
+        """Return the known facts of a site's test score: the exact score, a range around the score, or nothing."""
         found = self.summary.score_at(site)
         return found.changed(n=self.patients.get(site, found.n))
 

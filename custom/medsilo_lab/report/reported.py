@@ -1,4 +1,4 @@
-"""What the command line prints after a report was written."""
+"""The text that the command line prints after a report was written."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -29,7 +29,7 @@ DARKEST = 0.3  # the table cell of a difference of this size or more has the dar
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # the page lists at most this number of seeds; instead of a longer list, the page says how many seeds there are
+FEW = 6  # the page lists at most this number of seeds; instead of a longer list, the page has only their number
 Rows = dict[str, list[RunResult]]
 
 

@@ -17,7 +17,7 @@ from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
 MOST = 60  # maximum number of cases in the opened sample; each hospital in turn contributes a case
 TAIL = (0.5, 99.5)
-# maximum number of different values in a mask; in a mask with more values, each object has a separate value, or the
+# maximum number of different values in a mask. In a mask with more values, each object has a separate value, or the
 # file is no mask
 MOST_VALUES = 50
 LEAST_PATIENTS = 6  # minimum number of patients that a pattern must find in each hospital's file names

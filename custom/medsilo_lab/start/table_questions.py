@@ -577,7 +577,7 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask whether to leave out three kinds of inputs: inputs that reveal the outcome, are measured after the outcome,
+    """Ask whether to leave out inputs that reveal the outcome, are measured after the outcome,
     or are empty if the outcome is known.
     """
     if (found := facts_of(seen)) is None:

@@ -29,7 +29,7 @@ ASSUMED = 1000
 
 @dataclass(frozen=True)
 class Power:
-    # what the power refers to: a hospital, all hospitals together, or the assumed standard deviations
+    # subject of the power: a hospital, all hospitals together, or the assumed standard deviations
     whose: str
     patients: tuple[int, ...]
     seeds: int

@@ -45,8 +45,10 @@ class SiteTest:
 
     @property
     def mean(self) -> float | None:
-        """In a regression, the score of a constant prediction: for every case, the mean of all test cases. If the task
-        is no regression, the result is None. In a regression, a score is 1 minus a multiple of the absolute error.
+        """In a regression, the score of a constant prediction: for every case, the mean of all test cases. Return None
+        for all other tasks.
+
+        In a regression, a score is 1 minus a multiple of the absolute error.
         """
         if self.metric != CLOSENESS:
             return None

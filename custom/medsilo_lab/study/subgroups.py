@@ -67,7 +67,7 @@ class DisclosedScore(NamedTuple):
 
     def within(self, error: float) -> Interval:
         """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
-        Wilson's formula is not the number of patients: it is the size at which a proportion would have the variance of
+        Wilson's formula is not the number of patients. It is the size at which a proportion would have the variance of
         the score.
         """
         degrees = max(self.patients - self.hospitals, 1)

@@ -71,8 +71,8 @@ class Failing(NamedTuple):
     most: float
 
     def within(self, error: float) -> tuple[float, Interval]:
-        """Return the change of the mean score by patients for whom only one method fails. Also return how far the true
-        change may lie below and above this estimate.
+        """Return the change of the mean score by patients for whom only one method fails. Also return the distances by
+        which the true change may lie below and above this estimate.
         """
         low, high = self.share.within(error)
         less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)

@@ -200,7 +200,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if a missing site can't return to the job: the reason is that the server expelled the site, or that
+    """Return True if a missing site can't return to the job, because the server expelled the site, or that
     the site's policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))

@@ -192,7 +192,7 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Map the name of each image or recording to its class. If the class is None, training ignores the image or
+        """Map the name of each image or recording to its class. Without a class, training ignores the image or
         recording.
         """
         from medsilo.tasks.own import reading

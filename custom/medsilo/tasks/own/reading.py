@@ -193,7 +193,7 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Map the name of each image or recording to its class. If the class is None, training ignores the image or
+    """Map the name of each image or recording to its class. Without a class, training ignores the image or
     recording.
 
     Images or recordings whose class is not in the plan are removed from the list and recorded.
