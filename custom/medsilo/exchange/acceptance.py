@@ -57,7 +57,9 @@ class Acceptance:
         check_values(facts, self.most_values)
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
-            raise Refused(f"the answer belongs to {' '.join(other)} of another study, not {task} {number} of this one")
+            raise Refused(
+                f"the answer names {' '.join(other)}, or another study, instead of {task} {number} of this one"
+            )
         check_packages(facts.get("packages"), self.plan.code)
         answer = ANSWERS[task].received(facts)
         counted = ("train", "validation", "test") if not self.plan.task.scripted else ("train",)

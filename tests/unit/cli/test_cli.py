@@ -230,7 +230,7 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_written(
     (place / "run/plan.yaml").touch()
     for line, wanted in {
         "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give a folder with medsilo.yaml [jobs]",
-        "compare --methods local -o run": "--out is the folder of a run; give another [run]",
+        "compare --methods local -o run": "--out is the folder of a run; give another folder [run]",
         "approve jobs/fedavg --kit kit": "this kit belongs to a server; give the kit of a hospital [kit]",
     }.items():
         assert main(line.split()) == 1, line

@@ -195,7 +195,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("compare --methods local~fedavg", 1, ["commas", "local,fedavg"]),
         ("init blank.csv", 1, ["no column names", "first line"]),
         ("init blank.csv -o other", 1, ["blank.csv"]),
-        ("resume study", 1, ["medsilo compare", "-o study", "again"]),
+        ("resume study", 1, ["medsilo compare", "-o study", "repeat"]),
         ("list fedbm", 1, ["did you mean"]),
         ("run jobs/fedavg --rounds 3", 2, ["--set training.rounds=VALUE"]),
         ("run jobs/fedavg --set participation.sites=a,b", 1, ["'a,b' is not a list"]),

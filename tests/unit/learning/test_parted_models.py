@@ -349,7 +349,11 @@ def test_no_head_of_fedbabu_travels_and_the_lead_gets_the_one_that_was_drawn(tmp
 
 REFUSED = [
     ("fedrod", ["task.name=synthetic-prostate"], "balances the classes of cases, which task synthetic-prostate"),
-    ("fedrod", ["training.class_weights=balanced"], "training.class_weights: fedrod balances classes itself"),
+    (
+        "fedrod",
+        ["training.class_weights=balanced"],
+        "training.class_weights: fedrod balances classes by balanced softmax",
+    ),
     *((name, ["network.name=linear"], "this network has no layer before") for name in ("fedrep", "fedbabu", "fedrod")),
 ]
 

@@ -355,7 +355,10 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
             ),
             "its numbers, training.batch_size or",
         ),
-        (lambda: medsilo.run(small.plan, model=nn.Conv2d), "takes in_channels, out_channels, kernel_size; let it take"),
+        (
+            lambda: medsilo.run(small.plan, model=nn.Conv2d),
+            "takes in_channels, out_channels, kernel_size; it must take",
+        ),
         (
             lambda: medsilo.run(sites={"a": ([[0.0]] * 40, [0, 1] * 20)}, loss=of_each_case),
             "loss: of_each_case gives a tensor of shape (8,); return the batch's mean",

@@ -351,7 +351,7 @@ def test_missing_values_are_dashes_and_never_zero(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", {"a": None, "b": None}, by_site, selected=selected, **missing)
     text, parsed = rendered([save(tmp_path, summary)])
     assert parsed.row("FedAvg")[1:] == ["–"] * 4
-    assert "There are no validation values." in text
+    assert "The run has no validation scores." in text
     assert "0.000" not in text and "0.0 s" not in text and "0 B" not in text and "None" not in text
     assert "no test score for a and b" in parsed.header_text
 

@@ -239,7 +239,7 @@ def test_odd_images_are_refused(kind: str, tmp_path: Path) -> None:
 
 def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    for folder, words in ((tmp_path, "which has 1 .txt; medsilo reads NIfTI"), (tmp_path / "no", "does not exist")):
+    for folder, words in ((tmp_path, "no image, but 1 .txt; medsilo reads NIfTI"), (tmp_path / "no", "does not exist")):
         with pytest.raises(DataError, match=words):
             layout_of_folder(folder)
     (tmp_path / "images").mkdir()

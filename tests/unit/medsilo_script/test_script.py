@@ -815,7 +815,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     env.left = {"site-2/log.txt": f"2026-11-27 - ERROR - Traceback:\n  File a\nKeyError: 1\n\n{raised}\nmore\n"}
     with pytest.raises(MedsiloError, match="site-2: join: FedSM needs validation=; logs: .*again"):
         recipe.execute(env)
-    with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
+    with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 clients of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
     # medsilo raises an error, because NVFlare would otherwise empty the folder of the earlier run
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):

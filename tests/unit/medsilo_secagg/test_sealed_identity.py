@@ -107,7 +107,7 @@ def test_keys_of_every_kind(kind: str) -> None:
 def test_certificates_that_are_not_believed() -> None:
     me = certified("site-1")
     for site, own, said in (
-        ("site-2", certified("site-0"), "is that of site-0"),
+        ("site-2", certified("site-0"), "belongs to site-0"),
         ("site-0", certified("site-0", dates=(NOW - 2 * DAY, NOW - DAY)), "not today"),
         ("site-0", certified("site-0", dates=(NOW + DAY, NOW + 2 * DAY)), "not today"),
         ("site-0", certified("site-0", rsa.generate_private_key(65537, 1024)), "not of the consortium's root"),
@@ -166,7 +166,7 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
     swapped = {
         "the signature on its keys": honest[2].model_copy(update={"channel": attacker.channel}),
         "its keys are not signed": attacker,
-        "is that of site-1": Member.begin(study.terms, "site-2", certified("site-1")).introduction(),
+        "belongs to site-1": Member.begin(study.terms, "site-2", certified("site-1")).introduction(),
         # the site itself signed these keys in another study
         "signature": Member.begin(terms(3, study="other"), "site-2", study.signer("site-2")).introduction(),
     }

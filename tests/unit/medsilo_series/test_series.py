@@ -304,7 +304,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(tmp_path / "ms")
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, recording_columns={"label": "doing"})
     monkeypatch.setattr(recordings.TableReader, "MOST_CELLS", 3)
-    assert "more than 3 numbers (4); divide the table" in words()
+    assert "more than 3 numbers (4); divide a recording" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
     assert "more than 0 different values (4); correct it" in words()
 

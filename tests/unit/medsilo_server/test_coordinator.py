@@ -227,7 +227,7 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     study.run()
     assert study.rounds[0].lost == {C: "no answer"}
-    assert study.rounds[1].refused[C].startswith("answers round 1") and len(study.rounds[1].refused) == 1
+    assert study.rounds[1].refused[C].startswith("the answer names round 1") and len(study.rounds[1].refused) == 1
     assert_equal(study.model("global/last"), without_c())
 
 
