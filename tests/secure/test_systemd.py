@@ -37,7 +37,8 @@ mount --bind {base} /opt/python
 mount --bind {made} /opt/medsilo
 mount --bind {packages} /opt/medsilo/packages
 mount --bind {code} /opt/medsilo/code
-for name in passwd group; do mount --bind {made}/$name /etc/$name; done
+ldconfig -C {made}/ld.so.cache /opt/python/lib
+for name in passwd group ld.so.cache; do mount --bind {made}/$name /etc/$name; done
 for place in /etc/systemd/system /etc/systemd/system-generators /lib/systemd/system /lib/systemd/system-generators; do
   if [ -d $place ]; then mount --bind /opt/empty $place; fi
 done
@@ -99,7 +100,7 @@ class Supervised(Consortium):
         (made / "bin/python3").symlink_to(f"/opt/python/bin/{version}")
         (made / "console").touch()
         for name, line in (("passwd", "medsilo:x:{0}:{0}::/nowhere:/bin/sh\n"), ("group", "medsilo:x:{0}:\n")):
-            (made / name).write_text(Path("/etc", name).read_text() + line.format(ACCOUNT))
+            (made / name).write_text(line.format(ACCOUNT) + Path("/etc", name).read_text())
         kit = self.kit(SITES[0])
         unit = (kit / SERVICE).read_text()
         # the log of the kit, so that the test can read it

@@ -32,7 +32,10 @@ OUTPUT = WORK / "medsilo"  # folder in the sandbox for the results of a study
 INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that passes facts about the study to the script
 # user id in the sandbox, which must differ from the user id of the hospital's own account
 USER = 1000 if os.getuid() != 1000 else 1001
-ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
+ALONE = (
+    *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+    *("--uid", str(USER), "--gid", str(USER), "--hostname", "room", "--cap-drop", "ALL", "--clearenv"),
+)
 # Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
 # folders below /, which are links to folders in /usr on newer Linux systems
@@ -132,7 +135,7 @@ class Room:
             seccomp: the descriptor of the filter of system calls
         """
         half = str(self.settings.scratch * MiB // 2)
-        own = [*ALONE, "--uid", str(USER), "--gid", str(USER), "--hostname", "room", "--cap-drop", "ALL", "--clearenv"]
+        own = [*ALONE]
         for path in SYSTEM:
             own += ["--ro-bind-try", path, path]
         for place in (Path("/", name) for name in TOP):
