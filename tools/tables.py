@@ -271,7 +271,7 @@ SITE_TREE: Mapping[str, str] = {
     paths.NOW: "while the site works on an answer: the site's present work, and the share of its training that is "
     "done. The file never leaves the site",
     paths.DIARY: "under NVFlare: a line for each answer that left the site, and a line with the reason for each "
-    "answer that did not leave. The file never leaves the site",
+    "answer that was not sent. The file never leaves the site",
     paths.DATA: "for tasks that read a folder: what medsilo found among the site's files, and the names of the "
     "files that it left out. The file never leaves the site",
     paths.EMBEDDINGS.format(

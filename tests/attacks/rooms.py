@@ -2,7 +2,7 @@
 
     result = in_room(tmp_path, "print(open('/etc/shadow').read())")
     result.printed   # what the script printed, which stays at the hospital
-    result.reasons   # why the hospital's answer is missing, as it leaves
+    result.reasons   # why the hospital's answer is missing, in the words that leave the hospital
 
 A script that contains the text LEARNS takes part in training. `learning("...")` returns a script that runs the given
 code in each round before sending the script's answer.

@@ -129,7 +129,7 @@ def test_a_word_that_was_not_accepted_is_refused_before_data_are_read(hospital: 
     assert str(refused.value) == UNFIT and "words" in refused.value.private and "'Laktat'" in refused.value.private
 
 
-# ---------------------------------------------------------------------------------------------------- all that leaves
+# ---------------------------------------------------------------------------------------- all that leaves the hospital
 STUMBLES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a column that is gone": {"reading": {"columns": {"age": "Geheimfehlt"}}},

@@ -111,7 +111,7 @@ class Evaluation:
     def _in_order(self, part: Dataset, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(_ordered(part, order), self.task.evaluation_batch, self.compute)
 
-    # ------------------------------------------------------------------ pictures, which never leave
+    # --------------------------------------------------------- pictures, which never leave the site
     @property
     def draws(self) -> bool:
         """True if the hospital may save pictures of this site's images together with the site's results."""

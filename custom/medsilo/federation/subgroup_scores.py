@@ -144,7 +144,7 @@ def scores_of(
     """Return the rounded score of each subgroup level.
 
     Args:
-        told: the rounding of each level whose score may leave
+        told: the rounding of each level whose score may leave the hospital
     """
     low, high = goal.metric_range
     found = []

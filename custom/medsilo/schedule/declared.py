@@ -72,9 +72,9 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     )
     scores: NumbersOffer | None = Field(
         None,
-        description="scores over validation and test cases leave with geometric noise, and the noisy scores select "
-        "the model. `null`: scores leave only if a hospital declares its scores public; without scores, the last "
-        "round's model is kept",
+        description="scores over validation and test cases leave a hospital with geometric noise, and the noisy "
+        "scores select the model. `null`: scores leave a hospital only if it declares its scores public; without "
+        "scores, the last round's model is kept",
     )
     counts: NumbersOffer | None = Field(
         None,

@@ -1,8 +1,9 @@
-"""A hospital's privacy ledger, which records the differential privacy cost of every answer before the answer leaves.
+"""A hospital's privacy ledger, which records the differential privacy cost of every answer before the answer is sent.
 
 A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
-line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves only after
-its entry is on disk. If the process dies before the answer leaves, the ledger charges an answer that was not sent.
+line. A second file, the head, contains the number of lines and the hash of the last line. An answer leaves the hospital
+only after its entry is on disk. If the process dies before the answer is sent, the ledger charges an answer that no
+other party received.
 
 A key of the hospital's startup kit signs the ledger's entries. If a kit is renewed with a new key, either the old key
 signs the new key, or the hospital's engineer accepts the new key. If a hospital has no kit, the key is in the ledger's

@@ -107,7 +107,7 @@ class SiteSettings(PartySettings):
     public_data: bool = Field(
         False,
         description="true: the data are public, such as a published data set. If the data are public, the plan "
-        "determines the split, numbers leave without rounding, and answers are not counted",
+        "determines the split, numbers leave the hospital without rounding, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(
         None,

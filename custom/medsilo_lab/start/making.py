@@ -143,7 +143,8 @@ def make_each(
         floor: numbers of patients are disclosed as multiples of this number (min_patients_per_metric).
         ready: folder for preprocessed images.
         called: names in plans of columns, levels and classes, by their names in the data.
-        subgroups: subgroups of patients whose scores may leave, in addition to those of the earlier version.
+        subgroups: subgroups of patients whose scores may leave the hospital, in addition to those of the earlier
+            version.
     """
     asked = Asked(ask, {**({"folders": HOSPITALS} if layout.hospitals else {}), **(said or {})})
     found = found_cases(layout.path, layout.target, asked)
