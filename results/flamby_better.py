@@ -4,7 +4,7 @@ test cases.
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
 For each data set, every candidate trains on three quarters of each hospital's training cases and is scored on the other
-quarter. The trial is repeated N times with new random draws of the quarter; a region with only two deaths takes no
+quarter. The trial is repeated N times with a new random quarter each time; a region with only two deaths takes no
 part. The candidate with the best mean score then trains on all training cases with FLamby's five seeds. The program
 tests the chosen candidate once, and also trains and tests the best published row again. The tables also have a row that
 follows FLamby's code for Cyclic. In this row, each hospital trains a copy of the model, and the first hospital's copy

@@ -30,7 +30,7 @@ Images = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def drawn(random: np.random.Generator, images: int, difference: float, sharp: float, darker: float) -> Images:
-    """Draw the images of a study whose selector distinguishes hospitals with the mean ability `sharp`."""
+    """Simulate the images of a study whose selector distinguishes hospitals with the mean ability `sharp`."""
     margin = sharp * (1 - darker) * random.gamma(3.0, 1.0, images) + (1 + darker) * random.normal(0, 0.8, images)
     confidence = 1 / (1 + (HOSPITALS - 1) * np.exp(-np.abs(margin)))
     common = GLOBAL + random.normal(0, SPREAD, images)

@@ -32,8 +32,8 @@ Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 # ---------------------------------------------------------------------------------------------------- one score
 def accuracy(random: Random, patients: int, right: float, akin: float = 0.0) -> Scores:
-    """Draw one to twelve cases for each patient; `akin` is the correlation of a patient's cases. If `akin` is 0, each
-    patient has one case.
+    """Simulate one to twelve cases for each patient; `akin` is the correlation of a patient's cases. If `akin` is 0,
+    each patient has one case.
     """
     owners = np.repeat(np.arange(patients), random.integers(1, 13, patients) if akin else 1)
     chances = (
@@ -45,20 +45,20 @@ def accuracy(random: Random, patients: int, right: float, akin: float = 0.0) -> 
 
 
 def dice(random: Random, patients: int, failing: float) -> Scores:
-    """Draw scores near 0.9, and set each score to 0 with the probability `failing`."""
+    """Simulate scores near 0.9, and set each score to 0 with the probability `failing`."""
     values = np.clip(random.normal(0.9, 0.03, patients), 0, 1)
     return Scores(np.where(random.random(patients) < failing, 0.0, values), np.arange(patients))
 
 
 def survival(random: Random, patients: int, seen: float, effect: float) -> Ranked:
-    """Draw survival times that depend on a risk, and censoring times with the rate `seen`."""
+    """Simulate survival times that depend on a risk, and censoring times with the rate `seen`."""
     risk = random.normal(size=patients)
     time, end = random.exponential(np.exp(-effect * risk)), random.exponential(1 / seen, patients)
     return np.minimum(time, end), (time <= end).astype(int), risk
 
 
 def classes(random: Random, patients: int, apart: float, failing: float = 0.0) -> Ranked:
-    """Draw the scores of two classes; with the probability `failing`, the ranking of a diseased patient is reversed."""
+    """Simulate scores of two classes; each diseased patient's ranking is reversed with the probability `failing`."""
     ill = (random.random(patients) < 0.4).astype(int)
     sign = np.where(random.random(patients) < failing, -1, 1)
     return np.where(ill, 1.0, 2.0), ill, random.normal(size=patients) + sign * apart * ill

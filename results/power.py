@@ -30,7 +30,7 @@ Judge = Callable[[np.ndarray], np.ndarray]
 def studies(
     random: np.random.Generator, difference: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
 ) -> np.ndarray:
-    """Draw studies [times, rows, seeds]; one row has a larger spread than the other rows, and row 2 has better
+    """Simulate studies [times, rows, seeds]; one row has a larger spread than the other rows, and row 2 has better
     scores.
     """
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))

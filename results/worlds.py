@@ -95,7 +95,7 @@ AKIN = tuple(
 
 
 def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, Study, float]:
-    """Draw the scores of two methods on the same patients; return the scores and the true difference between the
+    """Simulate the scores of two methods on the same patients; return the scores and the true difference between the
     methods.
 
     Args:

@@ -1,4 +1,4 @@
-"""Draw random federations with cases as arrays, and compute nnU-Net's own results for the pooled cases."""
+"""Generate random federations with cases as arrays, and compute nnU-Net's own results for the pooled cases."""
 
 import json
 from collections.abc import Mapping, Sequence

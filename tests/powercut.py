@@ -29,7 +29,7 @@ class Node:
     inode: int
     is_folder: bool = False
     contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
-    # Numbers of the operations that synchronised the file's content, or the folder's names, with the disk.
+    # Indices of the operations that synchronised the file's content, or the folder's names, with the disk.
     synced: list[int] = field(default_factory=list)
 
     def at(self, operation: int) -> int:

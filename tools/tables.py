@@ -253,7 +253,8 @@ SITE_TREE: Mapping[str, str] = {
     "the message is lost. Without the site's keys, the masked message is noise",
     paths.ANSWER_FILES: "in a study with an entry in the site's privacy ledger: the site's last answers. If the "
     "server asks twice, the site sends the same stored answer twice, so the second time has no privacy cost",
-    paths.NOISY_COUNTS: "if the site sends numbers of cases with noise: the noisy numbers, which are drawn only once",
+    paths.NOISY_COUNTS: "if the site sends numbers of cases with noise: the noisy numbers, whose noise is sampled "
+    "only once",
     paths.SPENT: "in a study with an entry in the privacy ledger: the privacy cost (ε at δ) of this study and of "
     "all studies. The hospital's own report shows the cost of this study and of all studies. The "
     "file never leaves the site",
@@ -295,7 +296,7 @@ RUN_TREE: Mapping[str, str] = {
     paths.NOW: "while the study runs: which sites the server has asked, and which have answered",
     paths.REPORT: "the page (`medsilo report`)",
     f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round; "
-    "the file's name has the round's number",
+    "the file's name has the round's index",
     f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
     f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent if every site has "
     "its own model",

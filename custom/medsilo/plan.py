@@ -299,7 +299,7 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """Return the networks with names, shapes and types, but without values; the method draws no random numbers."""
+        """Return the networks with names, shapes and types, but without values; the method uses no random numbers."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return self.algorithm.modules(self._blueprint())
 

@@ -23,7 +23,7 @@ from medsilo_nnunet.question import SegmentationQuestion
 
 # an image [C, D, H, W] and labels [D, H, W]; empty voxels of the image have the label -1
 Case = tuple[Tensor, Tensor]
-# A case, and the voxels of its structures as rows [n, 4]: number of the structure, z, y, x.
+# A case, and the voxels of its structures as rows [n, 4]: index of the structure, z, y, x.
 Placed = tuple[Any, Any, Tensor]  # the image and the labels are read from files only when they are needed
 NONE = torch.empty(0, 4, dtype=torch.int32)
 # Variants of nnU-Net's trainer that change only loss, augmentation or mirroring. The trainer's epochs, optimizer and
@@ -235,7 +235,7 @@ class _OneCase:
 
 
 def places_in(found: Mapping[int, Any]) -> Tensor:
-    """Return the voxels of all structures in one tensor. Each row begins with the number of a structure, counted from
+    """Return the voxels of all structures in one tensor. Each row begins with the index of a structure, counted from
     1.
     """
     # nnU-Net's voxel lists begin with a column for the channel, which is always 0 and is dropped

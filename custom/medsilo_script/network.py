@@ -125,7 +125,7 @@ def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
 
 def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     kind = KINDS.get(shape.kind, nn.Module)
-    layer = kind.__new__(kind)  # the layer's constructor is not called, because it would draw random weights
+    layer = kind.__new__(kind)  # the layer's constructor is not called, because it would make random weights
     nn.Module.__init__(layer)
     for name, number in shape.numbers.items():
         setattr(layer, name, number)

@@ -13,7 +13,7 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo_secagg.streams import Words
 
-# number of zero words after the encoded numbers; if masks are removed wrongly, these words are no longer zero
+# number of zeros after the encoded numbers; if masks are removed wrongly, these integers are no longer zero
 CHECK = 4
 CHUNK = 1 << 15
 MOST_ROUNDED = 128.0  # maximum rounding error of a sum over 256 sites, in units of the last place
@@ -85,7 +85,7 @@ class FixedPoint:
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
 
     def within(self, words: Words, weight: int) -> bool:
-        """Return True if the words can be a weighted sum of numbers within the bound."""
+        """Return True if the integers can be a weighted sum of numbers within the bound."""
         signed = words.view(SIGNED)
         most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
@@ -93,7 +93,7 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Flat:
-    """The order in which named tensors are stored in one sequence of words (64-bit integers)."""
+    """The order in which named tensors are stored in one sequence of 64-bit integers."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -101,8 +101,8 @@ class Flat:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Flat":
-        """Return the order of tensors in the sequence of words; raise MedsiloError unless all tensors contain floating
-        point numbers.
+        """Return the order of tensors in the sequence of integers; raise MedsiloError unless all tensors contain
+        floating point numbers.
         """
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
@@ -121,8 +121,8 @@ class Flat:
         return sum(self.sizes) + CHECK
 
     def encode(self, tensors: Mapping[str, Tensor], fixed: FixedPoint, weight: int = 1) -> Words:
-        """Multiply tensors by an integer weight and encode them as words; raise Refused if a tensor is missing or out
-        of range.
+        """Multiply tensors by an integer weight and encode them as 64-bit integers; raise Refused if a tensor is
+        missing or out of range.
         """
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in tensors or tuple(tensors[name].shape) != shape:
@@ -138,8 +138,8 @@ class Flat:
         return words
 
     def decode(self, words: Words, fixed: FixedPoint, weight: int, divisor: int) -> Tensors:
-        """Decode a sum, and divide the decoded numbers by the divisor; raise Refused if the words cannot be a sum of
-        encoded numbers.
+        """Decode a sum, and divide the decoded numbers by the divisor; raise Refused if the integers cannot be a sum
+        of encoded numbers.
 
         Args:
             weight: The sum of the weights of all sites in the sum.
@@ -159,13 +159,13 @@ class Flat:
 
 
 def as_tensor(words: Words) -> Tensor:
-    """Return the words as a tensor of integers for sending; the tensor shares the memory of the words."""
+    """Return unsigned integers as a tensor of signed integers for sending; both share their memory."""
     return torch.from_numpy(words.view(SIGNED))
 
 
 def as_words(sender: str, tensor: object, count: int) -> Words:
-    """Return a received tensor as words, if possible without a copy. If the tensor has a wrong type or shape, raise
-    Refused with the sender's name.
+    """Return a received tensor as unsigned integers, if possible without a copy. If the tensor has a wrong type or
+    shape, raise Refused with the sender's name.
     """
     if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER or tensor.layout != torch.strided:
         raise Refused(f"{sender}: its masked numbers are not a tensor of {BITS}-bit integers")

@@ -179,7 +179,7 @@ class Member:
         groups: Groups,
         weights: Mapping[str, int] | None = None,
     ) -> Tensors:
-        """Mask this site's numbers for a round, and return a tensor of words for each block.
+        """Mask this site's numbers for a round, and return a tensor of 64-bit integers for each block.
 
         Args:
             deal: The keys and shares of the sites in the round.

@@ -47,11 +47,11 @@ def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
 
 
 def add_streams(words: Words, streams: Iterable[Stream]) -> None:
-    """Add streams to words, in place and modulo 2^64.
+    """Add streams to 64-bit integers, in place and modulo 2^64.
 
-    A key must mask only one sequence of words, because two sequences with the same mask disclose the difference between
-    the sequences. All streams are added to one chunk of words before the next chunk, so that the chunk stays in the
-    processor's cache. Adding a stream of 8 MB chunk by chunk took 1.7 ms, of which ChaCha20 took 1.4 ms. Without
+    A key must mask only one sequence of integers, because two sequences with the same mask disclose the difference
+    between the sequences. All streams are added to one chunk of integers before the next chunk, so that the chunk stays
+    in the processor's cache. Adding a stream of 8 MB chunk by chunk took 1.7 ms, of which ChaCha20 took 1.4 ms. Without
     chunks, adding a stream of 8 MB took 3.6 ms.
     """
     if words.nbytes > LONGEST:

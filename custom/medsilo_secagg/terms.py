@@ -66,8 +66,8 @@ class SealedBlock:
     fixed: FixedPoint
 
     def read(self, words: Words, divisor: int = 1, weight: int | None = None) -> Tensors:
-        """Decode an unmasked sum, and divide the decoded numbers by the divisor; raise Refused if the words cannot be a
-        sum of encoded numbers.
+        """Decode an unmasked sum, and divide the decoded numbers by the divisor; raise Refused if the integers cannot
+        be a sum of encoded numbers.
 
         Args:
             weight: The sum of the weights of all sites in the sum, or None for the largest possible sum.

@@ -78,7 +78,7 @@ def _runs(rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None)
     step, and the label's index.
 
     Args:
-        rows: For each step, the number of its row.
+        rows: For each step, the index of its row.
         labels: The labels of the recording; None if it has no labels.
         usable: For each label, whether its rows are used.
     """

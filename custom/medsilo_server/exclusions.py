@@ -43,7 +43,7 @@ class Exclusions:
         than LONG times the median norm, the round is undone if at least one other site diverged.
 
         Args:
-            number: The number of the present round, in which sites reported that they diverged.
+            number: The index of the present round, in which sites reported that they diverged.
         """
         diverged = {site for site, gone in exchange.missing.items() if DIVERGED in gone.reason}
         others = {site for site in exchange.asked if site not in diverged and site not in exchange.by_kind("lost")}

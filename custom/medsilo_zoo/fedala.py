@@ -22,8 +22,8 @@ from medsilo.extend.methods import (
 )
 
 JUDGED = 10  # W has converged when the spread of this number of latest losses is small
-# Number of the epoch that selects the sample of cases for learning W. The epochs of training are numbered from 0, so
-# the number -1 selects cases by an order that no epoch of training uses.
+# Index of the epoch that selects the sample of cases for learning W. The epochs of training are counted from 0, so the
+# index -1 selects cases by an order that no epoch of training uses.
 SAMPLE = -1
 
 

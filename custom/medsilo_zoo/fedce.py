@@ -43,7 +43,7 @@ class FedCE(WeighingMethod):
         """Build the networks and the values that a site keeps. A site sends `missed`, which is 1 minus the mean score
         of the models without this site, and receives its weight a_k as `share`.
 
-        To average `missed` over the rounds, a site keeps the sum and the number of its values; the first round counts
+        To average `missed` over the rounds, a site keeps the sum and the count of its values; the first round counts
         as a value of 0.
         """
         model = build()

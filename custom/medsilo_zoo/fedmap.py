@@ -227,7 +227,7 @@ class FedMAP(WeighingMethod):
         return shares
 
     def _prior_of(self, sizes: Mapping[str, int], given: Tensors) -> Prior:
-        with torch.device("meta"):  # on the meta device, no memory is allocated and no random weights are drawn
+        with torch.device("meta"):  # on the meta device, no memory is allocated and no random weights are made
             prior = Prior(sizes, self.hidden, self.alpha, self.epsilon)
         own = {name: tensor.to(torch.float32, copy=True) for name, tensor in given.items()}
         prior.load_state_dict(own, assign=True)

@@ -80,7 +80,7 @@ TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
 LEAST = 1 << 20  # minimum bytes of an unsplit tensor that is stored in a file; smaller tensors stay in memory
 MOST_AXES = 64
-MARK = "|"  # separates three texts in a piece's name: the tensor's name, the piece's number and the tensor's shape
+MARK = "|"  # separates three texts in a piece's name: the tensor's name, the piece's index and the tensor's shape
 
 
 class Store(Protocol):
@@ -315,7 +315,7 @@ MOST_TOGETHER = 8
 
 @dataclass
 class _OnTheirWay:
-    # Maps the number of a reply's first piece to the expected reply, and to the number of pieces in the reply.
+    # Maps the index of a reply's first piece to the expected reply, and to the number of pieces in the reply.
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
     next: int = 1
     came: int = 0

@@ -134,8 +134,8 @@ def _with_dummies(lines: Sequence[Sequence[float]], levels: Mapping[int, Sequenc
 
 
 def _split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Assign each line to training or test: scikit-learn draws 66 % for training, stratified by disease if both labels
-    occur at least three times.
+    """Assign each line to training or test: scikit-learn samples 66 % at random for training, stratified by disease if
+    both labels occur at least three times.
     """
     from sklearn.model_selection import train_test_split
 

@@ -17,7 +17,7 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = PrivacyGuarantee(None, None)
 PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
-DRAWS = 5  # number of repetitions with which candidates are compared; each repetition draws validation cases and noise
+DRAWS = 5  # repetitions of the comparison of candidates, each with new random validation cases and new noise
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 

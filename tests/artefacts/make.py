@@ -86,7 +86,7 @@ def write_all(out: Path) -> None:
 
 
 def plan_of(method: str) -> Plan:
-    """A small study of two drawn hospitals."""
+    """A small study of two synthetic hospitals."""
     training = {"rounds": 2, "batch_size": 16}
     chosen = {"algorithm": {"name": method}, "training": training, "model_selection": {"keep": "last"}}
     return parse_plan({**SMALL, **chosen})

@@ -34,8 +34,8 @@ def test_the_digits_of_a_sum_do_not_show() -> None:
 
 @pytest.mark.parametrize("bits", [0, 1, 3, 6])
 def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
-    """A chi-square test compares the drawn integers with P(k) ∝ exp(-k² / 2σ²), σ = 2^bits (Canonne, Kamath and Steinke
-    2020).
+    """A chi-square test compares the sampled integers with P(k) ∝ exp(-k² / 2σ²), σ = 2^bits (Canonne, Kamath and
+    Steinke 2020).
     """
     drawn = NoiseSource.from_seed(7, "law", bits).whole_normal(400_000, bits)
     sigma = 2.0**bits

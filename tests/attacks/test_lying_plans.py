@@ -260,8 +260,8 @@ def registry(folder: Path, **known: Any) -> None:
 
 
 def question(drawn: np.random.Generator) -> dict[str, Any]:
-    """Draw a plan of an attacker who searches for a patient's values by bisection, with random bounds, levels, columns,
-    class names, split fractions and folds.
+    """Return a random plan of an attacker who searches for a patient's values by bisection. Bounds, levels, columns,
+    class names, split fractions and folds are random.
     """
     numbers = [
         {"name": name, "low": low, "high": low + float(drawn.uniform(0.01, 80))}

@@ -54,7 +54,7 @@ def registry(folder: Path, known: Row | None) -> dict[str, Any]:
 
 
 def drawn_plan(drawn: np.random.Generator) -> Plan | None:
-    """Draw a random plan of an attacker who looks for a patient; return None if the plan is invalid."""
+    """Return a random plan of an attacker who looks for a patient; return None if the plan is invalid."""
 
     def some(*values: Any) -> Any:
         return values[int(drawn.integers(len(values)))]

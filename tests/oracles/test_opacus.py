@@ -33,7 +33,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class SharedNoise:
-    """Draw noise as Opacus does: with torch's normal random numbers from a seed, for each weight in turn."""
+    """Sample noise as Opacus does: with torch's normal random numbers from a seed, for each weight in turn."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.sizes = [weight.numel() for weight in model.parameters()]

@@ -1,4 +1,4 @@
-"""Draw the same few examples for property tests in every run."""
+"""Generate the same few random examples for property tests in every run."""
 
 from collections.abc import Callable
 from typing import Any

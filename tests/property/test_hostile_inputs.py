@@ -2,7 +2,7 @@
 
 No input causes a traceback, a delay or unlimited memory use.
 
-The default suite draws about 1,000 inputs, which are the same in each run.
+The default suite generates about 1,000 random inputs, which are the same in each run.
 """
 
 import copy
@@ -115,7 +115,7 @@ def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
 
 @st.composite
 def changed(draw: st.DrawFn, whole: Any) -> Any:
-    """Draw a copy of `whole` in which one to three values are changed, removed or added."""
+    """Return a copy of `whole` in which one to three random values are changed, removed or added."""
     value = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 3))):
         every = [place for place in places(value) if place]
@@ -137,7 +137,7 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Draw a copy of `content` that is truncated, or in which bytes are changed, inserted or removed."""
+    """Return a copy of `content` that is truncated, or in which random bytes are changed, inserted or removed."""
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if not data:

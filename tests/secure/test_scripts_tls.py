@@ -47,8 +47,8 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 def exported(
     root: Path, folder: Path, method: str, rounds: int, sites: Sequence[str] = HOSPITALS, external: Sequence[str] = ()
 ) -> Path:
-    """Export an example's recipe as a job, and return the job's folder; without a seed, a restarted script would draw
-    batches in a different order.
+    """Export an example's recipe as a job, and return the job's folder; without a seed, a restarted script would
+    shuffle cases in a different order.
     """
     shutil.copytree(root / "examples/hello-fedbn", folder)
     own = {"many": len(sites), "sites": list(sites), "external": list(external)}

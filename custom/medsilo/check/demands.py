@@ -34,8 +34,8 @@ def source_of(
 ) -> DataSource | None:
     """Return a site's data source, with the data split into training, validation and test as in a study.
 
-    A hospital draws its split once and reuses that split in all studies. If one person owns all sites, as in
-    'medsilo run', the plan defines the split.
+    A hospital splits its patients at random once, and reuses that split in all studies. If one person owns all sites,
+    as in 'medsilo run', the plan defines the split.
     """
     source = read_for(plan, settings.data, only_tested)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:

@@ -49,7 +49,7 @@ def end_family(pid: int) -> None:
 
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's codes for the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 LARGE = 32 << 20  # bytes; glibc accepts no value of M_MMAP_THRESHOLD above this number
 
 

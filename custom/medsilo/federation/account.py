@@ -155,7 +155,7 @@ class Accounting:
         state.attempt = account.begin()
         reply = self.inner.answer(parcel, stop)
         if self._numbers.counted:
-            drawn = self._numbers.counted[0]  # the noise of the counts is drawn once per study
+            drawn = self._numbers.counted[0]  # the noise of the counts is sampled once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
         # the participant must not use its state in memory before the answer that belongs to this state is charged
         done, state.done = state.done, -1

@@ -353,7 +353,7 @@ class Disclosure:
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return the validation or test score with newly drawn noise; differential privacy counts each call as an
+        """Return the validation or test score with new random noise; differential privacy counts each call as an
         additional release.
         """
         assert self.numbers

@@ -174,7 +174,7 @@ class PrivateNumbers:
 
     def charges(self, task: str, number: int) -> list[Charge]:
         """Return the privacy charges of the numbers in an answer. The charges do not include the noisy counts, because
-        the noise of the counts is drawn once per study.
+        the noise of the counts is sampled once per study.
         """
         found = []
         for told in NUMBERS.get(task, ()):
@@ -188,7 +188,7 @@ class PrivateNumbers:
 
     @property
     def count_charges(self) -> list[Charge]:
-        """The privacy charge for the noisy numbers of cases, whose noise is drawn once per study."""
+        """The privacy charge for the noisy numbers of cases, whose noise is sampled once per study."""
         return [Charge(what=WHAT["counts"], of=self.counting)] if self.how("counts") == "noisy" else []
 
     def planned(self) -> list[Charge]:
@@ -199,11 +199,11 @@ class PrivateNumbers:
     # ------------------------------------------------------------------ disclosure
     @cached_property
     def counted(self) -> tuple[str, dict[str, int]] | None:
-        """An identifier of the drawn noise, and the noisy number of privacy units in each part of the data; None if
+        """An identifier of the sampled noise, and the noisy number of privacy units in each part of the data; None if
         counts have no noise.
 
-        The noisy numbers are drawn once and saved, because drawing again would disclose more and cost an additional
-        charge. The noisy numbers of units replace the true numbers in every answer and in training.
+        The noise is sampled once and saved, because new noise would disclose more and cost an additional charge. The
+        noisy numbers of units replace the true numbers in every answer and in training.
         """
         if self.how("counts") != "noisy":
             return None

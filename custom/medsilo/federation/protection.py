@@ -35,7 +35,7 @@ DESCRIBED = (
     f"this hospital's {FILE_NAME} describes its data by keys, which no person accepted; its engineer makes a data set: "
     "medsilo data FOLDER"
 )
-SHOWN = 5  # maximum number of words that a refusal lists
+SHOWN = 5  # maximum number of names that a refusal lists
 SHARES = (0.6, 0.2, 0.2)  # default fractions of patients for training, validation and test
 
 
@@ -86,8 +86,8 @@ class Protection:
         """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
         columns and levels could infer facts about patients from the details of errors.
 
-        Details of errors about an accepted data set stay at the site, because the details may quote words of the data
-        set.
+        Details of errors about an accepted data set stay at the site, because the details may quote names of columns
+        and classes in the data set.
         """
         try:
             yield

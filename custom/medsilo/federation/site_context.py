@@ -52,8 +52,8 @@ class SiteContext:
 
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
-        """Add normal noise with the given standard deviation to a tensor. The noise is secret, and each call draws new
-        noise.
+        """Add normal noise with the given standard deviation to a tensor. The noise is secret, and each call samples
+        new noise.
         """
         from medsilo.privacy.noise import NoiseSource
 

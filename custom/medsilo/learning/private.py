@@ -33,9 +33,9 @@ COLUMNS = 1 << 18  # number of values of each privacy unit's gradient that are s
 
 # --------------------------------------------------------------------------------------------------- Poisson sampling
 class PoissonSample:
-    """Draws the privacy units of each training step, each unit independently and with the same probability.
+    """Samples the privacy units of each training step at random, each independently and with the same probability.
 
-    A drawn batch may be empty, or larger than expected. The cases of a privacy unit are consecutive in a batch. The
+    A sampled batch may be empty, or larger than expected. The cases of a privacy unit are consecutive in a batch. The
     attribute `owners` contains the privacy unit of each case in the last batch.
     """
 

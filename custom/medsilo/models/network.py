@@ -68,7 +68,7 @@ class Network(Feature):
     name: str
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        """Return a module whose initial weights are drawn from torch's global random generator."""
+        """Return a module whose initial weights come from torch's global random generator."""
         from monai.networks import nets  # imported within the method, because importing MONAI takes seconds
 
         told = dict(self.monai(channels, classes) or {})

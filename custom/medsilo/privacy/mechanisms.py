@@ -29,7 +29,7 @@ class SampledGaussian(Section):
     """Normal noise on a sum over a Poisson sample of privacy units, where the contribution of each unit is clipped."""
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
-    noise: Noise = Field(description="the noise multiplier σ / Δ₂ for one drawn privacy unit")
+    noise: Noise = Field(description="the noise multiplier σ / Δ₂ for one sampled privacy unit")
     rate: float = Field(gt=0, le=1, description="probability that a privacy unit is in a step's sample")
     steps: Count
 

@@ -6,9 +6,9 @@ difference.
 
 If floating-point noise is added to a floating-point sum, the low digits reveal the sum (Mironov 2012 for Laplace noise,
 Jin et al. 2022 for normal noise). To hide the low digits, the sum is rounded to a grid whose cells are 2^-40 of the
-noise's standard deviation. The noise is an integer number of cells, drawn from the discrete Gaussian by rejection
+noise's standard deviation. The noise is an integer number of cells, sampled from the discrete Gaussian by rejection
 (after Canonne, Kamath and Steinke 2020). The noisy sums lie on a grid, and this grid does not depend on the exact sum.
-If floating-point numbers are too imprecise to decide whether to accept a draw, 192-bit arithmetic decides. Rounding d
+If floating-point numbers are too imprecise to decide whether to accept a sample, 192-bit arithmetic decides. Rounding d
 values to the grid changes the vector of these values by at most √d cells. Rounding to the grid changes a vector by less
 than 1e-6 of the clipping bound if √d times the noise multiplier is below 10^6. The clipping in learning/private.py
 reserves a margin for the change by rounding. With cells of 2^-40 standard deviations, the discrete Gaussian has the
@@ -29,9 +29,9 @@ CHUNK = 1 << 16  # number of values that are generated at once, and that fit int
 EXACT = 2.0**-53
 BITS = 40
 CELLS = 2.0**BITS  # number of cells of the grid in one standard deviation
-LARGEST = 20  # limit of the noise in standard deviations; a draw beyond this limit has a probability of 1e-88
+LARGEST = 20  # limit of the noise in standard deviations; a sample beyond this limit has a probability of 1e-88
 DOUBT = 2.0**-42  # bound on the relative floating-point error of exp(-e) for e ≤ 200
-LONG = 192  # bits of the random numbers with which exact arithmetic decides whether to accept a draw
+LONG = 192  # bits of the random numbers with which exact arithmetic decides whether to accept a sample
 EXACTLY = Context(prec=80, Emin=-99999)
 
 Floats = NDArray[np.float64]
@@ -103,8 +103,8 @@ class NoiseSource:
 
 
 def accepted(numbers: NDArray[np.uint64], second: NDArray[np.uint64], bits: int, more: NoiseSource) -> Floats:
-    """Convert random words to integers that follow the discrete Gaussian with σ = 2^bits; rejected proposals become
-    NaN.
+    """Convert random integers of 64 bits to integers that follow the discrete Gaussian with σ = 2^bits; rejected
+    proposals become NaN.
 
     The proposal is |k| = v σ + u with a random sign, where P(v) = 2^-(v+1) and u is uniform below σ. A proposal is
     accepted with probability 13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986.

@@ -63,7 +63,7 @@ class SiteActivity(RecordPart):
     """A site's status.json, which describes the site's present work in a study."""
 
     task: Text = Field(description="task that the server requested")
-    round: Count = Field(description="number of the round")
+    round: Count = Field(description="index of the round")
     at: Seconds = Field(description="time at which the file was written, in seconds since 1970")
     deed: Deed = Field(description="present work of the site")
     share: Share | None = Field(

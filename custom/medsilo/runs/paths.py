@@ -63,7 +63,7 @@ PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 PROGRESS, AFTER = "medsilo.progress", "after"
 CANCELS = "cancels"  # a parameter of a lead's request; its value is the name of the person who cancels the study
 OUTCOME = "outcome"  # in a failed job's metadata: the key of the reason why the job failed
-# in a failed job's metadata: the key of the time and the number of the next automatic restart
+# in a failed job's metadata: the key of the time and the index of the next automatic restart
 GOES_ON = "goes_on"
 
 

@@ -63,7 +63,7 @@ class SiteRound(RecordPart):
 class Round(RecordPart):
     """A line of rounds.jsonl about one round: the sites that answered, and, for each missing site, the reason."""
 
-    round: Count = Field(description="number of the round, counted from 1 over all phases")
+    round: Count = Field(description="index of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
     seconds: Seconds | None = Field(
         None, description="seconds at the server from the requests of the round to the end of aggregation"

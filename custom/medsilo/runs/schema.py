@@ -52,7 +52,7 @@ class Selection(RecordPart):
     by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own round")
     rounds: dict[str, Count | None] = Field(
         {},
-        description="site → number of the round after which the tested model was kept; `validation[round]` is "
+        description="site → index of the round after which the tested model was kept; `validation[round]` is "
         "the validation score of this model",
     )
 

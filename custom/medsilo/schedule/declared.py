@@ -78,7 +78,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     )
     counts: NumbersOffer | None = Field(
         None,
-        description="numbers of cases leave a hospital with geometric noise, which is drawn once. With "
+        description="numbers of cases leave a hospital with geometric noise, which is sampled once. With "
         "`privacy.counts`, every count, even the batch size, is a count of records or of patients, as "
         "`privacy.unit` says. `null`: a hospital that does not declare its numbers of cases public can't "
         "join",

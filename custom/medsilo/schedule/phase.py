@@ -174,7 +174,7 @@ def places_of(tensors: Iterable[Tensor]) -> set[int]:
     return {tensor.data_ptr() for tensor in tensors}
 
 
-# A function that returns the only site that trains in a round, given the round's number, the sorted training sites, and
+# A function that returns the only site that trains in a round, given the round's index, the sorted training sites, and
 # the plan's seed.
 Turn = Callable[[int, Sequence[str], int], str]
 
@@ -244,7 +244,7 @@ class Schedule:
         self.rounds = sum(phase.rounds for phase in phases)
 
     def stretches(self) -> Iterator[Segment]:
-        """Yield each phase that has at least one round, with the numbers of the phase's first and last round."""
+        """Yield each phase that has at least one round, with the indices of the phase's first and last round."""
         first = 1
         for place, phase in enumerate(self.phases):
             if phase.rounds:

@@ -41,7 +41,7 @@ SEPARATORS = ",;\t"
 KEPT = 2  # number of tables that stay in memory
 SHOWN = 1_000_000  # limit on the number of rows that one problem lists
 BEGINS = r"^\s*[+-]?[.\d]"  # regular expression for the beginning of a cell that may contain a number
-LANES = 2  # number of 64-bit words in the hash of a row
+LANES = 2  # number of 64-bit integers in the hash of a row
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ BINS = 200  # number of bins in fine histograms, from which areas under ROC curv
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """For each measure that has enough values, return the sum and the number of the measure's values."""
+    """For each measure that has enough values, return the sum and the count of the measure's values."""
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]

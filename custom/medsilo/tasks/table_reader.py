@@ -219,7 +219,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
 
 
 def titles_above(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
-    """Return the number of title rows above the header of a table, and the number of the table's columns.
+    """Return the count of title rows above the header of a table, and the count of the table's columns.
 
     >>> titles_above([["Export 2024", ""], ["", ""], ["age", "sex"], ["61", "f"]]), titles_above([["age", "sex"]])
     ((2, 2), (0, 2))

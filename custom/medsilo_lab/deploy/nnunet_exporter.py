@@ -45,7 +45,7 @@ class NnUNetExporter(Exporter):
 
     @property
     def part(self) -> str:
-        """The number of the fold (from 0, as in nnU-Net) that was left out in training."""
+        """The index of the fold (from 0, as in nnU-Net) that was left out in training."""
         fold = self.source.plan.task.fold
         return f"fold_{fold.number - 1}" if fold else "fold_all"
 

@@ -1,11 +1,11 @@
 """Simulate comparisons that resemble an observed comparison. The simulations estimate a comparison's power, smallest
 detectable difference and necessary sample.
 
-Each simulated study draws patients at random from the tested patients. The effect of the method on a drawn patient is
-the effect that was observed for this patient. The effects of seeds vary in a simulated study as much as in the observed
-study. Variances that are estimated from few patients and seeds are uncertain. Each simulated study therefore draws its
-variances from a distribution of likely values. If a study has the power 0.8 for a difference, the difference is
-significant in four of five studies.
+Each simulated study samples patients at random from the tested patients. The effect of the method on a sampled patient
+is the effect that was observed for this patient. The effects of seeds vary in a simulated study as much as in the
+observed study. Variances that are estimated from few patients and seeds are uncertain. Each simulated study therefore
+uses random variances from a distribution of likely values. If a study has the power 0.8 for a difference, the
+difference is significant in four of five studies.
 """
 
 import math
@@ -186,8 +186,8 @@ def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
 
 
 def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:
-    """Draw patients at random for each simulated study. Return the drawn patients' deviations from the mean as an array
-    [studies, patients], multiplied by the scale of the study.
+    """Sample patients at random for each simulated study. Return the sampled patients' deviations from the mean as an
+    array [studies, patients], multiplied by the scale of the study.
     """
     # this factor corrects the variance, because the hospital's mean was subtracted from the differences
     wide = math.sqrt(len(ways) / (len(ways) - 1))

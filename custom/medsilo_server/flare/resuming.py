@@ -70,7 +70,7 @@ class Ended:
 
     @property
     def earlier(self) -> list[tuple[float, int]]:
-        """The automatic resumptions that count towards the limit, each with its time and the number of the last round
+        """The automatic resumptions that count towards the limit, each with its time and the index of the last round
         before the resumption.
         """
         # the list of resumptions may be invalid, because a lead writes the metadata of the first job
@@ -98,7 +98,7 @@ class Ended:
 
     @property
     def turn(self) -> str:
-        """The number of the next attempt and the maximum number of attempts, such as "1 of 3"."""
+        """The index of the next attempt and the maximum number of attempts, such as "1 of 3"."""
         return f"{self.times + 1} of {self.rules.resume}"
 
     @property

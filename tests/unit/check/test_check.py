@@ -827,7 +827,7 @@ def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.
 def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
     """If one person owns all sites, the check splits the patients as the plan says.
 
-    A hospital draws its split of the patients once, and the check uses the stored split.
+    A hospital splits its patients at random once, and the check uses the stored split.
     """
     plan = parse_plan(STUDY)
     settings = SiteSettings(data=tmp_path)

@@ -1,4 +1,4 @@
-"""FedRDN's statistics, random draws and rounds equal separate computations, and medsilo rejects unsuitable plans."""
+"""FedRDN's statistics, random choices and rounds equal separate computations, and medsilo rejects unsuitable plans."""
 
 import numpy as np
 import pytest

@@ -117,7 +117,7 @@ def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None
         (names("{}_0", "{}_1", count=8), 8),
         # medsilo chooses the pattern that joins the most files to a patient and still leaves enough patients
         (names("s{}_3_0", "s{}_4_1", count=8), 8),
-        (names("case_{}", count=30), None),  # the number in these file names is the number of a case, not of a patient
+        (names("case_{}", count=30), None),  # the number in these file names identifies a case, not a patient
         (names("p{}/a", "p{}/b", count=8), 8),
         (names("p{}", count=8), None),
         (names("Nr. {}_Übersicht", "Nr. {}_links", count=8), 8),

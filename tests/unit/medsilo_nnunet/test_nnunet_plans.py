@@ -214,7 +214,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
 
     extractor = fingerprint_extractor.DatasetFingerprintExtractor
     question, pool = question_of(number), home / "raw" / "Dataset007_Volumes"
-    few = 2000  # number of intensities per case; nnU-Net draws 10^8 intensities from all cases together
+    few = 2000  # number of intensities per case; nnU-Net samples 10^8 intensities from all cases together
     folders = {}
     for site, spacing in {"a": (0.9, 0.9, 3.0), "b": (1.0, 1.0, 1.2 + number), "c": (0.7, 0.8, 5)}.items():
         folders[site] = home / "hospitals" / site

@@ -105,7 +105,7 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
         assert [place >= drawn.certain for place in range(batch)] == [rule(place) for place in range(batch)]
         assert len(drawn) == 40 * batch
     counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
-    # the sampler draws cases with replacement, so that each batch is full
+    # the sampler chooses random cases with replacement, so that each batch is full
     assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1
     few = Subset(data.train, [len(data.train) - 1])  # like the test, `training.truncate` selects cases by a Subset
     pairs = ((few, 0), (data.train, len(data.train) - 1))

@@ -253,8 +253,8 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     assert all(torch.equal(tensor, brno.begins[3][name]) for name, tensor in model.items())
     assert any(not torch.equal(tensor, graz.begins[2][name]) for name, tensor in model.items())
     assert rate == pytest.approx(plan.training.learning_rate * (1 - 2 / 4) ** 0.9)
-    # Brno and Graz draw different patches in each round. Graz had drawn patches even in the round in which its process
-    # died.
+    # Brno and Graz sample different patches in each round. Graz had sampled patches even in the round in which its
+    # process died.
     whole, lost = patches["whole"], patches["lost"]
     assert len(whole) == len(lost) == 8 and all(map(torch.equal, whole, lost))
 

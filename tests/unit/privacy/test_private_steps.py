@@ -241,8 +241,8 @@ def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
 
 # --------------------------------------------------------------------------------------------- the random sample
 def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
-    """In 4000 steps, each patient is drawn independently with the expected probability; a drawn patient brings all of
-    the patient's cases.
+    """In 4000 steps, each patient is sampled independently with the expected probability; a sampled patient brings all
+    of the patient's cases.
     """
     patients = ["a", "b", "a", "c", "b", "a", "d", "e"]
     data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8))

@@ -226,7 +226,7 @@ def test_what_is_not_paired_is_refused() -> None:
 
 # -------------------------------------------------------------------------------------------------------- by simulation
 def drawn(random: np.random.Generator, sizes: tuple[int, ...], seeds: int) -> tuple[list, list]:
-    """Draw a study of two equal methods with the same patients in all seeds, and with noise of seeds and of single
+    """Simulate a study of two equal methods with the same patients in all seeds, and with noise of seeds and of single
     cases.
     """
     patients = [random.normal(0, 0.3, size) for size in sizes]
@@ -247,7 +247,7 @@ def test_one_person_s_cases_decide_nothing() -> None:
 
 
 def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = 3000) -> np.ndarray:
-    """Draw scores [times, methods, seeds] of studies with six methods and three seeds.
+    """Simulate scores [times, methods, seeds] of studies with six methods and three seeds.
 
     The scores of method 1 may vary more than other methods' scores, and the scores of method 2 are higher by `gain`.
 

@@ -81,7 +81,7 @@ def test_at_a_kit_it_is_one_line_before_data_are_read_and_is_kept_as_a_refusal(
     (line,) = event_reading.read(kit)
     assert line.split("\t")[1:5] == ["WARNING", "refused", "-", "lungs"]
     assert why in line and "lead@clinic.example" in line
-    assert not (kit / "medsilo/_hospital").exists()  # the hospital drew no key, and its query budget counted no answer
+    assert not (kit / "medsilo/_hospital").exists()  # the hospital made no key, and its query budget counted no answer
 
 
 @pytest.mark.parametrize("takes_part", ["observe", "test"])

@@ -400,7 +400,7 @@ def test_pieces_are_drawn_from_the_seed_and_hold_a_structure_when_they_should() 
         free.add(int(patch((image, labels), size, 0.0, seed)[0][0, 0, 0, 0]))
     counts = [seen.count(start) for start in sorted(set(seen))]
     assert sorted(set(seen)) == [(0, 0, 0), (2, 3, 3), (4, 6, 6)]
-    assert min(counts) > 70  # each voxel of the structure is drawn with the same probability
+    assert min(counts) > 70  # each voxel of the structure is sampled with the same probability
     assert len(free) > 150  # a patch has 5 x 7 x 7 possible positions
     assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)
 

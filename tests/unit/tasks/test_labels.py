@@ -64,7 +64,7 @@ PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii
 
 
 def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> None:
-    """Write volumes with two bright discs in both channels; `drew` maps a structure's number to the structure's value
+    """Write volumes with two bright discs in both channels; `drew` maps a structure's index to the structure's value
     in the masks.
     """
     random = np.random.default_rng(seed)

@@ -161,7 +161,7 @@ class OwnFolder(OwnData):
     def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
         """Return a function that prepares an image or recording from its files, label and patient.
 
-        The label is the path of a mask, or the number of the class in a classification.
+        The label is the path of a mask, or the index of the class in a classification.
         """
         return self._of_class
 
@@ -184,7 +184,7 @@ class OwnFolder(OwnData):
 
     def undrawn(self, source: "DataSource") -> list[int]:
         """Return the labels of the structures that a site did not annotate. If structures may overlap, return the
-        structures' numbers instead of labels.
+        structures' indices, counted from 1, instead of labels.
         """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
@@ -200,7 +200,7 @@ class OwnFolder(OwnData):
         return reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:
-        """Return the number of a label whose number or name is given. Raises DataError if the plan lacks the label."""
+        """Return the index of a label whose index or name is given. Raises DataError if the plan lacks the label."""
         names = self.goal.label_names
         if str(label) in names:
             return names.index(str(label))
