@@ -4,8 +4,8 @@ network, batch and optimizer.
     python benchmarks/privacy.py
 
 The private step runs on one thread; it computes and clips the gradients of single cases, adds secret noise, and samples
-cases by patient. The goal is that a private step takes at most as long as 2.5 plain steps, for the small CNN and the
-U-Net for slices.
+cases by patient. The goal is that a private step takes at most as long as 2.5 plain steps, for two networks: the small
+CNN and the slices' U-Net.
 """
 
 import ctypes

@@ -3,8 +3,8 @@
     python benchmarks/volumes.py [--repeats N]
 
 The program generates three hospitals' volumes with different spacings and writes them as NIfTI files. Medsilo and the
-MONAI loop read the same files, and keep the volumes in memory. Medsilo and the MONAI loop sample random patches of 64 x
-64 x 32; half of the patches contain a structure. Medsilo and the MONAI loop flip the patches, change the patches'
+MONAI loop read the same files, and keep the volumes in memory. Medsilo and the MONAI loop sample random patches of
+64 x 64 x 32; half of the patches contain a structure. Medsilo and the MONAI loop flip the patches, change the patches'
 intensities and add noise. Medsilo and the MONAI loop train the same U-Net with the same loss, optimizer and batch size,
 and score whole volumes with overlapping windows. The MONAI loop follows MONAI's tutorials: CacheDataset, DataLoader,
 RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.

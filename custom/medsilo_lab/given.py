@@ -137,7 +137,7 @@ def data(
             column "patient". False: each case is a separate patient
         hospital: the column with the hospital of each case, or a sequence of hospitals; None: all cases are from one
             hospital
-        target: the column with the outcome, in words or numbers; or several 0/1 columns, one per finding; or two
+        target: the column with the outcome, as strings or numbers; or several 0/1 columns, one per finding; or two
             columns, the time and whether the event occurred
         answers: for a folder, answers to the questions about ambiguous names and values, by the questions' keys
         called: for a folder, the names in plans of its columns, levels and classes, by their names in the folder
@@ -168,8 +168,8 @@ def data(
 
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
-    """If labels are words, or if cases have several labels, convert the data of the hospitals with the function `data`.
-    Data with numbers as labels, and one label per case, are returned unchanged.
+    """If labels are strings, or if cases have several labels, convert the data of the hospitals with the function
+    `data`. Data with numbers as labels, and one label per case, are returned unchanged.
 
     task: The argument `task` that the program gave.
     """
@@ -188,7 +188,7 @@ def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], An
 
 
 def _says_more(given: Any, task: Any) -> bool:
-    """Return True if labels are words, or if there are several labels per case. For masks, the result is True only if
+    """Return True if labels are strings, or if there are several labels per case. For masks, the result is True only if
     the program names the labels.
     """
     if hasattr(given, "columns") and "label" not in given.columns:

@@ -1,4 +1,4 @@
-"""The server, the lead, a relay, or a site with false signatures poses as a hospital in a key agreement."""
+"""A site with false signatures, the server, the lead or a relay poses as a hospital in a key agreement."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Only words that a person at the hospital accepted leave the hospital.
+"""Only names of columns and classes that a person at the hospital accepted leave the hospital.
 
-A lead cannot read a word that nobody accepted, neither by naming the word in a plan nor by provoking an error. The
+A lead cannot read a name that nobody accepted, neither by putting the name in a plan nor by provoking an error. The
 names of a hospital's own columns stay at the hospital.
 """
 
@@ -28,7 +28,7 @@ from tests.hospital import write_table
 from tests.sites import site_of
 
 PATIENTS = 60
-# all words that nobody accepted, and all names of patients, files and folders, contain this text
+# all names of columns and classes that nobody accepted, and of patients, files and folders, contain this text
 SECRET = "geheim"
 STUDY: dict[str, Any] = {
     "algorithm": {"name": "fedavg"},
@@ -176,8 +176,8 @@ def test_no_own_word_is_said_of_a_data_set_that_does_not_hold(
 def test_no_own_word_is_in_any_byte_of_a_study(
     hospital: SiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test searches the answers, the answers' tensors, the server's record, and the run's page for words of the
-    hospital.
+    """The test searches the answers, the answers' tensors, the server's record, and the run's page for names from
+    the hospital's data.
     """
     sent: list[bytes] = []
     answer = inprocess.Loop.answer

@@ -83,7 +83,7 @@ def _no_cases(dataset: Dataset) -> Case:
 
 @dataclass
 class PrivateSteps:
-    """The Poisson sample, the clipping bound and the noise for all training steps of one round; all networks train on
+    """For all training steps of one round: the Poisson sample, the clipping bound and the noise. All networks train on
     the same Poisson sample.
 
     Args:

@@ -81,7 +81,7 @@ class NoiseSource:
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
         # The noise is in pinned memory, because a copy from unpinned memory would wait for the GPU.
         noise = noise.pin_memory() if exact.device.type == "cuda" else noise
-        # The GPU may add the noise, because a GPU rounds, adds and multiplies with the same results as a CPU.
+        # The GPU may add the noise, because a GPU gives the same results as a CPU when it rounds, adds or multiplies.
         there = noise.to(exact.device, non_blocking=True)
         return (((exact.detach().double() / cell).round() + there) * cell).to(exact.dtype)
 

@@ -58,7 +58,7 @@ from medsilo_lab.start.folder_questions import (
 from medsilo_lab.start.questions import DETECTORS, Proposal, Question, Values, listed
 from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
 
-# keys of a task whose values may contain words from the data
+# keys of a task whose values may contain names of columns and classes from the data
 SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
 OF_TABLE = "table."  # prefix of answers that change how a table is read
 OF_ALL = ("hospitals", "alone", "annotations")  # keys of answers that apply to all tables or all recordings in a folder
@@ -378,7 +378,7 @@ class _Maker:
 
     def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
         plan, source = self.read_as()
-        # names for words in the data, from the earlier version of the data set
+        # names in plans by names in the data, from the earlier version of the data set
         before = self.old.called if self.old else {}
         asked, names = asked_again(self._subgroups_before(), subgroups)
         names |= called
@@ -386,7 +386,7 @@ class _Maker:
         of_plan = {word: name for word, name in called.items() if not asked or word in plan.task.words}
         if of_plan:
             plan, source = renamed(plan, source, of_plan)
-            self.data = None  # after words were renamed, the data must be read again
+            self.data = None  # after columns or classes were renamed, the data must be read again
         tested = self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data = self.data or plan.task.site_data(self.name, plan.participation.everyone, 0, own)
@@ -483,8 +483,8 @@ def _called(word: Any, called: Mapping[str, str]) -> Any:
 
 
 def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
-    """`called` maps words in the data to names in plans. In the choices for a folder, replace each word in the data by
-    its name in plans. Reasons that contain words from the data are removed.
+    """`called` maps names of columns and classes in the data to names in plans. In the choices for a folder, replace
+    each name in the data by its name in plans. Reasons that contain names from the data are removed.
     """
     own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
     there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))
@@ -496,8 +496,8 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
-    """`called` maps words in the data to names in plans. Rename the words in the plan and in the description of the
-    data. If `called` contains a word that the plan lacks, raise DataError.
+    """`called` maps names of columns and classes in the data to names in plans. Rename them in the plan and in the
+    description of the data. If `called` contains a name that the plan lacks, raise DataError.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):

@@ -1,4 +1,4 @@
-"""Released models for NIfTI, DICOM, time series and tables are tested without a kit.
+"""Without a kit, the tests run released models for NIfTI, DICOM, time series and tables.
 
 The report of drift finds no drift in the training patients.
 """

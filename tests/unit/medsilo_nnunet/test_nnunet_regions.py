@@ -1,4 +1,4 @@
-"""Compare the task nnunet with nnU-Net's loss, data loader and label manager for overlapping regions."""
+"""For overlapping regions, compare the task nnunet with nnU-Net's loss, data loader and label manager."""
 
 import json
 from pathlib import Path
