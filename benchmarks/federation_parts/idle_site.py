@@ -1,4 +1,4 @@
-"""Define medsilo's site in the benchmark: the real executor and participant without training and evaluation.
+"""Define medsilo's site in the benchmark: it has the real executor and participant, but neither trains nor evaluates.
 
 The benchmark's job contains this file in app/custom.
 """

@@ -62,7 +62,7 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ offers
     def offer(self, site: str, offer: letters.Offer) -> None:
-        """Add a site's key and encrypted shares for the round; raise Refused if the key or the shares are invalid or
+        """For the round, add a site's key and encrypted shares; raise Refused if the key or the shares are invalid or
         late.
         """
         own = offer.offered
@@ -76,8 +76,8 @@ class MaskedSums:
         self._offers[site] = offer
 
     def deals(self, among: Collection[str] = ()) -> dict[str, letters.KeyShares]:
-        """Begin a round with the sites that have offered keys; return a message with keys and shares for each site in
-        the round.
+        """Begin a round with the sites that have offered keys; for each site in the round, return a message with keys
+        and shares.
 
         Args:
             among: The sites that may take part. If `among` is empty, all sites may take part.

@@ -86,8 +86,8 @@ class Protection:
         """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
         columns and levels could infer facts about patients from the details of errors.
 
-        Details of errors about an accepted data set stay at the site, because the details may quote names of columns
-        and classes in the data set.
+        Details of errors about an accepted data set stay at the site, because the details may name the data set's
+        columns and classes.
         """
         try:
             yield

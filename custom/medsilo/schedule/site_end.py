@@ -25,5 +25,5 @@ class SiteEnd:
     # a function that yields each validation case once, in order
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]
     suppressed: Collection[Part]  # the parts of the data (validation or test) that have too few cases to send any score
-    resolution: Mapping[str, Resolution]  # the rounding of means and counts for each part of the data
+    resolution: Mapping[str, Resolution]  # for each part of the data, the rounding of means and counts
     stop: Callable[[], None]

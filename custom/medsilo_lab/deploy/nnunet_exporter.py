@@ -63,7 +63,7 @@ class NnUNetExporter(Exporter):
 
 
 def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:
-    """Return the contents of dataset.json and plans.json for a model folder; raise MedsiloError if the folder belongs
+    """For a model folder, return the contents of dataset.json and plans.json; raise MedsiloError if the folder belongs
     to another study.
     """
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")

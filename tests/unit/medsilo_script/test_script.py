@@ -1832,8 +1832,8 @@ def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
 def test_log_calls_carry_no_more_than_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, 20,000 logged values could leave the site in a round, with step numbers of any length and
-    with free text as names.
+    """In earlier versions, 20,000 logged values could leave the site in a round. Step numbers could have any length,
+    and names could be free text.
     """
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
