@@ -11,8 +11,8 @@ Tensors = Mapping[str, Tensor]
 # shape.
 Numbers = float | Mapping[str, float | Tensor]
 
-# Number of values in a block: few enough that a block in double precision fits into a processor's cache, and enough
-# that calls of torch take little time.
+# Number of values in a block: few enough for a processor's cache in double precision, and enough that calls of torch
+# take little time.
 BLOCK = 1 << 18
 # number of columns that are read at once from every site; the more sites, the smaller the number
 WIDEST, NARROWEST = 16 << 10, 4 << 10
