@@ -32,10 +32,10 @@ MOST: Mapping[str, int] = {
     "help": 0,
     "message": 0,
     "template": 0,
-    "docstring": 3,
-    "comment": 2,
+    "docstring": 0,
+    "comment": 1,
     "key": 0,
-    "yaml": 9,
+    "yaml": 7,
     "csv": 0,
     "picture": 0,
 }
