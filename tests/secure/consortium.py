@@ -204,6 +204,7 @@ class Consortium:
 
     def run_at_once(self, jobs: Sequence[Path], timeout: float = 600) -> list[str]:
         session = self.session()
+        session.set_timeout(60.0)  # by default, a busy server's answer counts as lost after five seconds
 
         def states() -> list[str]:
             return [str(session.get_job_status(job_id)) for job_id in submitted]
