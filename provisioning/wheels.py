@@ -28,7 +28,7 @@ LAB = ("medsilo_lab", "medsilo_papers", "medsilo_server")  # the packages in the
 # The pages in the wheel medsilo-lab: pages for leads, researchers and developers, and pages about commands of
 # medsilo-lab. All other pages are in the wheel medsilo.
 OF_LAB = (
-    *("after/use-a-model", "provisioning", "reference/benchmarks", "reference/data", "reference/commands/begin"),
+    *("after/*", "provisioning", "reference/benchmarks", "reference/data", "reference/commands/begin"),
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
     *("reference/keys/aggregation", "reference/keys/method", "reference/keys/network", "reference/run-folder"),
     *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +80,8 @@ class Supervised(Consortium):
     def start_party(self, party: str, kit: Path | None = None, **environment: object) -> subprocess.Popen:
         if party != SITES[0]:
             return super().start_party(party, kit, **environment)
-        made = self.root / f"machine-{len(self.processes)}-{bool(self.further)}"
+        made = Path(tempfile.mkdtemp(dir=self.root))
+        made.chmod(0o755)  # the unit's account uses this folder as /opt/medsilo
         self._make(made)
         own = {"site": party, "kit": self.kit(party), "base": sys.base_prefix, "made": made, "systemd": SYSTEMD}
         own |= {"packages": sysconfig.get_path("purelib"), "code": Path(medsilo.__file__).parents[1]}
@@ -102,11 +105,10 @@ class Supervised(Consortium):
         for name, line in (("passwd", "medsilo:x:{0}:{0}::/nowhere:/bin/sh\n"), ("group", "medsilo:x:{0}:\n")):
             (made / name).write_text(line.format(ACCOUNT) + Path("/etc", name).read_text())
         kit = self.kit(SITES[0])
-        unit = (kit / SERVICE).read_text()
-        # the log of the kit, so that the test can read it
-        (made / "system/medsilo.service").write_text(unit)
+        shutil.copy(kit / SERVICE, made / "system/medsilo.service")
         for target in ("sysinit", "basic", "network-online", "shutdown"):
             (made / f"system/{target}.target").write_text("[Unit]\nDefaultDependencies=no\n")
+        # the kit's output, which the test reads
         output = f"StandardOutput=append:/srv/medsilo/{SITES[0]}/unit.log\nStandardError=inherit\n"
         (made / "system/medsilo.service.d/edit.conf").write_text(f"[Service]\n{output}{self.further}")
         for path in (kit, *kit.rglob("*")):

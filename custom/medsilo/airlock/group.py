@@ -118,8 +118,8 @@ def _without_processes(own: Path) -> Iterator[Path]:
                 continue
             if parent == own and (own / "cgroup.type").exists():  # the root of all groups may have processes
                 (own / KIT).mkdir(exist_ok=True)
-                while processes := (own / "cgroup.procs").read_text().split():  # further processes may start meanwhile
-                    for process in processes:
+                for _ in range(3):  # a process may start another process meanwhile
+                    for process in (own / "cgroup.procs").read_text().split():
                         with suppress(ProcessLookupError):
                             (own / KIT / "cgroup.procs").write_text(process)
             (parent / "cgroup.subtree_control").write_text("+memory")

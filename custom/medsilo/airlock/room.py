@@ -32,7 +32,7 @@ OUTPUT = WORK / "medsilo"  # folder in the sandbox for the results of a study
 INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that passes facts about the study to the script
 # user id in the sandbox, which must differ from the user id of the hospital's own account
 USER = 1000 if os.getuid() != 1000 else 1001
-ALONE = (
+ALONE = (  # bubblewrap's options for each sandbox, with which `ability` tests this machine
     *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
     *("--uid", str(USER), "--gid", str(USER), "--hostname", "room", "--cap-drop", "ALL", "--clearenv"),
 )

@@ -172,9 +172,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class HeldEntry:
-    """The cases of one image or recording. They are kept in memory or in a cache file, or they are prepared anew at
-    each use.
-    """
+    """Provides the cases of one image or recording from memory, from a cache file, or by preparing them at each use."""
 
     entry: Entry
     facts: Facts
