@@ -677,7 +677,7 @@ def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
     best = 0.0
     for place in range(len(goal.distinct)):
         came = goal.codes[both] == place
-        if min(came.sum(), (~came).sum()) < LEAST_LINES / 4:
+        if _is_rare(came):
             continue
         # the score of a category is the fraction of the category's lines in which the event occurred
         if np.isnan(scores[both]).any():
@@ -687,14 +687,19 @@ def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
         else:
             area = area_under(scores[both], came)
         best = max(best, area, 1 - area)
-    filled = own.codes >= 0
+    filled, known = own.codes >= 0, goal.codes >= 0
     if not filled.all() and facts.kind == "classification":
         for place in range(len(goal.distinct)):
-            came = goal.codes == place
-            if came.any() and not came.all():
-                area = area_under(filled[goal.codes >= 0].astype(float), came[goal.codes >= 0])
+            came = goal.codes[known] == place
+            if not _is_rare(came):
+                area = area_under(filled[known].astype(float), came)
                 best = max(best, area, 1 - area)
     return best
+
+
+def _is_rare(came: np.ndarray) -> bool:
+    """Return True if a class has too few lines for an AUROC, as the "class" of a line of totals has."""
+    return bool(min(came.sum(), (~came).sum()) < LEAST_LINES / 4)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

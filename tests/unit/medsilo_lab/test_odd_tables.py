@@ -425,6 +425,10 @@ TABLES: dict[str, Odd] = {
         {"telling": "keep them"},
         right={"patients": 60, "reads": {"age", "bmi", "stage", "k17"}},
     ),
+    "a line of totals below the patients": Odd(
+        as_csv(lambda: [*(rows := named("mrn", 1)), {**dict.fromkeys(rows[0], ""), "mrn": "Total", "outcome": "27"}]),
+        right={"patients": 60, "reads": {"age", "bmi", "stage"}, "never": ["Total", "27"]},
+    ),
     "a laboratory's value of a later day than the outcome": Odd(
         as_csv(lambda: renamed(named("mrn", 1, crp_d30=lambda who, _: who * 7 % 41), "outcome", "death_d7")),
         right={**THIRTY, "patients": 60, "never": ["crp_d30"]},
