@@ -1,5 +1,4 @@
-"""Run the tests for changed files: tests that docs/seats.yaml lists for the files' capability, and tests that import a
-changed file.
+"""Run the tests for changed files: tests in the folder of the file's package, and tests that import a changed file.
 
     python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
@@ -15,8 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.seats import SEATS, all_seated, modules, tests_of
-from tests.sources import Imports
+from tests.sources import Imports, modules
 
 ROOT = Path(__file__).parents[1]
 ENGINE, TESTS = "medsilo", ROOT / "tests"
@@ -44,14 +42,12 @@ def module_of(file: str) -> str:
 
 
 def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
-    of_module = {name: seat for seat, names in all_seated()["modules"].taken.items() for name in names}
-    of_seat = {seat.capability: set(tests_of(seat)) for seat in SEATS.seats}
     engine, beside, others = set[Path](), set[Path](), []
     for file in files:
         module, path = module_of(file), ROOT / file
         if module:
             own = engine if module.partition(".")[0] == ENGINE else beside
-            own |= of_seat[of_module[module]] | importing(module)
+            own |= beside_code(module) | importing(module)
         elif path.is_relative_to(TESTS) and path.name.startswith("test_") and path.is_file():
             engine.add(path)
         elif path.is_relative_to(TESTS) and path.suffix == ".py":
@@ -59,6 +55,13 @@ def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
         else:
             others.append(file)
     return engine - beside, beside, others
+
+
+def beside_code(module: str) -> set[Path]:
+    """Return the tests in the folder of a module's package; `tests/unit` has a folder for each package."""
+    package, _, inner = module.partition(".")
+    folder = inner.partition(".")[0] if package == ENGINE else package
+    return set((TESTS / "unit" / folder).glob("test_*.py")) if folder else set()
 
 
 def importing(module: str) -> set[Path]:

@@ -1,7 +1,7 @@
 # Targets for the tests of changed files, and for long tests: at night, before a release, with another NVFlare. The
 # Makefile includes this file.
 
-# Run the engine's quick tests, then the tests that docs/seats.yaml names for the files that differ from SINCE.
+# Run the engine's quick tests, then the tests of the files that differ from SINCE.
 SINCE ?= main
 test-changed: quick
 	$(BIN)/python -m tests.changed $(SINCE) $(PARALLEL)

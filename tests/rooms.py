@@ -9,8 +9,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from tests.seats import modules
-from tests.sources import imported_by
+from tests.sources import imported_by, modules
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "CONTRIBUTING.md"

@@ -7,6 +7,16 @@ from functools import cache
 from pathlib import Path
 
 
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def modules() -> dict[str, Path]:
+    custom = ROOT / "custom"
+    parts = {path: path.relative_to(custom).with_suffix("").parts for path in sorted(custom.rglob("*.py"))}
+    return {".".join(own[:-1] if own[-1] == "__init__" else own): path for path, own in parts.items()}
+
+
 class Imports(ast.NodeVisitor):
     """Collect the medsilo modules that a file imports, including imports in functions, but not imports for type
     checkers.

@@ -421,6 +421,17 @@ def commands(people: str) -> str:
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
+def command_pages() -> str:
+    """Return the names of all commands by page; of a group such as `kits make`, only the first word."""
+    rows = []
+    for page, people in COMMANDS.items():
+        file = f"commands/{page}.md"
+        title = (ROOT / "docs/reference" / file).read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        words = dict.fromkeys(own.name.partition(" ")[0] for own in all_commands()[people])
+        rows.append((" ".join(f"`{word}`" for word in words), f"[{title}]({file})"))
+    return table(("commands", "page"), rows)
+
+
 def parsed(name: str) -> tuple[Any, Any]:
     command, ctx = _program(), None
     for word in ["medsilo", *name.split()]:
@@ -516,6 +527,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "subgroups": lambda: fields(subgroup_tables.SubgroupTable, "subgroups[]."),
     "subgroup-level": lambda: fields(subgroup_tables.SubgroupLevel, "subgroups[].levels[]."),
     "subgroup-pair": lambda: fields(subgroup_tables.SubgroupPair, "subgroups[].pairs[]."),
+    "command-pages": command_pages,
     **{f"commands-{page}": partial(commands, people) for page, people in COMMANDS.items()},
     "checks": lambda: table(("where", "what is checked"), [*CHECKS.items()]),
     "extend": lambda: extension(extend),

@@ -87,7 +87,7 @@ _VAGUE = {re.compile(rf"\b(?:{words})", re.I): better for words, better in VAGUE
 _FORBIDDEN = {re.compile(rf"\b(?:{words})", re.I): better for words, better in FORBIDDEN.items()}
 _ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|al|Art|vs|No|approx|cf|Fig|Eq|resp)\.$")
 _ENDS = re.compile(r"(?<=[.!?])[)\"'”*_]*\s+(?=[^a-z\s]|medsilo\b)")
-_WRITTEN = re.compile(r"<!-- (?:rooms|seats)\b.*?<!-- end of (?:rooms|seats) -->", re.S)
+_WRITTEN = re.compile(r"<!-- rooms\b.*?<!-- end of rooms -->", re.S)
 _IN_CODE = ("docstring", "comment", "key", "yaml", "csv", "picture")
 
 

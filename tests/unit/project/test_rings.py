@@ -35,6 +35,10 @@ def test_a_change_of_dicom_asks_for_dicoms_tests_alone() -> None:
     assert engine == set() and others == [] and "test_dicom.py" in beside and "test_coordinator.py" not in beside
 
 
-def test_a_change_of_the_engine_asks_for_its_capability_and_for_what_imports_it() -> None:
+def test_a_change_of_the_engine_asks_for_its_folder_and_for_what_imports_it() -> None:
     engine, beside, _ = asked_for("custom/medsilo/mixing/defence.py")
-    assert {"test_robust.py", "test_far_updates.py"} <= engine and beside == set() and "test_dicom.py" not in engine
+    assert (
+        {"test_robust.py", "test_aggregation_properties.py"} <= engine
+        and beside == set()
+        and "test_dicom.py" not in engine
+    )

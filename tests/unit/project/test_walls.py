@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.package import PLACE
-from tests.seats import modules
-from tests.sources import tree_of
+from tests.sources import modules, tree_of
 
 pytestmark = pytest.mark.xdist_group("house rules")  # one process reads each file once
 

@@ -1,17 +1,12 @@
-"""The table of capabilities has a row for each module, and a server imports no module that reads cases."""
+"""A server that checks a plan imports no module that reads cases."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tests import seats
 from tests.conftest import slow_but
 
-pytestmark = pytest.mark.xdist_group("house rules")  # the tests of this group read the same files
-
-
-# ---------------------------------------------------------------------------------------------------- a server
 SERVER = """
 import sys
 import medsilo_server.flare.controller
@@ -34,12 +29,3 @@ def test_a_server_reads_what_a_plan_says_and_loads_nothing_that_reads_cases(task
     loaded = {name.removeprefix("medsilo.tasks.") for name in done.stdout.split()}
     assert done.returncode == 0 and "task" in loaded, done.stderr
     assert not loaded & READING and not loaded & {"medsilo.federation.participant", "medsilo.learning.loop"}
-
-
-# ---------------------------------------------------------------------------------------------------- seats
-def test_everything_has_one_seat() -> None:
-    assert seats.problems() == []
-
-
-def test_contributing_tells_the_seats() -> None:
-    assert seats.DOCUMENT.read_text("utf-8") == seats.document(), "run: python -m tests.seats"
