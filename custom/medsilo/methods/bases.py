@@ -49,7 +49,7 @@ class SharedAndOwn(Averaging):
 
 
 class MeanOfOwn(Averaging):
-    """The base of methods in which each site k keeps a personal network "model" with weights w_k.
+    """A base class of methods: each site k keeps a personal network "model" with weights w_k.
 
     The network "global" receives the mean w̄ ← Σ p_k w_k from the server, and sends w_k to the server.
     """

@@ -301,7 +301,8 @@ class FedSM(ModelsAndSelector):
         "closed-form",
         description="how the selector is trained. `closed-form` needs one round: the selector's last layer becomes a "
         "linear discriminant of the hospitals, computed from means over each hospital's cases. The "
-        "selector's other layers keep their initial weights, and all hospitals count equally. All values "
+        "selector's other layers keep their initial weights. All hospitals have the same weight in the "
+        "discriminant. All values "
         "except `closed-form` train the selector by gradient steps, although all cases of a hospital have "
         "the same label. `server-adam`: the sites use SGD, and the server takes steps of Adam along the "
         "sites' mean change. `adam-moments`: Adam's moments and the weights are averaged. `none`: only the "

@@ -45,8 +45,7 @@ class StatisticsOffer(NumbersOffer):
         gt=0,
         le=1e6,
         description="norm to which the contribution of a unit (a record or a patient) to a mean is clipped. "
-        "With HarmoFL, the clipped norm is the "
-        "norm of the amplitude divided by the number of pixels. With AdaFed, the clipped norm is the "
+        "For HarmoFL's amplitudes, the norm is divided by the number of pixels. With AdaFed, the clipped norm is the "
         "root mean square of the features",
     )
 

@@ -58,8 +58,8 @@ def revoke(
     """Write a signed certificate revocation list after a startup kit was lost or stolen.
 
     Copy revoked.pem into the kits of the server and of each relay, even while they run. Server and relays then close
-    the connections of the revoked certificates and reject new connections. Hospitals receive the list from the server.
-    Then give the party a kit with a new key: 'medsilo kits make --renew NAME --new-key'.
+    the connections of the revoked certificates and reject new connections with them. Hospitals receive the list from
+    the server. Then give the party a kit with a new key: 'medsilo kits make --renew NAME --new-key'.
     """
     from medsilo_lab.consortium.provision import revoke as write_list
 

@@ -122,7 +122,7 @@ def status(
 ) -> int:
     """Show the connected hospitals and the jobs. With --watch, show the rounds of one job until it ends.
 
-    The command lists the connected hospitals with the time of their last message and their rounds. The command then
+    The command lists the connected hospitals, and each hospital's last message and current round. The command then
     lists the latest 20 jobs with id and state, and explains why a submitted job waits. With --watch, it follows a study
     that continues in another job. The exit code is 0 if the study finished, else 1. Ctrl-C stops the command and not
     the job.
