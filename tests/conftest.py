@@ -25,6 +25,8 @@ import torch
 from _pytest.junitxml import xml_key
 
 from medsilo.core.mmap_store import _File
+from medsilo.methods.bases import MeanOfOwn, SharedAndOwn, WeighingMethod
+from medsilo.methods.fedsm import ModelsAndSelector
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import METHODS as METHODS_BY_NAME
 from medsilo.registry import NETWORKS, TASKS
@@ -39,37 +41,14 @@ from tests.junit import BUILD, build_hash
 
 torch.set_num_threads(1)  # a forked test would wait for threads that exist only in the parent process
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
+METHODS = [name for name in METHODS_BY_NAME.ours if not METHODS_BY_NAME[name].pooled]
 # methods with one training phase and one group of tensors
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]
-# methods whose server takes an optimizer step
-STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
-# methods that can train FedSM's personal models
-INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]
 # methods with a site-specific network in addition to the shared network
-PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]
-FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
+PERSONAL = [name for name in METHODS if issubclass(METHODS_BY_NAME[name], SharedAndOwn | MeanOfOwn)]
 # methods in which the server determines each hospital's weight
-WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]
-METHODS = [
-    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "condistfl", "cyclic", *PERSONAL, "fedmap", "harmofl"),
-    *("adafed", "d-adafed", "f-adafed", *FEDSM),
-]
-# methods whose tests are mostly slow tests
-NEWER = [
-    "silobn",
-    "fedrdn",
-    *WEIGHED,
-    "condistfl",
-    "cyclic",
-    "fedrep",
-    "feddyn",
-    "fedala",
-    "fedmap",
-    "fedbabu",
-    "fedrod",
-]
-# methods that store and send the same tensors as fedper, fine-tuning, scaffold, ditto or fedavg
-AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
+WEIGHED = [name for name in METHODS if issubclass(METHODS_BY_NAME[name], WeighingMethod)]
+FEDSM = [name for name in METHODS if issubclass(METHODS_BY_NAME[name], ModelsAndSelector)]
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # largest processor time of a test in the default run, in seconds
 BESIDE = 9.0  # tolerance factor, so that no test fails because of a slow core or other processes
 QUIET = 0.024  # seconds that `pace` measured on the core for which MOST was chosen
@@ -348,11 +327,7 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] 
         values = case if isinstance(case, tuple) else (case,)
         if case in fast or values[0] in fast:
             return case
-        late = values[0] in AS_ANOTHER if slow is None else not (case in slow or values[0] in slow)
+        late = slow is not None and not (case in slow or values[0] in slow)
         return pytest.param(*values, marks=pytest.mark.long if late else pytest.mark.slow)
 
     return [of(case) for case in cases]
-
-
-def all_but_newer(*methods: str) -> list[Any]:
-    return slow_but([method for method in methods if method not in NEWER], methods)

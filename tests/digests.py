@@ -68,7 +68,7 @@ VARIANTS = {  # variants of methods, each of which runs code that the plain meth
     "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }
-UNSEALED = {"local", "cyclic", "fedmap", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
+UNSEALED = {"local", "cyclic", "fedlws", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
 SEALED = [method for method in shared.METHODS if method not in UNSEALED]
 VARIANTS |= {  # masks are random in each run, but sums of masked tensors have the same bits
     f"{method}, sealed": ("synthetic-activity", method, ["secure_aggregation.mode=pairwise"]) for method in SEALED

@@ -1,4 +1,4 @@
-"""Make the tables on the pages about methods, from the classes of the methods, method_facts and the files in results/.
+"""Make the tables on the pages about methods, from the classes of the methods and the files in results/.
 
 `python -m tools.tables` writes the tables. The list of a method's messages begins with the titles of the groups of
 tensors that the method's phases send.
@@ -7,81 +7,37 @@ tensors that the method's phases send.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from medsilo import recipes
-from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.jobs import plan_of
 from medsilo.registry import METHODS
 from results.result_files import FOLDER, MEAN, rows_of
 from tools.markdown import table
 
-OURS = {name: METHODS[name] for name in FACTS}
+OURS = {name: METHODS[name] for name in METHODS.ours}
 OFTEN = 6  # a key counts as specific to a method if at most this number of methods have the key
-# Pages in docs/research/methods: title, words on when to try these methods, and names of the methods.
-FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "baselines": ("Baselines", "scores that every other method has to beat", ("local", "fedavg", "central")),
+PAGES = Path(__file__).resolve().parents[1] / "docs/research/methods"
+# Pages in docs/research/methods: title, and words on when to try the methods of the page.
+FAMILIES: Mapping[str, tuple[str, str]] = {
+    "baselines": ("Baselines", "scores that every other method has to beat"),
     "local-training": (
         "Corrected local training",
         "many local steps in a round; hospitals whose labels, structures or numbers of cases differ",
-        ("fedprox", "scaffold", "feddyn", "moon", "condistfl", "fednova", "cyclic"),
     ),
     "server": (
         "Steps and weights at the server",
         "scores that rise and fall from round to round; hospitals whose updates disagree",
-        ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedlws", "fedawa", "feddg-ga", "fedce"),
     ),
-    "appearance": (
-        "Normalisation and appearance",
-        "hospitals with different scanners, stains or exposure",
-        ("fedbn", "silobn", "fedrdn", "harmofl"),
-    ),
-    "parts": (
-        "A part of the network for each hospital",
-        "hospitals with different frequencies of the classes",
-        ("fedper", "fedrep", "fedrod", "fedbabu"),
-    ),
-    "personal": (
-        "A model for each hospital",
-        "hospitals that need models of their own",
-        ("fine-tuning", "ditto", "apfl", "per-fedavg", "pfedme", "mr-mtl", "fedala", "fedmap"),
-    ),
-    "adafed": ("AdaFed", "hospitals that form groups with similar data", ("adafed", "d-adafed", "f-adafed")),
-    "fedsm": (
-        "FedSM",
-        "hospitals that differ from each other; patients of hospitals outside the study",
-        ("fedsm", "fedsm-extra", "fedsm-ensemble"),
-    ),
-}
-OWN_PARTS = "the head, and the state of the head's optimizer"
-OWN_MODEL = "the hospital's own model"
-OWN_NORMS = "batch norm: weights and statistics"
-# Training state, without cases, that a method keeps at the hospital. Methods without an entry keep only the state of
-# the optimizer.
-STAYS: Mapping[str, str] = {
-    "local": OWN_MODEL,
-    "central": "nothing",
-    "scaffold": "the hospital's control variate c_i",
-    "feddyn": "the hospital's linear term",
-    "moon": "the hospital's model of the previous round",
-    "fedbn": OWN_NORMS,
-    "silobn": "batch norm's statistics",
-    "fedper": OWN_PARTS,
-    "fedrep": OWN_PARTS,
-    "fedrod": "the hospital's own head",
-    "fedbabu": "the fine-tuned model",
-    "fine-tuning": "the fine-tuned model",
-    "ditto": OWN_MODEL,
-    "apfl": "the hospital's own model, and the weight of this model in the mixture",
-    "per-fedavg": "the adapted model",
-    "pfedme": OWN_MODEL,
-    "fedala": "the weights W",
-    "adafed": OWN_NORMS,
-    "d-adafed": OWN_NORMS,
-    "f-adafed": OWN_NORMS,
+    "appearance": ("Normalisation and appearance", "hospitals with different scanners, stains or exposure"),
+    "parts": ("A part of the network for each hospital", "hospitals with different frequencies of the classes"),
+    "personal": ("A model for each hospital", "hospitals that need models of their own"),
+    "adafed": ("AdaFed", "hospitals that form groups with similar data"),
+    "fedsm": ("FedSM", "hospitals that differ from each other; patients of hospitals outside the study"),
 }
 # The changes of a plan that switch on each protection. For some protections, there are alternative changes; if the plan
 # is valid with one of them, the method allows the protection.
@@ -110,24 +66,24 @@ WORDS = {
 HEADLINE = REAL["heart disease"]  # the study in the README's table, with four real hospitals
 
 
-def page_of(name: str) -> str:
-    """Return the name of the family to which a method belongs; each family of methods has a page."""
-    return next(page for page, (_, _, names) in FAMILIES.items() if name in names)
+def names_on(page: str) -> list[str]:
+    """Return the names of the methods that have a section on a family's page, in the order of the sections."""
+    return [title.lower() for title in re.findall(r"^## (.+)$", (PAGES / f"{page}.md").read_text("utf-8"), re.M)]
 
 
 def overview(below: str = "methods") -> str:
     """Return a table of all methods with name, paper and family."""
     rows = []
-    for page, (title, _, names) in FAMILIES.items():
-        for name in names:
+    for page, (title, _) in FAMILIES.items():
+        for name in names_on(page):
             rows.append((f"[{name}]({below}/{page}.md#{name})", OURS[name].paper, title))
     return table(("method", "paper", "family"), rows)
 
 
 def families(below: str = "methods") -> str:
     rows = [
-        (f"[{title}]({below}/{page}.md)", ", ".join(f"`{name}`" for name in names), when)
-        for page, (title, when, names) in FAMILIES.items()
+        (f"[{title}]({below}/{page}.md)", ", ".join(f"`{name}`" for name in names_on(page)), when)
+        for page, (title, when) in FAMILIES.items()
     ]
     return table(("family", "methods", "try it for"), rows)
 
@@ -137,17 +93,17 @@ def method(name: str) -> str:
     results.
     """
     own = OURS[name]
-    leaves, sent, work, when = FACTS[name]
+    sent, work = own.bytes_sent, own.extra_work
     cost = "; ".join(
         [f"{sent} times FedAvg's bytes" if sent[0].isdigit() else sent, *([work] if work != "none" else [])]
     )
     file = own.__module__.replace(".", "/")
     job = f"[jobs/{name}](../../../jobs/{name}), " if name != "central" else ""
     rows = [
-        ("what travels", leaves),
-        ("what stays", STAYS.get(name, "the state of the optimizer")),
+        ("what travels", own.sends),
+        ("what stays", own.stays),
         ("cost", cost.replace("–; –", "–").replace("none; ", "")),
-        ("try it for", when),
+        ("try it for", own.suits),
         ("when it helped here", " ".join(_results(name)) or "none: we ran no study of this method with real patients"),
         (
             "combines with",

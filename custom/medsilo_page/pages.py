@@ -171,12 +171,12 @@ class SitePages(LocalPages):
 
     def _missing(self, request: Request, error: Exception | None = None) -> Response:
         told = "There is no such page, plan or study."
-        return self.page("problem.html", request, "Not here", HTTPStatus.NOT_FOUND, problem=told)
+        return self.page("base.html", request, "Not here", HTTPStatus.NOT_FOUND, problem=told)
 
     def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, MedsiloError)
         told = f"{error} {error.private}".strip()
-        return self.page("problem.html", request, "That did not work", HTTPStatus.BAD_REQUEST, problem=told)
+        return self.page("base.html", request, "That did not work", HTTPStatus.BAD_REQUEST, problem=told)
 
     # ------------------------------------------------------------------ forms
     def _decide(self, request: Request) -> Response:

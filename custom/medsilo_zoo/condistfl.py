@@ -26,6 +26,9 @@ class ConDistFL(FedAvg):
 
     title = "ConDistFL"
     paper = "Wang et al. 2023"
+    sends = "model"
+    extra_work = "each batch passes through the received model once more, without training"
+    suits = "segmentation in which hospitals annotated different structures"
 
     name: Literal["condistfl"] = "condistfl"  # type: ignore[assignment]
     weight: float = Field(1.0, ge=0, le=1000, description="weight of the distillation loss")

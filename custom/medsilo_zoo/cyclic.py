@@ -32,6 +32,10 @@ class Cyclic(Algorithm):
 
     title = "Cyclic weight transfer"
     paper = "Chang et al. 2018"
+    sends = "model"
+    bytes_sent = "FedAvg's bytes divided by the number of hospitals"
+    extra_work = "none; only one hospital trains in each round"
+    suits = "models that should not be averaged, or hospitals that train at different times"
     protocols = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
 
     name: Literal["cyclic"] = "cyclic"

@@ -52,6 +52,10 @@ class FedALA(MeanOfOwn):
 
     title = "FedALA"
     paper = "Zhang et al. 2023"
+    sends = "own model"
+    stays = "the weights W"
+    extra_work = "one pass to learn the mixing weights; up to 30 passes in the first round"
+    suits = "hospitals that benefit to different degrees from the shared last layers"
 
     name: Literal["fedala"] = "fedala"
     layers: int = Field(

@@ -22,6 +22,9 @@ class FedAWA(WeighingMethod):
 
     title = "FedAWA"
     paper = "Shi et al. 2025 (FedAWA)"
+    sends = "model, running statistics"
+    extra_work = "none; the server computes more than with FedAvg"
+    suits = "hospitals whose updates point in different directions"
 
     name: Literal["fedawa"] = "fedawa"
     server_lr: float = Field(

@@ -18,6 +18,10 @@ class FedBABU(FineTuning):
 
     title = "FedBABU"
     paper = "Oh et al. 2022"
+    sends = "shared model without the last layer"
+    bytes_sent = "0.99"
+    extra_work = "5 passes of fine-tuning before every validation"
+    suits = "a personal model for each hospital, if class frequencies differ"
 
     name: Literal["fedbabu"] = "fedbabu"  # type: ignore[assignment]
     epochs: int = Field(

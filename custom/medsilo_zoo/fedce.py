@@ -36,6 +36,9 @@ class FedCE(WeighingMethod):
 
     title = "FedCE"
     paper = "Jiang et al. 2023"
+    sends = "model, running statistics, contribution"
+    extra_work = "one additional validation"
+    suits = "segmentation with small or unusual hospitals"
 
     name: Literal["fedce"] = "fedce"
 

@@ -31,6 +31,9 @@ class FedDGGA(WeighingMethod):
 
     title = "FedDG-GA"
     paper = "Zhang et al. 2023"
+    sends = "generalisation gap, model, running statistics"
+    extra_work = "two passes without training"
+    suits = "one model for hospitals that do not take part in training"
     paced = True
 
     name: Literal["feddg-ga"] = "feddg-ga"

@@ -32,6 +32,9 @@ class FedDyn(ServerStep):
 
     title = "FedDyn"
     paper = "Acar et al. 2021"
+    sends = "model, running statistics"
+    stays = "the hospital's linear term"
+    suits = "many local steps, with half of SCAFFOLD's network traffic"
 
     name: Literal["feddyn"] = "feddyn"
     weighting: Literal["uniform"] | None = "uniform"

@@ -20,6 +20,9 @@ class FedLWS(ServerStep):
 
     title = "FedLWS"
     paper = "Shi et al. 2025 (FedLWS)"
+    sends = "model, running statistics"
+    extra_work = "none; the server computes more than with FedAvg"
+    suits = "hospitals whose updates differ more in some layers than in others"
     undefended = (
         "mixing: fedlws shrinks layers by how far single hospitals are from each other, and no robust rule does; use "
         "fedavg"

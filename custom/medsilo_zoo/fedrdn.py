@@ -157,6 +157,9 @@ class FedRDN(Averaging):
 
     title = "FedRDN"
     paper = "Yan et al. 2025"
+    sends = "channel statistics, model; the statistics are sent once and forwarded to all hospitals"
+    extra_work = "one pass over the images for their statistics"
+    suits = "one shared model for images that differ in brightness and contrast"
 
     name: Literal["fedrdn"] = "fedrdn"
 

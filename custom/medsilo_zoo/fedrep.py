@@ -17,6 +17,9 @@ class FedRep(FedPer):
 
     title = "FedRep"
     paper = "Collins et al. 2021"
+    sends = "model without the last layer"
+    extra_work = "10 additional passes that train only the last layer"
+    suits = "hospitals with different class frequencies, if the last layer learns fast"
 
     name: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
     head_epochs: int = Field(

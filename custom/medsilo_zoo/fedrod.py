@@ -41,6 +41,10 @@ class FedRoD(SharedAndOwn):
 
     title = "FedRoD"
     paper = "Chen and Chao 2022"
+    sends = "shared model"
+    stays = "the hospital's own head"
+    extra_work = "each batch passes through the feature layers once more, without training"
+    suits = "classes that are rare at some hospitals, and a shared model for new hospitals"
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["fedrod"] = "fedrod"

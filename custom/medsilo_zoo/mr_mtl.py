@@ -17,6 +17,8 @@ class MRMTL(MeanOfOwn):
 
     title = "MR-MTL"
     paper = "Liu et al. 2022"
+    sends = "own model"
+    suits = "differential privacy, because noise affects MR-MTL's models less than other models"
 
     name: Literal["mr-mtl"] = "mr-mtl"
     weighting: Weighting | None = "uniform"

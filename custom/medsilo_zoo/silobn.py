@@ -30,6 +30,11 @@ class SiloBN(Averaging):
 
     title = "SiloBN"
     paper = "Andreux et al. 2020"
+    sends = "model without batch norm's statistics"
+    stays = "batch norm's statistics"
+    bytes_sent = "0.99"
+    extra_work = "none; a hospital that did not train computes its own batch-norm statistics"
+    suits = "hospitals with different scanners or stains, if hospitals without labels join later"
     outcome: ClassVar[Outcome] = OwnModels(for_others=True)
 
     name: Literal["silobn"] = "silobn"

@@ -156,12 +156,15 @@ def pages() -> dict[str, str]:
 
 
 def pages_of(checkout: Path) -> dict[str, str]:
-    """Return the documentation pages in a source checkout: the pages of the folder docs/ and the README about kits."""
+    """Return the documentation pages in a source checkout: the pages of the folder docs/ and the README about kits. The
+    pages have no comments and pictures.
+    """
     docs, kits = checkout / "docs", checkout / "provisioning/README.md"
     files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in docs.rglob("*.md")}
     if files and kits.is_file():
         files["provisioning"] = kits
-    return {page: files[page].read_text("utf-8") for page in sorted(files)}
+    hidden = re.compile(r"<!--.*?-->|<picture>.*?</picture>|^!\[.*?\)$", re.S | re.M)
+    return {page: hidden.sub("", files[page].read_text("utf-8")) for page in sorted(files)}
 
 
 def all_passages() -> list[Passage]:
@@ -202,9 +205,8 @@ def shown(passage: Passage, width: int) -> str:
     the linked page.
     """
     parts = []
-    text = re.sub(r"<!--.*?-->|<picture>.*?</picture>|^!\[.*?\)$", "", passage.text, flags=re.S | re.M)
     language = "text"
-    for number, part in enumerate(re.split(r"^```(.*)(?:\n|\Z)", text, flags=re.M)):
+    for number, part in enumerate(re.split(r"^```(.*)(?:\n|\Z)", passage.text, flags=re.M)):
         if number % 2:
             language = part
             continue
@@ -260,7 +262,7 @@ def _first_sentence(passage: Passage) -> str:
     if passage.text.startswith("|"):
         [(_, cells), *_] = table_rows(passage.text.splitlines())
         return plain_words(" — ".join(filter(None, cells[-2:])), passage.page)
-    text = re.sub(r"^For: .*?$|<!--.*?-->|^```.*?^```|^\|.*?$", "", passage.text, flags=re.M | re.S).strip()
+    text = re.sub(r"^For: .*?$|^```.*?^```|^\|.*?$", "", passage.text, flags=re.M | re.S).strip()
     return plain_words(text.partition("\n\n")[0], passage.page)
 
 

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 HEXADECIMAL = "0123456789abcdefABCDEF"
 LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # links in Markdown
-SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
+SAID = {
+    "when": "worth a try",
+    "leaves": "leaves a hospital",
+    "stays": "stays at a hospital",
+    "bytes": "bytes a round",
+    "work": "extra work",
+}
 # Plug-ins that serve a hospital's web page; each plug-in is a function that takes a kit and a port, and returns a
 # server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
@@ -341,17 +347,16 @@ def list_(
         screen.note("loading the method")
         _show_method(screen, method)
         return
-    from medsilo.check.method_facts import FACTS
     from medsilo.registry import METHODS, TASKS
 
     methods = [
         {
             "name": name,
-            "title": _title_of(METHODS, name),
-            "when": _plain(FACTS[name][3]) if name in FACTS else "",
-            "leaves": FACTS[name][0].partition(";")[0] if name in FACTS else "",
+            "title": texts["title"],
+            "when": _plain(texts.get("suits", "")),
+            "leaves": texts.get("sends", "").partition(";")[0],
         }
-        for name in METHODS
+        for name, texts in ((name, _texts_of(METHODS, name)) for name in METHODS)
     ]
     width = max(len(one["title"]) for one in methods)
     screen.say("methods, as algorithm.name of a plan (medsilo list METHOD: idea, when to try it, keys, cost)")
@@ -363,25 +368,28 @@ def list_(
         )
     )
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
-    tasks = [{"name": name, "title": _title_of(TASKS, name)} for name in TASKS]
+    tasks = [{"name": name, "title": _texts_of(TASKS, name)["title"]} for name in TASKS]
     screen.say("tasks, as task.name of a plan")
     screen.say(*("{name:<19} {title}".format(**one) for one in tasks))
     screen.answer(methods=methods, tasks=tasks)
 
 
-def _title_of(table: "Registry", name: str) -> str:
-    """Read the title of a method or task from the source code of its class, without importing the module."""
+def _texts_of(table: "Registry", name: str) -> dict[str, str]:
+    """Read the texts of a method or task, such as its title, from the source code of its class, without importing the
+    module.
+    """
     if package := table.package_of(name):
-        return f"of package {package}"
+        return {"title": f"of package {package}"}
     module, _, kind = table.place_of(name).partition(":")
     spec = find_spec(module)
     tree = ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.origin else "")
     body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind), [])
+    found = {"title": name}
     for node in (node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if isinstance(target, ast.Name) and target.id == "title" and isinstance(node.value, ast.Constant):
-            return str(node.value.value)
-    return name
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant):
+            found[target.id] = str(node.value.value)
+    return found
 
 
 def _show_method(screen: Console, name: str) -> None:
@@ -389,7 +397,6 @@ def _show_method(screen: Console, name: str) -> None:
     from difflib import get_close_matches
 
     from medsilo.check.disclosure import leaving
-    from medsilo.check.method_facts import FACTS
     from medsilo.registry import METHODS
 
     if name not in METHODS:
@@ -397,14 +404,16 @@ def _show_method(screen: Console, name: str) -> None:
         hint = f"did you mean {near[0]}?" if near else "'medsilo list' has all of them"
         raise MedsiloError(f"{name!r} is not a method; {hint}")
     own = METHODS[name]
-    _, sent, work, when = FACTS.get(name, ("", "", "", ""))
     keys = {
         f"algorithm.{key}": {"default": _default_of(field.default), "meaning": _plain(_meaning_of(own, key))}
         for key, field in own.model_fields.items()
         if key != "name"
     }
-    facts = {"when": when, "leaves": leaving(own()), "bytes": sent and f"{sent} (FedAvg: 1)", "work": work}
-    facts = {what: _plain(told) for what, told in facts.items() if told}
+    facts = {"leaves": leaving(own())}
+    if "suits" in vars(own):
+        cost = {"bytes": f"{own.bytes_sent} (FedAvg: 1)", "work": own.extra_work}
+        facts = {"when": own.suits, **facts, "stays": own.stays, **cost}
+    facts = {what: _plain(told) for what, told in facts.items()}
     idea = inspect.cleandoc(own.__doc__ or "")
     screen.say(f"{own.title}, {own.paper}", "", idea, "")
     screen.say(*(f"{SAID[what]}: {told}" for what, told in facts.items()))

@@ -21,9 +21,8 @@ from medsilo.learning.loop import as_scored
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import MessageFacts
-from medsilo.schedule.outcome import Outcome, Part, ServerEnd
+from medsilo.schedule.outcome import Outcome, Part, ServerEnd, SiteEnd
 from medsilo.schedule.phase import Facts, Group, Phase
-from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
 ALWAYS_COMMON = 1.0  # the value of gamma with which the selector is never confident enough to choose a personal model

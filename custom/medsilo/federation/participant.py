@@ -37,8 +37,8 @@ from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request, SiteWarning
 from medsilo.runs.provenance import write_provenance
+from medsilo.schedule.outcome import SiteEnd
 from medsilo.schedule.phase import Phase
-from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.subgroups import Members, members_of

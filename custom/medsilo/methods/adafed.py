@@ -104,6 +104,8 @@ class StatisticsMixture(Algorithm):
         "training.momentum": 0.0,
     }
     protocols = {"paper": literal}
+    stays = "batch norm: weights and statistics"
+    bytes_sent = "0.98"
     personal: ClassVar[bool] = True
     layers: ClassVar[Layers] = "all"  # the batch norm layers whose input statistics are measured
 
@@ -217,6 +219,12 @@ class AdaFed(StatisticsMixture):
     """
 
     title = "AdaFed"
+    sends = (
+        "feature statistics, model without norms; the statistics are sent once; the server reads the cases that are "
+        "declared public"
+    )
+    extra_work = "pre-training at the server, and one pass over the data for the feature statistics"
+    suits = "groups of similar hospitals"
     protocols = {
         "paper": {
             **StatisticsMixture.literal,
@@ -321,6 +329,8 @@ class DAdaFed(AdaFed):
     """AdaFed in which only the input of the classification layer determines the mixing weights W."""
 
     title = "d-AdaFed"
+    sends = "feature statistics, model without norms; the server reads public cases, as AdaFed's server does"
+    suits = "groups of similar hospitals; d-AdaFed uses the statistics of one layer only"
     layers = "last"
 
     name: Literal["d-adafed"] = "d-adafed"  # type: ignore[assignment]

@@ -34,6 +34,10 @@ class APFL(SharedAndOwn):
 
     title = "APFL"
     paper = "Deng et al. 2020"
+    sends = "shared model"
+    stays = "the hospital's own model, and the weight of this model in the mixture"
+    extra_work = "two networks learn"
+    suits = "a personal model for each hospital, if predictions should mix it with the shared model"
     own_loop: ClassVar[bool] = True
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 

@@ -10,6 +10,11 @@ class Central(Algorithm):
 
     title = "Central"
     paper = "upper bound"
+    sends = "all data are pooled"
+    stays = "nothing"
+    bytes_sent = "–"
+    extra_work = "–"
+    suits = "an upper bound for comparison; runs in one process only"
     protocols = {"paper": BY_ITSELF}
     pooled = True
     # the model counts as personal, because the pooled data count as the data of a single site

@@ -22,6 +22,10 @@ class Ditto(SharedAndOwn):
 
     title = "Ditto"
     paper = "Li et al. 2021 (Ditto)"
+    sends = "shared model"
+    stays = "the hospital's own model"
+    extra_work = "two networks learn"
+    suits = "a personal model for each hospital, and protection from a bad shared model"
 
     exact_networks = ("model",)
     name: Literal["ditto"] = "ditto"

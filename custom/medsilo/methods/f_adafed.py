@@ -21,6 +21,8 @@ class FAdaFed(StatisticsMixture):
     """
 
     title = "f-AdaFed"
+    sends = "model without norms, feature statistics; the statistics are sent once"
+    suits = "groups of similar hospitals, if no cases are public"
     made_anew = frozenset({"statistics"})
 
     name: Literal["f-adafed"] = "f-adafed"

@@ -26,6 +26,8 @@ class FedAvg(Averaging):
 
     title = "FedAvg"
     paper = "McMahan et al. 2017"
+    sends = "model"
+    suits = "the first method to try, if hospitals have similar images"
     name: Literal["fedavg"] = "fedavg"
 
     def private(self) -> Private:

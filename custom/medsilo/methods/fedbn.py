@@ -18,6 +18,10 @@ class FedBN(Averaging):
 
     title = "FedBN"
     paper = "Li et al. 2021"
+    sends = "model without norms"
+    stays = "batch norm: weights and statistics"
+    bytes_sent = "0.98"
+    suits = "hospitals with different scanners, stains or intensities"
     personal: ClassVar[bool] = True
 
     name: Literal["fedbn"] = "fedbn"

@@ -24,6 +24,8 @@ class FedNova(ServerStep):
 
     title = "FedNova"
     paper = "Wang et al. 2020"
+    sends = "model and effective number of steps, running statistics"
+    suits = "hospitals with very different numbers of cases"
     undefended = (
         "mixing: fednova weighs each hospital by the steps that the hospital reports, so a robust rule can't hold; use "
         "fedavg, scaffold or fedavgm"

@@ -20,6 +20,9 @@ class FedAvgM(ServerStep):
 
     title = "FedAvgM"
     paper = "Hsu et al. 2019"
+    sends = "model, running statistics"
+    extra_work = "none; the server computes more than with FedAvg"
+    suits = "scores that fluctuate between rounds"
 
     name: Literal["fedavgm"] = "fedavgm"
     server_lr: float = Field(
@@ -39,6 +42,9 @@ class FedAdam(ServerStep):
 
     title = "FedAdam"
     paper = "Reddi et al. 2021"
+    sends = "model, running statistics"
+    extra_work = "none; the server computes more than with FedAvg"
+    suits = "networks that usually need Adam, also in centralised training"
     protocols = {"paper": {**BY_ITSELF, "algorithm.variant": "reddi"}}
     rule: ClassVar[type[steps.FedAdam]] = steps.FedAdam
 
@@ -64,6 +70,8 @@ class FedYogi(FedAdam):
     """FedAdam with the second moment of the Yogi optimizer: v ← v - (1 - β₂) D² sign(v - D²)."""
 
     title = "FedYogi"
+    sends = "model, running statistics"
+    suits = "networks that usually need Adam, if FedAdam's steps grow too fast"
     rule = steps.FedYogi
 
     name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
@@ -79,6 +87,9 @@ class FedAdagrad(ServerStep):
 
     title = "FedAdagrad"
     paper = "Reddi et al. 2021"
+    sends = "model, running statistics"
+    extra_work = "none; the server computes more than with FedAvg"
+    suits = "sparse updates"
 
     name: Literal["fedadagrad"] = "fedadagrad"
     server_lr: float = Field(

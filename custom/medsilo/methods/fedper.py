@@ -18,6 +18,10 @@ class FedPer(Averaging):
 
     title = "FedPer"
     paper = "Arivazhagan et al. 2019"
+    sends = "model without the last layer"
+    stays = "the head, and the state of the head's optimizer"
+    bytes_sent = "0.99"
+    suits = "hospitals with different class frequencies"
     personal: ClassVar[bool] = True
 
     name: Literal["fedper"] = "fedper"

@@ -18,6 +18,9 @@ class FedProx(FedAvg):
 
     title = "FedProx"
     paper = "Li et al. 2020"
+    sends = "model"
+    extra_work = "none; the option `partial` simulates slow hospitals"
+    suits = "many local steps in a round, or hospitals whose computers differ in speed"
 
     name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
     mu: float = Field(

@@ -290,6 +290,13 @@ class FedSM(ModelsAndSelector):
     """
 
     title = "FedSM"
+    sends = (
+        "global model, personal model, selector, sums over features; at the end, hospitals that agreed receive each "
+        "other's personal models"
+    )
+    bytes_sent = "two models and the selector: 5.9 times FedAvg's bytes"
+    extra_work = "two networks learn, and a third one processes each batch without learning"
+    suits = "hospitals that differ from each other, and predictions for patients of hospitals outside the study"
     made_anew = frozenset({"experts"})
     protocols = {
         "paper": {**ModelsAndSelector.literal, "algorithm.personal_method": None},

@@ -28,6 +28,8 @@ class SelectorAfterwards(ModelsAndSelector):
     """
 
     protocols = {"paper": ModelsAndSelector.literal}
+    bytes_sent = "on average, 2.5 times FedAvg's bytes"
+    extra_work = "in the selector's rounds, each batch passes through all K + 1 models"
 
     selector_rounds: int | None = Field(
         None,
@@ -77,6 +79,11 @@ class FedSMExtra(SelectorAfterwards):
     """
 
     title = "FedSM-extra"
+    sends = (
+        "global model, personal model, selector; in later rounds, only the selector; hospitals that agreed receive "
+        "each other's personal models"
+    )
+    suits = "hospitals that differ from each other; FedSM-extra is an ablation in the FedSM paper"
 
     name: Literal["fedsm-extra"] = "fedsm-extra"
 
@@ -104,6 +111,8 @@ class FedSMEnsemble(SelectorAfterwards):
     """
 
     title = "FedSM ensemble"
+    sends = "global model, personal model, selector; in the rounds in which FedSM-extra sends these networks"
+    suits = "hospitals that differ from each other; FedSM-ensemble is an ablation in the FedSM paper"
 
     name: Literal["fedsm-ensemble"] = "fedsm-ensemble"
 

@@ -16,6 +16,10 @@ class FineTuning(SharedAndOwn):
 
     title = "Fine-tuning"
     paper = "Wang et al. 2019"
+    sends = "shared model"
+    stays = "the fine-tuned model"
+    extra_work = "the epochs of fine-tuning before every validation"
+    suits = "the simplest personal model for each hospital; try fine-tuning before other personal models"
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["fine-tuning"] = "fine-tuning"

@@ -26,6 +26,9 @@ class HarmoFL(Averaging):
 
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
+    sends = "model, amplitude (in one round only); the amplitude is one average spectrum per channel"
+    extra_work = "two gradients per batch, one Fourier transform per image"
+    suits = "one shared model for hospitals whose stains or scanners differ"
     protocols = {
         # Settings of the paper's text without the text's misprints: the whole spectrum, and an average that starts at
         # zero.

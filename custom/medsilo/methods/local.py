@@ -10,6 +10,10 @@ class Local(Algorithm):
 
     title = "Local"
     paper = "the papers' Base"
+    sends = "nothing"
+    stays = "the hospital's own model"
+    bytes_sent = "0"
+    suits = "the baseline that federated training has to beat"
     protocols = {"paper": BY_ITSELF}
     personal: ClassVar[bool] = True
 

@@ -28,6 +28,10 @@ class Moon(FedAvg):
 
     title = "MOON"
     paper = "Li et al. 2021"
+    sends = "model"
+    stays = "the hospital's model of the previous round"
+    extra_work = "each batch passes through two more networks, without training"
+    suits = "classification in which the hospitals' features drift apart"
     own_loop: ClassVar[bool] = True
 
     name: Literal["moon"] = "moon"  # type: ignore[assignment]

@@ -24,6 +24,10 @@ class PerFedAvg(SharedAndOwn):
 
     title = "Per-FedAvg"
     paper = "Fallah et al. 2020"
+    sends = "shared model"
+    stays = "the adapted model"
+    extra_work = "two gradients per batch; four with the Hessian-free variant"
+    suits = "hospitals that adapt the shared model with one gradient step"
     own_step: ClassVar[bool] = True
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 

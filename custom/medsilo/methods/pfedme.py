@@ -26,6 +26,10 @@ class PFedMe(SharedAndOwn):
 
     title = "pFedMe"
     paper = "Dinh et al. 2020"
+    sends = "shared model"
+    stays = "the hospital's own model"
+    extra_work = "K = 5 gradients per batch"
+    suits = "a personal model for each hospital, with several training steps on every batch"
     own_loop: ClassVar[bool] = True
 
     name: Literal["pfedme"] = "pfedme"

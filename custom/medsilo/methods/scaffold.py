@@ -29,6 +29,10 @@ class Scaffold(ServerStep):
 
     title = "SCAFFOLD"
     paper = "Karimireddy et al. 2020"
+    sends = "model, running statistics, control variate"
+    stays = "the hospital's control variate c_i"
+    bytes_sent = "2"
+    suits = "many local steps and plain SGD"
     protocols = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
 
     name: Literal["scaffold"] = "scaffold"

@@ -45,6 +45,12 @@ class Algorithm(Section):
 
     title: ClassVar[str]
     paper: ClassVar[str]
+    # Texts for `medsilo list`, which shows them if a method's own class states `suits`.
+    sends: ClassVar[str]  # titles of the groups that leave a hospital; remarks follow after a semicolon
+    stays: ClassVar[str] = "the state of the optimizer"  # training state that stays at a hospital
+    bytes_sent: ClassVar[str] = "1"  # bytes per round compared with FedAvg
+    extra_work: ClassVar[str] = "none"  # extra computation at a site
+    suits: ClassVar[str]  # situations in which the method is worth a try
     pooled: ClassVar[bool] = False  # whether the method is a baseline on pooled data, which can't run on NVFlare
     # Names of networks that a site does not save, because the site rebuilds them in every round from the received
     # networks.

@@ -1,19 +1,21 @@
 """Define the outcome of a study: one model for all hospitals, or a personal model for each hospital."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 
-if TYPE_CHECKING:  # imported only for type checkers, because only sites need this module
-    from medsilo.schedule.site_end import SiteEnd
+if TYPE_CHECKING:  # imported only for type checkers, because only sites need these modules
+    from medsilo.core.rounding import Resolution
+    from medsilo.learning.compute import Compute
+    from medsilo.tasks.task import Task
 
 Part = Literal["validation", "test"]
 
@@ -26,6 +28,23 @@ class ServerEnd:
     layout: Modules  # the networks on PyTorch's meta device
     server: ServerSide
     folder: Path  # the folder of the run
+
+
+@dataclass(frozen=True)
+class SiteEnd:
+    """The data from which a site creates a method's outcome."""
+
+    plan: Any  # a medsilo.plan.Plan; the package medsilo.schedule can't import medsilo.plan
+    site: str
+    modules: Modules  # the networks, which contain the delivered tensors
+    folder: Path  # the site's folder within the run's folder
+    task: "Task"
+    compute: "Compute"
+    # a function that yields each validation case once, in order
+    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]
+    suppressed: Collection[Part]  # the parts of the data (validation or test) that have too few cases to send any score
+    resolution: "Mapping[str, Resolution]"  # for each part of the data, the rounding of means and counts
+    stop: Callable[[], None]
 
 
 class Outcome:
@@ -92,7 +111,7 @@ class Outcome:
         return details
 
     # At a site
-    def take(self, end: "SiteEnd", told: Facts) -> Facts | None:
+    def take(self, end: SiteEnd, told: Facts) -> Facts | None:
         """Process the delivered tensors at a site, and return facts that the site sends to the server.
 
         Args:
@@ -100,11 +119,11 @@ class Outcome:
         """
         return None
 
-    def tested(self, end: "SiteEnd", model: nn.Module, told: Facts) -> nn.Module:
+    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
         """Return the model that a site tests; by default, this is the selected model."""
         return model
 
-    def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:
+    def after_test(self, end: SiteEnd, model: nn.Module) -> Facts | None:
         """Return facts that a site sends to the server together with the test scores."""
         return None
 

@@ -14,19 +14,16 @@ import pytest
 import torch
 
 from medsilo import cli
-from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.job_source import CONFIG, LARGEST_FILE, PLAN, SHIPPED, find_job
 from medsilo.flare.jobs import CLIENT, CUSTOM, META, SERVER, plan_of, scope_of
 from medsilo.plan import load_plan
 from medsilo.recipes import FedAvgRecipe
-from medsilo.registry import METHODS
 from medsilo_lab.jobs import check_components, write_job
-from tests.conftest import over_all
+from tests.conftest import METHODS, over_all
 from tools import job_files
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
-FEDERATED = sorted(name for name in FACTS if not METHODS[name].pooled)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -34,7 +31,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_federated_method_has_a_job_and_every_job_a_method() -> None:
-    assert sorted(path.parents[2].name for path in JOBS.glob("*/app/config/plan.yaml")) == FEDERATED
+    assert sorted(path.parents[2].name for path in JOBS.glob("*/app/config/plan.yaml")) == sorted(METHODS)
 
 
 def test_the_files_of_each_job_are_its_plans(tmp_path: Path) -> None:
@@ -77,7 +74,7 @@ def test_a_job_goes_to_the_hospitals_that_the_plan_names(
 
 
 @pytest.mark.slow
-@over_all("method", FEDERATED)
+@over_all("method", METHODS)
 def test_jobs_differ_in_their_method_only(method: str) -> None:
     reference = plan_of(JOBS / "fedavg").resolved()
     own = plan_of(JOBS / method).resolved()
@@ -144,7 +141,7 @@ def test_the_jobs_method_is_enough_beside_another_methods_plan() -> None:
 def test_an_unknown_job_lists_those_that_are_there() -> None:
     with pytest.raises(MedsiloError) as error:
         find_job(JOBS / "nonsense")
-    assert "nonsense" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
+    assert "nonsense" in str(error.value) and ", ".join(sorted(METHODS)) in str(error.value)
     with pytest.raises(MedsiloError, match=r"did you mean .*jobs/fedavg\?"):
         find_job(JOBS / "fedavgg")
     with pytest.raises(MedsiloError, match="lies in a job"):

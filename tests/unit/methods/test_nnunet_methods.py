@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from medsilo.check.method_facts import FACTS
 from medsilo.core.errors import PlanError
+from medsilo.registry import METHODS
 from medsilo.site.settings import make_settings
 from tests import inprocess
 from tests.brains import narrow, plans_of, study, write_hospitals
@@ -39,7 +39,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in AT_THE_GATE else pytest.param(name, marks=pytest.mark.long) for name in FACTS],
+    [name if name in AT_THE_GATE else pytest.param(name, marks=pytest.mark.long) for name in METHODS.ours],
 )
 def test_each_method_trains_nnunets_networks_or_says_why_not(hospitals: tuple[Path, Any], method: str) -> None:
     folder, plans = hospitals

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from medsilo.cli import main
 from medsilo.core.errors import Refused
 from medsilo.plan import Plan
+from medsilo.registry import METHODS
 from medsilo_lab.testing import MethodTester, Reference
 from tests.conftest import SITES, make_plan
 from tests.outside import installed_as
@@ -66,6 +68,27 @@ class TestElastic(MethodTester):
 class TestElasticOfUniformMeans(TestElastic):
     changes = (*TestElastic.changes, "algorithm.weighting=uniform")
     uniform = True
+
+
+def test_the_list_describes_a_method_only_with_the_texts_of_its_own_class(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(method: str) -> list[str]:
+        assert main(["list", method]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line.startswith(("worth", "leaves", "stays", "bytes", "extra"))]
+
+    assert told("elastic") == ["leaves a hospital: how sensitive weights are, model, running statistics"]
+    monkeypatch.setattr(METHODS["elastic"], "suits", "weights that differ in sensitivity", raising=False)
+    assert told("elastic")[0] == "worth a try: weights that differ in sensitivity"
+    assert told("elastic")[2:] == [
+        "stays at a hospital: the state of the optimizer",
+        "bytes a round: 1 (FedAvg: 1)",
+        "extra work: none",
+    ]
+    assert main(["list"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("elastic ")]
+    assert line.split() == ["elastic", "of", "package", "outside-methods"]
 
 
 def test_elastic_aggregation_refuses_a_sensitivity_below_0() -> None:

@@ -295,7 +295,7 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("method", WEIGHED)
+@pytest.mark.parametrize("method", [*WEIGHED, "fedlws"])
 def test_what_cannot_be_is_refused(method: str) -> None:
     for change, said in (
         (

@@ -16,7 +16,6 @@ import pytest
 
 from medsilo import __version__
 from medsilo.check.disclosure import leaks, leaving
-from medsilo.check.method_facts import FACTS
 from medsilo.cli import all_commands, main
 from medsilo.core.yaml_text import load_yaml
 from medsilo.registry import METHODS
@@ -24,6 +23,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from results.result_files import rows_of
 from tests.commands import joined, parsed
+from tests.conftest import METHODS as FEDERATED
 from tests.conftest import make_plan
 from tools.links import anchors, for_the_site, is_outward, links, target_of
 from tools.methods import FAMILIES
@@ -173,7 +173,7 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 def rows_of_methods(root: Path) -> dict[str, str]:
     pages = "".join(path.read_text("utf-8") for path in sorted((root / "docs/research/methods").glob("*.md")))
     told = dict(re.findall(r"^\|  \| ([\w-]+) \|\n\|---\|---\|\n\| what travels \| (.+?) \|$", pages, re.M))
-    return {name: told[name] for name in FACTS}
+    return {name: told[name] for name in METHODS.ours}
 
 
 def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
     """
     rows = rows_of_methods(root)
     assert {name: told.partition(";")[0] for name, told in rows.items()} == {
-        name: leaving(METHODS[name]()) for name in FACTS
+        name: leaving(METHODS[name]()) for name in METHODS.ours
     }
 
 
@@ -194,7 +194,7 @@ def test_each_method_has_a_section_of_one_form(root: Path) -> None:
     for page in (root / "docs/research/methods").glob("*.md"):
         for part in page.read_text("utf-8").split("\n## ")[1:]:
             sections[part.partition("\n")[0].lower()] = part
-    assert {*sections} == {*FACTS}
+    assert {*sections} == {*METHODS.ours}
     form = (
         "\n\n```math\n",
         "| what travels |",
@@ -206,10 +206,11 @@ def test_each_method_has_a_section_of_one_form(root: Path) -> None:
     for name, part in sections.items():
         places = [part.find(words) for words in form]
         assert -1 not in places and places == sorted(places), name
-    assert {*FACTS} == {name for _, _, names in FAMILIES.values() for name in names}
+    assert all({"title", "sends", "suits"} <= vars(METHODS[name]).keys() for name in METHODS.ours)
+    assert {*FAMILIES} == {page.stem for page in (root / "docs/research/methods").glob("*.md")}
 
 
-@pytest.mark.parametrize("method", [name for name in FACTS if not METHODS[name].pooled])
+@pytest.mark.parametrize("method", FEDERATED)
 def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
     """The disclosure report names all groups of tensors that leave a hospital, and the documentation contains the
     groups' titles.
