@@ -67,8 +67,9 @@ def everything(**own: Any) -> Own:
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return a function that gives 50 volumes to each training hospital and 60 to the testing hospital; a mask shows
-    one structure or both.
+    """Return a function that writes 50 volumes for each training hospital and 60 for the testing hospital.
+
+    A mask in `labels` shows both structures; a mask in `drawn` shows the structure that the hospital labels.
     """
 
     def write(folder: Path, seed: int, few: bool) -> None:

@@ -107,7 +107,7 @@ def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
 
 
 def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]]:
-    """Return the power for differences of 6 and 10 points, and the rate of false alarms for each spread of one row."""
+    """Return the power for differences of 6 and 10 points, and the rate of false alarms for each ratio in UNSTEADY."""
     random = np.random.default_rng(1)
     power = [float(sure(judge(studies(random, difference, times=times)))[:, 1].mean()) for difference in (0.06, 0.1)]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]

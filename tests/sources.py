@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -1,10 +1,10 @@
 """Reconstruct images from a site's messages as a curious server could (HarmoFL, Fig. 7; Geiping et al. 2020).
 
 The server searches for a smooth image that would have produced the received tensors. The module tries two attacks. The
-first attack uses two amplitudes of HarmoFL: that of one image, which no site sends, and the average, which sites send
-in round 1. The second attack uses the gradient of one image with a known label at the initial weights, which is the
-easiest case for an attacker. A site's real messages give an attacker less information, because they contain weights
-after many steps on many images.
+first attack uses two amplitudes of HarmoFL: the amplitude of one image, and the average amplitude of all images. Sites
+send only the average, in round 1. The second attack uses the gradient of one image with a known label at the initial
+weights, which is the easiest case for an attacker. A site's real messages give an attacker less information, because
+they contain weights after many steps on many images.
 """
 
 import math

@@ -359,8 +359,8 @@ def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tm
 
 
 def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: Path) -> None:
-    """In an earlier version, a crafted model returned NaN for patients above an age, and the rejection revealed whether
-    a patient was older.
+    """In an earlier version, a site rejected a crafted model that returned NaN for patients above an age. The rejection
+    revealed whether a patient was older.
     """
     rows = [{"patient": f"p{age}", "part": part, "age": age, "outcome": age % 2} for part, age, _ in NAMELESS]
     write_table(tmp_path / "data/cases.csv", rows)

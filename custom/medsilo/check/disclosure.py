@@ -78,7 +78,7 @@ def leaks(plan: Plan) -> list[Leak]:
 
 
 def leaving(algorithm: Algorithm) -> str:
-    """Name the groups of tensors that a site sends under a method with default options."""
+    """Return the titles of the groups of tensors that sites send if the method has its default options."""
     if algorithm.pooled:
         return "all data are pooled"
     sent = (group for stretch in algorithm.course(Training()).stretches() for group in stretch.phase.sent)

@@ -118,7 +118,7 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the context, count the elapsed time as work on an answer."""
+        """Measure the time inside the `with` block as computing time of the current answer."""
         self.started = time.monotonic()
         try:
             yield

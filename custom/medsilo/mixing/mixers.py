@@ -388,8 +388,7 @@ class JointAggregator(Identity):
     """The aggregation θ_i ← f_i(θ_1, …, θ_K), computed for each element, for the K sites that answered. If only one
     site answered, this site's model stays unchanged.
 
-    Answers are copied, and the copies are combined in place when the round closes, so that memory contains each model
-    once.
+    The server keeps one copy of each site's model until the round closes, and then averages within these copies.
     """
 
     @abstractmethod

@@ -168,7 +168,7 @@ class CaseIndex:
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """List the recordings in a folder, by a table or by file suffixes.
+        """List the recordings that a table names, or all files in a folder that end with a recording's suffix.
 
         If there is no table, the label of a recording is the name of the recording's folder.
         """

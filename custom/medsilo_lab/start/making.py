@@ -496,8 +496,8 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
-    """`called` maps names of columns and classes in the data to names in plans. Rename them in the plan and in the
-    description of the data. If `called` contains a name that the plan lacks, raise DataError.
+    """Rename columns and classes in the plan and in the description of the data. `called` maps their names in the
+    data to their names in plans. If `called` contains a name that the plan lacks, raise DataError.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):

@@ -338,8 +338,8 @@ def _told(table: CaseTable, name: str) -> str:
 
 
 def event(seen: Proposal) -> Iterator[Question]:
-    """Ask which value of the event column means that the event occurred. If the values are clear words, or are 0 and 1,
-    do not ask.
+    """Ask which value of the event column means that the event occurred, unless the values are 0 and 1, or words such
+    as "dead" and "alive".
     """
     if (found := facts_of(seen)) is None or found[0].kind != "survival" or "event" in found[1].said:
         return

@@ -386,8 +386,8 @@ class Statistics:
         )
 
     def _lacks(self, first: PairedDifference | None) -> Needed | None:
-        """Return the sample that would decide whether federated training helps. If the comparison already decides the
-        question, return None.
+        """Return the sample that would decide whether federated training helps, or None if the verdict is not
+        inconclusive.
         """
         if first is None or first.sure or self._declared is None:
             return None

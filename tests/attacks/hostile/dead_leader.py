@@ -1,4 +1,4 @@
-# Tries to hold more memory than the limit in processes whose first thread has ended.
+# Tries to use more memory than the limit; the first thread of each process has ended.
 import ctypes
 import mmap
 import os

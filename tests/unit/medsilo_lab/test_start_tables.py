@@ -366,7 +366,7 @@ def test_notes_give_no_category(tmp_path: Path) -> None:
 
 
 def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: Path) -> None:
-    """The German word Tage means days, and the word "clinical" does not mean a hospital."""
+    """ "Überlebenstage" is a column of days, and "clinical grade" is no column of hospitals."""
     head = ["clinical grade", "tumorStage", "dosage", "Überlebenstage", "outcome"]
     lines = [[["low", "high"][n % 2], n % 4, n % 9, n, n % 2] for n in range(60)]
     write(tmp_path / "export.csv", head, lines)
