@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from medsilo.core.parent_watch import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
+from medsilo.mixing.aggregators import SimilarityMix
 from medsilo.mixing.layout import WIDEST
-from medsilo.mixing.mixers import SimilarityMix
 from medsilo.registry import NETWORKS
 
 FASTER = {20: 50.0, 100: 150.0}

@@ -23,8 +23,8 @@ from timing import note, run
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.learning.compute import Compute
-from medsilo.learning.drawn import DrawnCases
 from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.sampling import DrawnCases
 from medsilo.models.architectures import UNet
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder

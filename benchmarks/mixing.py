@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from medsilo.core.mmap_store import stored
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]

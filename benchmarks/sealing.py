@@ -30,7 +30,7 @@ import torch
 from timing import note, run, seconds
 from torch import Tensor
 
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
 from medsilo_secagg.member import Member

@@ -40,7 +40,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.kit import OF_A_JOB, SOON, Kit, is_of_kit, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError

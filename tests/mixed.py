@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 
 
 def result_of(mixer: Aggregator, site: str) -> dict[str, Tensor]:

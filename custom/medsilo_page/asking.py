@@ -5,10 +5,10 @@ decision.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medsilo.check.approving import Change, approved_before, changes_since, standing
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import Change, approved_before, changes_since, standing
 from medsilo.check.demands import answers_wanted, privacy_findings
 from medsilo.check.disclosure import BESIDE, BY_CODE, STAYS, Leak, leaks, through_features
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.own_data_set import data_set_words
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, plain

@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from medsilo.check.approving import never_runs, plan_in_words
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import never_runs, plan_in_words
 from medsilo.check.code_review import code_words, review
 from medsilo.check.demands import CASES, price_list, privacy_findings
 from medsilo.check.disclosure import describe
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.machine import without_walls
 from medsilo.check.own_data_set import data_set_words
+from medsilo.check.site_check import Visit, check
 from medsilo.check.spending import answered, spending_lines, spent
-from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.plan import Plan

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups, Modules
 from medsilo.learning.compute import Compute
-from medsilo.mixing.forms import Form, ServerReadable
-from medsilo.mixing.mixers import mixer_of
+from medsilo.mixing.aggregators import mixer_of
+from medsilo.mixing.mean_forms import Form, ServerReadable
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
 from medsilo.schedule.sealing import SecureAggregation
 from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of

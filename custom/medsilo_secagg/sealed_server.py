@@ -10,8 +10,8 @@ from medsilo.core.errors import ParticipationError
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.exchange.channel import Missing
 from medsilo.exchange.checks import check_forms, check_numbers
-from medsilo.mixing.forms import MeanForm
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
+from medsilo.mixing.mean_forms import MeanForm
 from medsilo.runs.messages import Joined, SecAggAnswer, SiteAnswer, Task
 from medsilo.schedule.phase import Phase
 from medsilo_secagg.identity import Certified, Signer, Unsigned

@@ -13,7 +13,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.exchange.checks import check_forms, check_numbers
 from medsilo.federation.site_context import UpdateCodec
-from medsilo.mixing.forms import MeanForm, PullForm
+from medsilo.mixing.mean_forms import MeanForm, PullForm
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request

@@ -11,7 +11,7 @@ from medsilo.core.tensors import Groups
 from medsilo.exchange.acceptance import Acceptance
 from medsilo.exchange.channel import Missing, Transport
 from medsilo.exchange.checks import check_forms
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, End, Joined, SiteAnswer, Tested, Trained

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.runs.fields import LARGEST
 from medsilo.runs.rounds import Round, SentUpdate
 

@@ -12,7 +12,7 @@ from medsilo.core.tensors import Groups, Tensors, packed
 from medsilo.exchange.channel import Missing
 from medsilo.exchange.checks import check_numbers
 from medsilo.learning.seeds import seed_for
-from medsilo.mixing.mixers import Aggregator, mixer_of
+from medsilo.mixing.aggregators import Aggregator, mixer_of
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.schedule.phase import Group, Phase, ServerSide, views

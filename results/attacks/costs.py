@@ -21,7 +21,7 @@ from benchmarks.mixing import in_a_fork
 from medsilo.core.files import write_json
 from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Tensors
-from medsilo.mixing.mixers import Aggregator, WeightedMean
+from medsilo.mixing.aggregators import Aggregator, WeightedMean
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.architectures import UNet
 from results.attacks.cells import DEFENCES, PLAIN, SITES

@@ -16,7 +16,7 @@ from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import correcting, pull_back, pull_towards
-from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.aggregators import UniformMean, WeightedMean
 from medsilo.privacy.accounting import epsilon, noise_for
 from medsilo.privacy.mechanisms import Charge, SampledGaussian
 from medsilo.privacy.noise import NoiseSource

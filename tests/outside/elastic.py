@@ -11,8 +11,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.steps import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
+from medsilo.mixing.aggregators import Aggregator, WeightedMean, step
 from medsilo.mixing.layout import Layout, spread
-from medsilo.mixing.mixers import Aggregator, WeightedMean, step
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide
 from medsilo.schedule.train_context import TrainContext
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from medsilo.mixing.aggregators import Aggregator, Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.late import StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator, Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.rules import Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import DynamicStep, FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
+from medsilo.mixing.staleness import StalenessWeightedMean, at_most
 from tests.mixed import result_of
 from tests.property.drawn import examples
 

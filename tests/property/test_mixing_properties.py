@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from tests.conftest import over_all
 from tests.mixed import result_of
 

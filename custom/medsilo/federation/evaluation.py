@@ -14,9 +14,9 @@ from medsilo.core.tensors import is_finite
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop
-from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import as_scored, batches, evaluate
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.query_budget import PARTS

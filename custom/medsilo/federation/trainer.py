@@ -16,9 +16,9 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
 from medsilo.learning.compute import LossFunction, Stop
-from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import TrainStep, batches, evaluate, passed_through, steps_in, train_epoch
 from medsilo.learning.optimizers import begin_round
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
-from medsilo.learning.drawn import ChangedBatches, DrawnCases
+from medsilo.learning.sampling import ChangedBatches, DrawnCases
 
 FURTHEST = 1e15  # limit on the absolute values of a network's outputs in scoring, so that sums of squares stay finite
 

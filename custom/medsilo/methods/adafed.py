@@ -26,7 +26,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.methods.bases import require, require_features
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Aggregator, ComparedOnly, SimilarityMix
+from medsilo.mixing.aggregators import Aggregator, ComparedOnly, SimilarityMix
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean

@@ -15,8 +15,8 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.layers import head_names
 from medsilo.learning.loop import TrainStep
 from medsilo.methods.fedavg import Averaging
-from medsilo.mixing.late import Shares, StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
+from medsilo.mixing.staleness import Shares, StalenessWeightedMean, at_most
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.outcome import Outcome, OwnModels
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide, network, without

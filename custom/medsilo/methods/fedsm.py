@@ -29,8 +29,8 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
+from medsilo.mixing.aggregators import Aggregator, Identity, PersonalModelPool, SoftPull, mixer_of
 from medsilo.mixing.feature_sums import LastSums
-from medsilo.mixing.mixers import Aggregator, Identity, PersonalModelPool, SoftPull, mixer_of
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network, tried

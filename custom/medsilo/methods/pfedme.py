@@ -12,7 +12,7 @@ from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import TrainStep
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.bases import SharedAndOwn
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.schedule.phase import ServerSide
 from medsilo.schedule.train_context import TrainContext
 

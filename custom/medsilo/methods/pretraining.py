@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.core.text import plain
-from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import ServerSide
 

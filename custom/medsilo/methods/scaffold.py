@@ -10,7 +10,7 @@ from medsilo.core.tensors import Modules
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
-from medsilo.mixing.mixers import Aggregator, UniformMean
+from medsilo.mixing.aggregators import Aggregator, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
 from medsilo.schedule.algorithm import BY_ITSELF
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide, network

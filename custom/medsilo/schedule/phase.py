@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Mean
+from medsilo.mixing.mean_forms import Mean
 from medsilo.tasks.task import Task
 
 # imported only for type checkers: the server does not need the modules for training, and sites do not need the modules
 # for aggregation
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
-    from medsilo.mixing.mixers import Aggregator
+    from medsilo.mixing.aggregators import Aggregator
     from medsilo.schedule.train_context import TrainContext
     from medsilo.tasks.sources import DataSource
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Groups, Modules
-from medsilo.mixing.forms import Form
+from medsilo.mixing.mean_forms import Form
 from medsilo.schedule.phase import Phase
 
 

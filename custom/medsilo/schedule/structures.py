@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Groups
+from medsilo.mixing.aggregators import Aggregator, UniformMean, WeightedMean
 from medsilo.mixing.by_element import MeanByElement
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.phase import ServerSide
 
 PLAIN = (WeightedMean, UniformMean)

@@ -38,7 +38,7 @@ def test_they_are_where_scripts_import_them(place: str) -> None:
 @pytest.mark.parametrize("name", MIXED)
 def test_mixers_take_and_give_by_site(name: str) -> None:
     given, expected = MIXED[name]
-    mixer = getattr(import_module("medsilo.mixing.mixers"), name)(*given)
+    mixer = getattr(import_module("medsilo.mixing.aggregators"), name)(*given)
     mixer.start(["a", "b", "c"])
     for site, number in {"c": 2, "a": 0, "b": 1}.items():
         mixer.add(site, {"w": torch.full((2,), float(number))}, number + 1.0)

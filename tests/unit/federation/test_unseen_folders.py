@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.check.visit import Visit, check
+from medsilo.check.site_check import Visit, check
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan

@@ -22,8 +22,8 @@ import pytest
 from psutil import CONN_LISTEN, Process
 
 from medsilo.airlock.room import ability
-from medsilo.check.approving import approved_before
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import approved_before
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.cli import main
 from medsilo.core.errors import Refused
 from medsilo.federation.permission import Permission

@@ -19,7 +19,7 @@ from medsilo.learning.loop import OutputLoss, TrainStep, lesson, passed_through,
 from medsilo.learning.training import Training
 from medsilo.methods.per_fedavg import MetaGradient, adapt
 from medsilo.methods.pfedme import moreau
-from medsilo.mixing.mixers import mixer_of
+from medsilo.mixing.aggregators import mixer_of
 from medsilo.registry import METHODS
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import ModelFactory, ServerSide, views

@@ -15,8 +15,8 @@ import torch
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
-from medsilo.mixing.forms import MeanForm, ServerReadable
-from medsilo.mixing.mixers import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mean_forms import MeanForm, ServerReadable
 from medsilo_secagg.pairwise import form_of
 from tests.mixed import result_of
 
@@ -386,8 +386,8 @@ import sys, torch
 from pathlib import Path
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.forms import MeanForm, ServerReadable
-from medsilo.mixing.mixers import *
+from medsilo.mixing.mean_forms import MeanForm, ServerReadable
+from medsilo.mixing.aggregators import *
 from medsilo.mixing.server import *
 
 PARCEL = 24_000_000

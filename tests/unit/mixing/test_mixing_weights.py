@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from medsilo.mixing import contributions, layout
+from medsilo.mixing.aggregators import Aggregator, SimilarityMix
 from medsilo.mixing.by_element import MeanByElement
-from medsilo.mixing.mixers import Aggregator, SimilarityMix
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)

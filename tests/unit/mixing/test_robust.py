@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
+from medsilo.mixing.aggregators import SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.rules import Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import FedAdam, FedAvgM, Scaffold
 from tests.conftest import SITES, make_plan

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.mixing import layout
-from medsilo.mixing.forms import MeanForm
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
+from medsilo.mixing.mean_forms import MeanForm
 from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 from medsilo_lab.testing import assert_equal
 from tests.mixed import result_of

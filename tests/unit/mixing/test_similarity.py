@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from medsilo.methods.adafed import mixing_weights, uniform_weights, wasserstein_distances
-from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import SimilarityMix, UniformMean, WeightedMean
 from tests.conftest import over_all
 from tests.mixed import result_of
 

@@ -17,8 +17,8 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
-from medsilo.mixing.late import StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import mixer_of
+from medsilo.mixing.aggregators import mixer_of
+from medsilo.mixing.staleness import StalenessWeightedMean, at_most
 from medsilo.schedule.phase import ServerSide
 from medsilo.site.settings import SiteSettings
 from medsilo_server.coordinator import Coordinator

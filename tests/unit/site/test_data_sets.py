@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.plan import load_plan, parse_plan

@@ -19,7 +19,7 @@ from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.compute import labels_in, marks_in
 from medsilo.learning.partial_labels import absent_in, mark_of
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.paths import SUPER_MODEL, site_folder

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
-from medsilo.mixing.forms import Form, Mean, MeanForm, PullForm, ServerReadable
 from medsilo.mixing.layout import Block, Layout, Tensors, numbers_of, spread
+from medsilo.mixing.mean_forms import Form, Mean, MeanForm, PullForm, ServerReadable
 
 if TYPE_CHECKING:
     from medsilo.mixing.defence import Shield

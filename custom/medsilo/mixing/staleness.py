@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.mixing.forms import Form, ServerReadable
+from medsilo.mixing.aggregators import Identity, WeightedMean
 from medsilo.mixing.layout import Tensors
-from medsilo.mixing.mixers import Identity, WeightedMean
+from medsilo.mixing.mean_forms import Form, ServerReadable
 from medsilo.mixing.rules import capped
 
 # smallest normalised weight; a site with weight zero would get nothing when the excess over a cap is divided among

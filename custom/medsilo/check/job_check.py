@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from medsilo.check.approving import approval_findings
-from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
+from medsilo.check.approval import approval_findings
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import limit_findings, privacy_findings, source_of
 from medsilo.check.disclosure import leaks
+from medsilo.check.hospital_checks import KitAtHome, book_of_kit, files_of
 from medsilo.check.machine import check_memory
 from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import free_memory, rehearsal_findings, rehearse, round_seconds
@@ -27,7 +27,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.shares import PARTS
 
 if TYPE_CHECKING:
-    from medsilo.check.visit import Visit
+    from medsilo.check.site_check import Visit
 
 
 def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
+from medsilo.check.hospital_checks import KitAtHome, book_of_kit, files_of
 from medsilo.check.kit import Kit
 from medsilo.check.result import APPROVAL, Finding
 from medsilo.core.errors import MedsiloError
