@@ -370,7 +370,7 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
     home = KitAtHome.read(kit)
     decided = {decision.plan for decision in home.approvals.decisions()}
     yield "approvals_waiting", {}, sum(asked.hash not in decided for asked in home.approvals.asked())
-    for data in ledgers(home.book.folder, home.kit.folder.parent):
+    for data in ledgers(home.budget.folder, home.kit.folder.parent):
         found = spent(home.ledger(data), home.settings.privacy)
         known = found["allowed"] is not None and found["epsilon"] is not None
         yield "epsilon_left", {"data": data}, found["allowed"] - found["epsilon"] if known else None

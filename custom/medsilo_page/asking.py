@@ -74,9 +74,9 @@ def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
     else:
         source = home.settings.data
         yield "Data set", "none that a person accepted" if source else "none: medsilo.yaml names no data"
-    found = [*privacy_findings(plan, home.settings, home.book, home.files)]
+    found = [*privacy_findings(plan, home.settings, home.budget, home.files)]
     yield "Privacy", "; ".join(one.what for one in found) or NO_PRIVACY
-    yield "Answers with scores", answers_wanted(plan, home.settings, home.book, lead)
+    yield "Answers with scores", answers_wanted(plan, home.settings, home.budget, lead)
 
 
 def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:

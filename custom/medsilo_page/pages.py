@@ -133,7 +133,7 @@ class SitePages(LocalPages):
             code_files=review(code, code_before[1] if code_before else None) if code else [],
             report=describe(plan, home.settings, Policy.read(home.local), code is not None, home.files),
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
-            costs=list(privacy_findings(plan, home.settings, home.book, home.files)),
+            costs=list(privacy_findings(plan, home.settings, home.budget, home.files)),
             ledger=_ledger_lines(home),
             now=time.time_ns(),
             **_of_hospital(home, plan.task.synthetic),
@@ -246,7 +246,7 @@ def _title(asked: AskingPlan) -> str:
 def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:
     """Return the number of this hospital's answers to each study; studies on the present data set come first."""
     own = home.approvals.data
-    rows = [{**row, "in_use": row["data"] == own} for row in answered(home.book)]
+    rows = [{**row, "in_use": row["data"] == own} for row in answered(home.budget)]
     return sorted(rows, key=lambda row: (not row["in_use"], row["data"]))
 
 
@@ -285,7 +285,7 @@ def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
 def _ledger_lines(home: KitAtHome) -> list[str]:
     return [
         line
-        for data in ledgers(home.book.folder)
+        for data in ledgers(home.budget.folder)
         for line in spending_lines(spent(home.ledger(data), home.settings.privacy))
     ]
 

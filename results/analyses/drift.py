@@ -69,9 +69,9 @@ class WatchedParticipant(Participant):
     trainer: WatchedTrainer
 
     def __init__(
-        self, network: str, place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None
+        self, network: str, context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None
     ) -> None:
-        super().__init__(place, parts_of(place, data, WatchedTrainer), envelope)
+        super().__init__(context, parts_of(context, data, WatchedTrainer), codec)
         self.trainer.network, self.trainer.rounds = network, {}
 
 
@@ -104,7 +104,7 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
                 "round": number,
                 "gamma": sum(site.trainer.rounds[number]["gamma"] for site in trained) / len(trained),
                 "train_loss": sum(site.trainer.rounds[number]["train_loss"] for site in trained) / len(trained),
-                "sites": {site.place.site: site.trainer.rounds[number] for site in trained},
+                "sites": {site.context.site: site.trainer.rounds[number] for site in trained},
             }
             for number in range(1, run.plan.rounds + 1)
             if (trained := [site for site in watched if number in site.trainer.rounds])

@@ -97,7 +97,7 @@ def ledger(
     if old_kit and action != "accept":
         raise MedsiloError("the option --old-kit is for 'ledger accept' only")
     home = KitAtHome.read(kit)
-    folder = home.book.folder
+    folder = home.budget.folder
     found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
     if not found and action == "accept":
         raise MedsiloError("this hospital has no ledger yet; the first counted study creates the ledger", str(folder))
@@ -113,7 +113,7 @@ def ledger(
     told = [spent(one, home.settings.privacy) for one in found]
     for view in told:
         screen.say(*spending_lines(view))
-    answers = answered(home.book)
+    answers = answered(home.budget)
     screen.say(*answer_lines(answers))
     screen.answer(ledgers=told, answers=answers)
 

@@ -309,7 +309,7 @@ def step(blocks: Iterable[tuple[Tensor, Tensor]], rates: Tensors, layout: Layout
         torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
 
 
-def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:
+def aggregator_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:
     if isinstance(mix, Mean):
         return WeightedMean() if mix is Mean.OF_CASES else UniformMean()
     return mix(server)

@@ -81,11 +81,11 @@ def test_the_smallest_distances_overflow_nothing(tiny: float) -> None:
 
 
 # -------------------------------------------------------------------------- cases in which AdaFed equals another method
-def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
-    mixer.start(sorted(models))
+def mixed(aggregator, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
+    aggregator.start(sorted(models))
     for site, model in models.items():
-        mixer.add(site, model, samples[site])
-    return [result_of(mixer, site) for site in sorted(models)]
+        aggregator.add(site, model, samples[site])
+    return [result_of(aggregator, site) for site in sorted(models)]
 
 
 @over_all("seed", SEEDS)

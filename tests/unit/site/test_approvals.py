@@ -99,7 +99,7 @@ class Home:
     def site(self) -> Permission:
         permission = self.permission()
         permission.check()
-        permission.inner = training_site(permission.place)
+        permission.inner = training_site(permission.context)
         return permission
 
 

@@ -166,7 +166,7 @@ STUDY: dict[str, Any] = {
 def joined(settings: SiteSettings, folder: Path, **place: Any) -> dict[str, Any]:
     plan = parse_plan(STUDY)
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a", **place)
-    return site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
+    return site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({})).facts
 
 
 def test_a_hospital_takes_part_with_what_was_accepted(tmp_path: Path) -> None:
