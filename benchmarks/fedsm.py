@@ -141,7 +141,7 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
         settings = make_settings({"device": device, "min_patients_per_metric": 1, "public_data": True}, "a benchmark")
         site = TrainingSite(participant_of(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
-        context = site.participant.trainer.context("shuffle", 1, lambda: None)
+        context = site.participant.trainer.train_context("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             scores = selector(inputs)

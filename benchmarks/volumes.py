@@ -123,7 +123,7 @@ class Ours:
         return {"training": self.train, "evaluation": self.evaluate, "round": self.answer}
 
     def train(self) -> float:
-        context = self.site.participant.trainer.context(SHUFFLE, 1, lambda: None)
+        context = self.site.participant.trainer.train_context(SHUFFLE, 1, lambda: None)
         return context.train()
 
     def evaluate(self) -> float:

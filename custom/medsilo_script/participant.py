@@ -119,7 +119,7 @@ class ScriptTrainer(Trainer):
         self.doing.begin("training")
         if self.context.plan.algorithm.own_loop:
             self._let_score()
-        loss = phase.train_round(self.context(SHUFFLE, number, stop))
+        loss = phase.train_round(self.train_context(SHUFFLE, number, stop))
         if self.handed_over:
             self.sent_score = self.turns.hand_over(None)
         state.refuse_unseen_steps()
@@ -144,8 +144,8 @@ class ScriptTrainer(Trainer):
         state.turn = None
         return math.nan
 
-    def context(self, purpose: str, number: int, stop: Stop) -> ScriptContext:
-        usual = vars(super().context(purpose, number, stop))
+    def train_context(self, purpose: str, number: int, stop: Stop) -> ScriptContext:
+        usual = vars(super().train_context(purpose, number, stop))
         own = {"training": self.state.training, "cases": ScriptCases(self, purpose, number, stop)}
         hand_over = self._hand_over if purpose == SHUFFLE else lambda turn: math.nan
         return ScriptContext(**{**usual, **own}, hand_over=hand_over)

@@ -182,7 +182,7 @@ class Member:
         """Mask this site's numbers for a round, and return a tensor of 64-bit integers for each block.
 
         Args:
-            deal: The keys and shares of the sites in the round.
+            key_shares: The keys and shares of the sites in the round.
             groups: The tensors of each block.
             weights: The weight of this site's numbers in each block; 1 by default.
         """

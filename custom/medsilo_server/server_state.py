@@ -50,7 +50,7 @@ class ServerState:
 
         Args:
             server: The server's data, which methods may use.
-            mixers: The dictionary of aggregators, which `server` also contains.
+            aggregators: The dictionary of aggregators, which `server` also contains.
         """
         self.plan, self.course, self.record, self.server, self.aggregators = (
             plan,

@@ -42,11 +42,11 @@ class WatchedTrainer(Trainer):
     squares: list[float]
     sent: Sequence[tuple[Tensor, Tensor]] = ()
 
-    def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
-        bench = super().bench(purpose, number, stop)
+    def train_context(self, purpose: str, number: int, stop: Stop) -> TrainContext:
+        context = super().train_context(purpose, number, stop)
         if self.sent:
-            self.hook = bench.optimizers[self.network].register_step_post_hook(self._measure)
-        return bench
+            self.hook = context.optimizers[self.network].register_step_post_hook(self._measure)
+        return context
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         weights = travelling_weights(phase, self.state.modules, self.network)

@@ -302,7 +302,9 @@ class RoomSite:
         there = [own for own in self._kept() if own != head.name]
         total = sum((self.context.folder / own).stat().st_size for own in there) + head.size
         if total > self.context.settings.room.scratch * MiB or len(there) >= MOST_KEPT:
-            raise OverLimit(f"the script's state is larger than {self.context.settings.room.scratch} MiB (room.scratch)")
+            raise OverLimit(
+                f"the script's state is larger than {self.context.settings.room.scratch} MiB (room.scratch)"
+            )
         make_folder(file.parent)
         with replacing(file) as place, place.open("wb") as written:
             left, memory = head.size, memoryview(bytearray(min(CHUNK, head.size)))

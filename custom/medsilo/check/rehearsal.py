@@ -84,7 +84,7 @@ class _Rehearsing(Participant):
         """Measure the seconds of training on a number of cases."""
         self.trainer.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
-        phase.train_round(self.trainer.context(SHUFFLE, number, lambda: None))
+        phase.train_round(self.trainer.train_context(SHUFFLE, number, lambda: None))
         self._wait()
         return time.monotonic() - started
 

@@ -239,7 +239,7 @@ class Participant:
             return None
         self.trainer.doing.begin("validating")
         if self.disclosure.cases["train"]:
-            self.context.plan.algorithm.personalise(self.trainer.context("personalise", rounds, stop))
+            self.context.plan.algorithm.personalise(self.trainer.train_context("personalise", rounds, stop))
         scored = self.disclosure.scored(rounds, *self.evaluation.evaluate(self.data.validation, stop, self.state.model))
         self.choice.consider(rounds, scored)
         return scored

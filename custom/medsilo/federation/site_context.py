@@ -96,7 +96,7 @@ class SiteContext:
         """Restore the context from the values that `to_facts` returned in another process.
 
         Args:
-            book: the query budget, if another process keeps it
+            budget: the query budget, if another process keeps it
         """
         settings = SiteSettings.model_validate(told["settings"])
         plan = parse_plan(told["plan"], allowed=settings.packages)

@@ -109,14 +109,14 @@ class Trainer:
             self.state.make_optimizers()
         for optimizer in self.state.optimizers.values():
             begin_round(plan.training, optimizer, number, plan.rounds)
-        context = self.context(SHUFFLE, number, stop)
+        context = self.train_context(SHUFFLE, number, stop)
         if phase.trains:
             self.doing.begin("training", plan.training.steps_of_round(context.cases.steps))
         else:
             self.doing.begin("measuring")
         return phase.train_round(context)
 
-    def context(self, purpose: str, number: int, stop: Stop) -> TrainContext:
+    def train_context(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         """Return the context in which a method trains; the context's purpose and round determine the order of the
         training data.
         """

@@ -26,7 +26,7 @@ def mix_by_structure(
     a plain mean.
 
     Args:
-        mixers: The aggregators by group, which the function changes in place.
+        aggregators: The aggregators by group, which the function changes in place.
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names

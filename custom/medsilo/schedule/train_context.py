@@ -28,7 +28,7 @@ class TrainingCases(Protocol):
         training step computes.
 
         Args:
-            lessons: The training steps, which are applied in this order.
+            train_steps: The training steps, which are applied in this order.
             most: The largest number of mini-batches, or None for the whole epoch.
         """
 
@@ -99,7 +99,7 @@ class TrainContext:
         epoch.
 
         Args:
-            lessons: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.
+            train_steps: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.
                 By default, one step trains the network "model".
             share: The fraction of the round's mini-batches that are used.
         """

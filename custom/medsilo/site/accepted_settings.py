@@ -48,7 +48,7 @@ class AcceptedSettings:
         """Prepare the check of a kit's settings.
 
         Args:
-            book: folder of the hospital's query budget, if known
+            folder_of_budget: folder of the hospital's query budget, if known
         """
         self.file, self.local, self._kit, self._folder_of_budget = (
             kit.kit / REMEMBERED,

@@ -194,7 +194,7 @@ class Approvals:
         """Prepare the approvals of a hospital.
 
         Args:
-            book: folder of the hospital's query budget
+            folder_of_budget: folder of the hospital's query budget
         """
         self.folder, self.data, self._key = folder_of_budget / FOLDER_NAME, data, key
         public = bytes.fromhex(public_text(key))

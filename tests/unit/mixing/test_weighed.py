@@ -209,7 +209,7 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
 # ---------------------------------------------------------------------------------------------------- FedCE
 def fedce_server() -> Mapping[str, Any]:
     mixers: dict[str, Any] = {}
-    server = replace(SERVER, mixers=mixers)
+    server = replace(SERVER, aggregators=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups
     mixers |= {own.name: aggregator_of(own.mix, server) for own in (model, contribution)}
     return mixers

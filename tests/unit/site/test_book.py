@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("known_key")
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> QueryBudget:
+def budget(tmp_path: Path) -> QueryBudget:
     return QueryBudget(tmp_path / "book")
 
 
