@@ -117,9 +117,9 @@ class Site(Protocol):
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
     ...         self.inner, self.answers = inner, 0
-    ...     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
+    ...     def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
     ...         self.answers += 1
-    ...         return self.inner.answer(parcel, stop)
+    ...         return self.inner.answer(message, stop)
     """
 
     def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:

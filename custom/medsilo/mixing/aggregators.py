@@ -2,10 +2,10 @@
 
 An aggregator exists as long as the study. In each round, the server makes the following calls:
 
-    mixer.start(sites)                    # who takes part in the study
-    mixer.current(site)                   # the tensors from which the site trains
-    mixer.add(site, tensors, weight)      # the tensors that the site sends back, in any order
-    mixer.finish()                        # `current` then returns the tensors for the site's next round
+    aggregator.start(sites)                    # who takes part in the study
+    aggregator.current(site)                   # the tensors from which the site trains
+    aggregator.add(site, tensors, weight)      # the tensors that the site sends back, in any order
+    aggregator.finish()                        # `current` then returns the tensors for the site's next round
 
 Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
 A sum that grows answer by answer has at least single precision. Integers and booleans are never averaged: a mean copies

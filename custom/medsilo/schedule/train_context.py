@@ -99,7 +99,7 @@ class TrainContext:
         epoch.
 
         Args:
-            train_steps: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.
+            train_steps: The training steps. All are applied to a mini-batch before the next mini-batch is loaded.
                 By default, one step trains the network "model".
             share: The fraction of the round's mini-batches that are used.
         """

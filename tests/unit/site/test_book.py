@@ -158,9 +158,9 @@ from medsilo.plan import parse_plan
 from medsilo.runs.messages import Trained
 from medsilo.site.settings import make_settings
 from tests.unit.federation.test_protection import STUDY
-def parcel(self, groups):
+def message(self, groups):
     os.kill(os.getpid(), 9)  # after the note, before the answer
-Trained.parcel = parcel
+Trained.message = message
 settings = make_settings({"device": "cpu", "data": sys.argv[2]}, "x")
 inprocess.run(parse_plan(STUDY), folder=Path(sys.argv[1]), settings=settings)
 """
