@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from medsilo.core.parent_watch import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
+from medsilo.mixing.aggregators import SimilarityMix
 from medsilo.mixing.layout import WIDEST
-from medsilo.mixing.mixers import SimilarityMix
 from medsilo.registry import NETWORKS
 
 FASTER = {20: 50.0, 100: 150.0}
@@ -64,12 +64,12 @@ def double_loop(networks: list[nn.Module], weights: Tensor, names: list[str]) ->
 
 def mixer_round(models: list[dict[str, Tensor]], weights: Tensor) -> list[dict[str, Tensor]]:
     sites = [f"site{place:03}" for place in range(len(models))]
-    mixer = SimilarityMix(weights)
-    mixer.start(sites)
+    aggregator = SimilarityMix(weights)
+    aggregator.start(sites)
     for site, model in zip(sites, models, strict=True):
-        mixer.add(site, model, 1)
-    mixer.finish()
-    return [mixer.current(site) for site in sites]
+        aggregator.add(site, model, 1)
+    aggregator.finish()
+    return [aggregator.current(site) for site in sites]
 
 
 def mixing(count: int) -> tuple[float, float]:
@@ -96,11 +96,11 @@ def alexnet_memory() -> tuple[float, float]:
     mixer_round([{"x": torch.ones(9)}] * 2, matrix(2))
     before = most_held()
     sites = [f"site{place:03}" for place in range(SITES)]
-    mixer = SimilarityMix(matrix(SITES))
-    mixer.start(sites)
+    aggregator = SimilarityMix(matrix(SITES))
+    aggregator.start(sites)
     for place, site in enumerate(sites):
-        mixer.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
-    mixer.finish()
+        aggregator.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
+    aggregator.finish()
     # received tensors, and their double-precision copies before and after mixing
     block = SITES * WIDEST * (4 + 8 + 8)
     # An arriving model is briefly in memory twice: as it was received, and as a row of the matrix.

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, train_epoch, train_step
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
@@ -166,13 +166,13 @@ def engine(
     batch: int,
     shape: tuple[int, ...],
     compute: Compute,
-    goal: Objective,
+    objective: Objective,
     channels_last: bool = False,
 ) -> Callable[[], object]:
     memory: Any = {3: torch.channels_last, 4: torch.channels_last_3d}[len(shape)]
     network: Any = network_of(shape).to(compute.device)
     network = network.to(memory_format=memory) if channels_last else network
-    learn = lesson(network, OutputLoss(goal.loss), torch.optim.Adam(network.parameters(), 1e-4), compute)
+    learn = train_step(network, OutputLoss(objective.loss), torch.optim.Adam(network.parameters(), 1e-4), compute)
 
     def epoch() -> None:
         cases = batches(data, batch, compute, torch.Generator().manual_seed(0))
@@ -248,20 +248,20 @@ def harmofl(device: str) -> Figures:
 # ---------------------------------------------------------------------------------------------------- FedSM, volumes
 def fedsm(device: str) -> Figures:
     """Return the seconds of a FedSM round with one pass over the data, and of a round with three separate passes."""
-    import fedsm as bench
+    import fedsm as context
 
     if device == "cpu":
         return {"skipped": "python benchmarks/fedsm.py time"}
-    apart, together, _ = bench.training_time("slices", False, device)
+    apart, together, _ = context.training_time("slices", False, device)
     return {"three passes s": round(apart, 3), "round s": round(together, 3), "ratio": round(together / apart, 3)}
 
 
 def volumes(device: str) -> Figures:
-    import volumes as bench
+    import volumes as context
 
-    size, found = bench.Size(**PIECES), {}
+    size, found = context.Size(**PIECES), {}
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
-        pairs = bench.hospitals(Path(place), size, device)
+        pairs = context.hospitals(Path(place), size, device)
         for name in ("training", "round"):
             taken = [[0.0, 0.0] for _ in range(TURNS + 1)]
             for turn in taken:

@@ -141,19 +141,19 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
         settings = make_settings({"device": device, "min_patients_per_metric": 1, "public_data": True}, "a benchmark")
         site = TrainingSite(participant_of(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
-        bench = site.participant.trainer.bench("shuffle", 1, lambda: None)
+        context = site.participant.trainer.train_context("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             scores = selector(inputs)
             return functional.cross_entropy(scores, torch.zeros(len(inputs), dtype=torch.long, device=scores.device))
 
         def three_passes() -> None:
-            bench.train(bench.lesson("model"))
-            bench.train(bench.lesson("global"))
-            with cast(FedSM, plan.algorithm).learning_selector(bench, tell_apart) as selector:
-                bench.train(selector)
+            context.train(context.train_step("model"))
+            context.train(context.train_step("global"))
+            with cast(FedSM, plan.algorithm).learning_selector(context, tell_apart) as selector:
+                context.train(selector)
 
-        return *fastest_in_turn(three_passes, lambda: plan.course.phase_of(1).train_round(bench), 5), reading
+        return *fastest_in_turn(three_passes, lambda: plan.course.phase_of(1).train_round(context), 5), reading
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -208,7 +208,7 @@ class MadeUp:
             suppressed=[],
             **told[asked.task],
         )
-        return answer.parcel(self.groups(number) if asked.task == "round" else {})
+        return answer.message(self.groups(number) if asked.task == "round" else {})
 
     def groups(self, number: int) -> dict[str, dict[str, Tensor]]:
         shared = views(self.plan.course.phase_of(1).sent, self.layout)
@@ -232,8 +232,8 @@ def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, f
         sizes = {group: sum(tensor.nbytes for tensor in tensors.values()) for group, tensors in shared.items()}
         before = most_held()
         Coordinator(plan, sites, MadeUp(plan), Record(Path(place) / "large"), "made up").run()
-        parcel = sum(sizes.values())
-        return most_held() - before, parcel + (count - 1) * sizes["personal"], parcel
+        message = sum(sizes.values())
+        return most_held() - before, message + (count - 1) * sizes["personal"], message
 
 
 # ---------------------------------------------------------------------------------------------------- the server's step
@@ -260,11 +260,11 @@ def server_step(count: int, selector: str) -> tuple[float, float]:
         def mixers() -> None:
             for site in sites:
                 for group in phase.sent:
-                    state.mixers[group.name].add(site, groups[group.name], 10)
+                    state.aggregators[group.name].add(site, groups[group.name], 10)
             for group in phase.sent:
-                state.mixers[group.name].finish()
+                state.aggregators[group.name].finish()
                 for site in sites:
-                    state.mixers[group.name].current(site)
+                    state.aggregators[group.name].current(site)
 
         def of_a_round(number: int) -> tuple[float, float]:
             state.open(number)
@@ -311,10 +311,10 @@ def memories() -> bool:
     kept = True
     for sync in SYNCS:
         for count in COUNTS:
-            used, given, parcel = (size / 2**20 for size in in_a_fork(server_memory, count, LARGE, sync))
-            bound = given + 2 * parcel
+            used, given, message = (size / 2**20 for size in in_a_fork(server_memory, count, LARGE, sync))
+            bound = given + 2 * message
             kept = kept and used <= bound + SLACK
-            parts = f"given back {given:.0f} and two parcels of {parcel:.0f}: {bound:.0f} MiB"
+            parts = f"given back {given:.0f} and two messages of {message:.0f}: {bound:.0f} MiB"
             print(
                 f"VGG-11, {sync}, {count} sites: peak {used:.0f} MiB ({parts})  {_kept(used <= bound + SLACK)}",
                 flush=True,

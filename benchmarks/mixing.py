@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from medsilo.core.mmap_store import stored
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]
@@ -126,13 +126,13 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
 
     def play(models: Iterable[Model], count: int) -> list[Any]:
         sites = [f"site{place:03}" for place in range(count)]
-        mixer = mixers.get(count) or mixers.setdefault(count, build(count))
-        mixer.start(sites)
+        aggregator = mixers.get(count) or mixers.setdefault(count, build(count))
+        aggregator.start(sites)
         for place, model in enumerate(models):
             turn = count - 1 - place if reverse else place
-            mixer.add(sites[turn], model, turn + 1)
-        mixer.finish()
-        return [mixer.current(site) for site in sites]
+            aggregator.add(sites[turn], model, turn + 1)
+        aggregator.finish()
+        return [aggregator.current(site) for site in sites]
 
     return play
 
@@ -237,7 +237,7 @@ def measured(what: str) -> list[tuple[float, float]]:
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
     command = [sys.executable, __file__, what, *QUICKLY]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return [(float(loop), float(mixer)) for loop, mixer in map(str.split, done.stdout.splitlines())]
+    return [(float(loop), float(aggregator)) for loop, aggregator in map(str.split, done.stdout.splitlines())]
 
 
 def main() -> None:

@@ -118,7 +118,7 @@ class Ours:
         asked = Request(
             task="round", round=self.round, study="s", plan=self.plan.hash, sites=(SITE,), last=self.round - 1
         )
-        self.groups = dict(self.site.answer(asked.parcel(self.groups)).groups)
+        self.groups = dict(self.site.answer(asked.message(self.groups)).groups)
 
     def cases(self, part: str) -> list[str]:
         return list(patients_of(getattr(self.site.participant.data, part)))

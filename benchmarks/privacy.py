@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, TrainStep, lesson
+from medsilo.learning.loop import OutputLoss, TrainStep, train_step
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.models.architectures import SmallCnn, UNet
 from medsilo.privacy.noise import NoiseSource
@@ -35,15 +35,15 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
+def train_steps(model: nn.Module, cases: int) -> dict[str, TrainStep]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     secret = NoiseSource()
     sample = PoissonSample([str(case // 2) for case in range(cases)], cases, cases, secret)
     sample.owners = torch.arange(cases) // 2
     private = PrivateSteps(sample, 1.0, 1.0, secret)
     return {
-        "plain": lesson(model, OutputLoss(functional.cross_entropy), optimizer, Compute()),
-        "private": private.lesson(model, functional.cross_entropy, optimizer),
+        "plain": train_step(model, OutputLoss(functional.cross_entropy), optimizer, Compute()),
+        "private": private.train_step(model, functional.cross_entropy, optimizer),
     }
 
 
@@ -58,7 +58,7 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
     build, shape = CASES[name]
     model = build()
     inputs, targets = batch(model, shape)
-    ways = lessons(model, shape[0])
+    ways = train_steps(model, shape[0])
     memory = {way: peak(lambda learn=learn: learn(inputs, targets)) for way, learn in ways.items()}
     plain, private = (lambda learn=learn: learn(inputs, targets) for learn in ways.values())
     seconds = dict(zip(ways, fastest_in_turn(plain, private, REPEATS), strict=True))

@@ -30,7 +30,7 @@ import torch
 from timing import note, run, seconds
 from torch import Tensor
 
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
 from medsilo_secagg.member import Member
@@ -84,14 +84,14 @@ def agrees(result: Model, given: Iterable[Model], most: float) -> None:
 
 
 def clear(given: list[Model]) -> Cost:
-    mixer, sites = WeightedMean(), names(len(given))
+    aggregator, sites = WeightedMean(), names(len(given))
 
     def serve() -> Model:
-        mixer.start(sites)
+        aggregator.start(sites)
         for site, model in zip(sites, given, strict=True):
-            mixer.add(site, model, 1.0)
-        mixer.finish()
-        return mixer.current(sites[0])
+            aggregator.add(site, model, 1.0)
+        aggregator.finish()
+        return aggregator.current(sites[0])
 
     server, result = timed(serve)
     agrees(result, given, 1e-5)

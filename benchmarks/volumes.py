@@ -123,8 +123,8 @@ class Ours:
         return {"training": self.train, "evaluation": self.evaluate, "round": self.answer}
 
     def train(self) -> float:
-        bench = self.site.participant.trainer.bench(SHUFFLE, 1, lambda: None)
-        return bench.train()
+        context = self.site.participant.trainer.train_context(SHUFFLE, 1, lambda: None)
+        return context.train()
 
     def evaluate(self) -> float:
         return self.site.participant.evaluation.evaluate(
@@ -136,7 +136,7 @@ class Ours:
         asked = Request(
             task="round", round=self.round, study="s", plan=self.plan.hash, sites=tuple(SPACINGS), last=self.round - 1
         )
-        return self.site.answer(asked.parcel(self.groups))
+        return self.site.answer(asked.message(self.groups))
 
 
 # ---------------------------------------------------------------------------------------------------- MONAI

@@ -40,7 +40,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.kit import OF_A_JOB, SOON, Kit, is_of_kit, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
@@ -370,7 +370,7 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
     home = KitAtHome.read(kit)
     decided = {decision.plan for decision in home.approvals.decisions()}
     yield "approvals_waiting", {}, sum(asked.hash not in decided for asked in home.approvals.asked())
-    for data in ledgers(home.book.folder, home.kit.folder.parent):
+    for data in ledgers(home.budget.folder, home.kit.folder.parent):
         found = spent(home.ledger(data), home.settings.privacy)
         known = found["allowed"] is not None and found["epsilon"] is not None
         yield "epsilon_left", {"data": data}, found["allowed"] - found["epsilon"] if known else None

@@ -47,8 +47,8 @@ def finished_run(run_folder: Path) -> Summary:
 
 class Judge(Participant):
     @classmethod
-    def of(cls, place: SiteContext) -> Self:
-        return cls(place, parts_of(place))
+    def of(cls, context: SiteContext) -> Self:
+        return cls(context, parts_of(context))
 
     def model_with(self, tensors: Tensors) -> nn.Module:
         self.state.model.load_state_dict(tensors)
@@ -58,11 +58,11 @@ class Judge(Participant):
         return finite(self._tested(model)[1])
 
     def case_scores(self, model: nn.Module) -> np.ndarray:
-        return self._tested(model)[2][self.place.plan.task.goal.metric].numpy()
+        return self._tested(model)[2][self.context.plan.task.goal.metric].numpy()
 
     def _tested(self, model: nn.Module) -> tuple[float, float, Measures]:
-        compute, task = self.state.compute, self.place.plan.task
-        with compute.reproducible(self.place.plan.seed):
+        compute, task = self.state.compute, self.context.plan.task
+        with compute.reproducible(self.context.plan.seed):
             model = model.to(compute.device)
             return self.evaluation.evaluate(self.data.test, lambda: None, model, task.goal.measuring)
 

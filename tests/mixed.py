@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 
 
-def result_of(mixer: Aggregator, site: str) -> dict[str, Tensor]:
-    mixer.finish()
-    return mixer.current(site)
+def result_of(aggregator: Aggregator, site: str) -> dict[str, Tensor]:
+    aggregator.finish()
+    return aggregator.current(site)

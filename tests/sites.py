@@ -7,7 +7,7 @@ from typing import Any
 
 from medsilo.federation.participant import Participant, participant_of
 from medsilo.federation.site_context import SiteContext
-from medsilo.federation.site_stack import TrainingSite, envelope_of
+from medsilo.federation.site_stack import TrainingSite, codec_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
@@ -27,7 +27,7 @@ def site_of(
     **place: Any,
 ) -> TrainingSite:
     own = SiteContext(plan, site, sites, settings, folder, **place)
-    return TrainingSite(kind(own, data, envelope_of(own)))
+    return TrainingSite(kind(own, data, codec_of(own)))
 
 
 def sites_of(
@@ -38,5 +38,5 @@ def sites_of(
 
 def with_settings(site: TrainingSite, **settings: Any) -> None:
     own, other = site.participant, SiteSettings(device="cpu", **settings)
-    own.place = own.trainer.place = replace(own.place, settings=other)
-    own.disclosure.settings, own.disclosure.least = other, other.least(own.place.plan.task.synthetic)
+    own.context = own.trainer.context = replace(own.context, settings=other)
+    own.disclosure.settings, own.disclosure.least = other, other.least(own.context.plan.task.synthetic)

@@ -37,10 +37,10 @@ class IdleEvaluation(Evaluation):
 
 
 def idle_participant(
-    place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None
+    context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None
 ) -> Participant:
     """Return a site that sends each received model back unchanged."""
-    return Participant(place, parts_of(place, data, IdleTrainer, IdleEvaluation), envelope)
+    return Participant(context, parts_of(context, data, IdleTrainer, IdleEvaluation), codec)
 
 
 class IdleExecutor(MedsiloExecutor):

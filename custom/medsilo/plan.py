@@ -21,7 +21,7 @@ from medsilo.core.text import STEERING, plain
 from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Form
+from medsilo.mixing.mean_forms import Form
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import AGGREGATIONS, ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages, table_of

@@ -42,11 +42,11 @@ from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.engines import inprocess, simulator
 from medsilo_lab.engines.centralised import POOL
-from medsilo_lab.engines.longer import Longer
+from medsilo_lab.engines.continuation import Longer
 from medsilo_lab.given import GivenFolder, GivenSites, as_given
 from medsilo_lab.report import figures
 from medsilo_lab.report.class_rates import by_class
-from medsilo_lab.report.deciding import OF_CLASS
+from medsilo_lab.report.decision import OF_CLASS
 from medsilo_lab.report.differences import finding
 from medsilo_lab.report.figures import Figures
 from medsilo_lab.report.page import write

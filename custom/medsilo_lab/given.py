@@ -53,9 +53,9 @@ class GivenSites(dict[str, Any]):
     name. The attribute `goal` is the objective of all hospitals.
     """
 
-    def __init__(self, sites: Mapping[str, Any], goal: Objective | None) -> None:
+    def __init__(self, sites: Mapping[str, Any], objective: Objective | None) -> None:
         super().__init__(sites)
-        self.goal = goal
+        self.goal = objective
 
     def __repr__(self) -> str:
         def cases(own: Any) -> int:

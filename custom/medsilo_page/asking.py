@@ -5,10 +5,10 @@ decision.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medsilo.check.approving import Change, approved_before, changes_since, standing
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import Change, approved_before, changes_since, standing
 from medsilo.check.demands import answers_wanted, privacy_findings
 from medsilo.check.disclosure import BESIDE, BY_CODE, STAYS, Leak, leaks, through_features
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.own_data_set import data_set_words
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, plain
@@ -74,9 +74,9 @@ def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
     else:
         source = home.settings.data
         yield "Data set", "none that a person accepted" if source else "none: medsilo.yaml names no data"
-    found = [*privacy_findings(plan, home.settings, home.book, home.files)]
+    found = [*privacy_findings(plan, home.settings, home.budget, home.files)]
     yield "Privacy", "; ".join(one.what for one in found) or NO_PRIVACY
-    yield "Answers with scores", answers_wanted(plan, home.settings, home.book, lead)
+    yield "Answers with scores", answers_wanted(plan, home.settings, home.budget, lead)
 
 
 def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:

@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from medsilo.check.approving import never_runs, plan_in_words
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import never_runs, plan_in_words
 from medsilo.check.code_review import code_words, review
 from medsilo.check.demands import CASES, price_list, privacy_findings
 from medsilo.check.disclosure import describe
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.machine import without_walls
 from medsilo.check.own_data_set import data_set_words
+from medsilo.check.site_check import Visit, check
 from medsilo.check.spending import answered, spending_lines, spent
-from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.plan import Plan
@@ -133,7 +133,7 @@ class SitePages(LocalPages):
             code_files=review(code, code_before[1] if code_before else None) if code else [],
             report=describe(plan, home.settings, Policy.read(home.local), code is not None, home.files),
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
-            costs=list(privacy_findings(plan, home.settings, home.book, home.files)),
+            costs=list(privacy_findings(plan, home.settings, home.budget, home.files)),
             ledger=_ledger_lines(home),
             now=time.time_ns(),
             **_of_hospital(home, plan.task.synthetic),
@@ -246,7 +246,7 @@ def _title(asked: AskingPlan) -> str:
 def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:
     """Return the number of this hospital's answers to each study; studies on the present data set come first."""
     own = home.approvals.data
-    rows = [{**row, "in_use": row["data"] == own} for row in answered(home.book)]
+    rows = [{**row, "in_use": row["data"] == own} for row in answered(home.budget)]
     return sorted(rows, key=lambda row: (not row["in_use"], row["data"]))
 
 
@@ -285,7 +285,7 @@ def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
 def _ledger_lines(home: KitAtHome) -> list[str]:
     return [
         line
-        for data in ledgers(home.book.folder)
+        for data in ledgers(home.budget.folder)
         for line in spending_lines(spent(home.ledger(data), home.settings.privacy))
     ]
 

@@ -27,30 +27,30 @@ class Turn:
     make: Callable[[], TrainStep] | None
 
     @cached_property
-    def lesson(self) -> TrainStep:
+    def train_step(self) -> TrainStep:
         assert self.make
         return self.make()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.lesson(inputs, targets)
+        return self.train_step(inputs, targets)
 
 
 @dataclass(frozen=True)
 class ScriptContext(TrainContext):
     hand_over: Callable[[Turn], float] = field(kw_only=True)
 
-    def lesson(
+    def train_step(
         self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
     ) -> TrainStep:
         by_script = objective is None and step is None
-        return Turn(name, by_script, partial(super().lesson, name, objective, step))
+        return Turn(name, by_script, partial(super().train_step, name, objective, step))
 
-    def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
-        lessons = lessons or (self.lesson(),)
-        turns = [lesson for lesson in lessons if isinstance(lesson, Turn) and lesson.by_script]
-        watches = [lesson for lesson in lessons if isinstance(lesson, Watch)]
-        if len(turns) + len(watches) < len(lessons):
-            return super().train(*lessons, share=share)
+    def train(self, *train_steps: TrainStep, share: float = 1.0) -> float:
+        train_steps = train_steps or (self.train_step(),)
+        turns = [train_step for train_step in train_steps if isinstance(train_step, Turn) and train_step.by_script]
+        watches = [train_step for train_step in train_steps if isinstance(train_step, Watch)]
+        if len(turns) + len(watches) < len(train_steps):
+            return super().train(*train_steps, share=share)
         losses = [self.hand_over(turn) for turn in turns]
         if watches:
             for inputs, targets in self.cases.in_order():

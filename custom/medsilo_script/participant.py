@@ -16,7 +16,7 @@ from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.own_choice import OwnChoice
 from medsilo.federation.participant import Participant, SiteParts
-from medsilo.federation.protection import Protection, book_of
+from medsilo.federation.protection import Protection, budget_of
 from medsilo.federation.raw_results import ExactScores
 from medsilo.federation.site_context import SiteContext, UpdateCodec
 from medsilo.federation.trainer import SHUFFLE, RoundCases, Trainer
@@ -46,9 +46,9 @@ class ScriptDisclosure(Disclosure):
 
 
 class ScriptEvaluation(Evaluation):
-    def __init__(self, script: Data, turns: Work, place: SiteContext, data: SiteData, state: ScriptState) -> None:
+    def __init__(self, script: Data, turns: Work, context: SiteContext, data: SiteData, state: ScriptState) -> None:
         self.script, self.turns, self.data, self.state = script, turns, data, state
-        self.settings, self.task = place.settings, place.plan.task
+        self.settings, self.task = context.settings, context.plan.task
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
@@ -85,14 +85,14 @@ class ScriptTrainer(Trainer):
         self,
         script: Data,
         turns: Work,
-        place: SiteContext,
+        context: SiteContext,
         data: SiteData,
         state: ScriptState,
         home: SiteSettings,
         disclosure: Disclosure,
         evaluation: Evaluation,
     ) -> None:
-        super().__init__(place, data, state, Protection(place), None, disclosure, evaluation)
+        super().__init__(context, data, state, Protection(context), None, disclosure, evaluation)
         self.script, self.turns, self.home, self.handed_over = script, turns, home, False
         self.sent_score: float | None = None  # the script's score of the received model, if the script sent a score
 
@@ -104,22 +104,22 @@ class ScriptTrainer(Trainer):
         """
         if self.script.repeats_from is not None:
             return self.script.repeats_from
-        seed = self.place.plan.seed
-        if not self.home.protects(self.place.plan.task.synthetic):
+        seed = self.context.plan.seed
+        if not self.home.protects(self.context.plan.task.synthetic):
             return seed
-        return seed_for(book_of(self.home, self.place.site, self.place.folder).number("script"), seed)
+        return seed_for(budget_of(self.home, self.context.site, self.context.folder).number("script"), seed)
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
-        state, task = self.state, self.place.plan.task
+        state, task = self.state, self.context.plan.task
         assert isinstance(task, ScriptTask)
         if task.repeats:  # in a study that is not reproducible, the script itself seeds its random generators
-            self.script.seed(seed_for(self.repeated_from, self.place.site, "script", number))
+            self.script.seed(seed_for(self.repeated_from, self.context.site, "script", number))
         state.steps, self.sent_score, self.handed_over = 0, None, False
         state.untrained.clear()
         self.doing.begin("training")
-        if self.place.plan.algorithm.own_loop:
+        if self.context.plan.algorithm.own_loop:
             self._let_score()
-        loss = phase.train_round(self.bench(SHUFFLE, number, stop))
+        loss = phase.train_round(self.train_context(SHUFFLE, number, stop))
         if self.handed_over:
             self.sent_score = self.turns.hand_over(None)
         state.refuse_unseen_steps()
@@ -144,8 +144,8 @@ class ScriptTrainer(Trainer):
         state.turn = None
         return math.nan
 
-    def bench(self, purpose: str, number: int, stop: Stop) -> ScriptContext:
-        usual = vars(super().bench(purpose, number, stop))
+    def train_context(self, purpose: str, number: int, stop: Stop) -> ScriptContext:
+        usual = vars(super().train_context(purpose, number, stop))
         own = {"training": self.state.training, "cases": ScriptCases(self, purpose, number, stop)}
         hand_over = self._hand_over if purpose == SHUFFLE else lambda turn: math.nan
         return ScriptContext(**{**usual, **own}, hand_over=hand_over)
@@ -156,7 +156,7 @@ class ScriptTrainer(Trainer):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the script's loss on a batch, for a method that adds terms to the loss."""
         if self.script.loss is None:
-            name = self.place.plan.algorithm.name
+            name = self.context.plan.algorithm.name
             raise MedsiloError(f"join: {name} adds terms to your loss; give loss=")
         return self.script.loss(output, target)
 
@@ -168,12 +168,12 @@ class ScriptCases(RoundCases):
     def steps(self) -> int:
         return self.trainer.script.steps
 
-    def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
+    def epoch(self, train_steps: Sequence[TrainStep], number: int, most: int | None = None) -> float:
         state, data = self.trainer.state, self.trainer.script
         state.loss.by_method = True
         try:
             batches = data.batches(data.loader, state.compute.device)
-            return train_epoch(islice(batches, most), lessons, state.compute)
+            return train_epoch(islice(batches, most), train_steps, state.compute)
         finally:
             state.loss.by_method = False
 
@@ -187,8 +187,10 @@ class ScriptCases(RoundCases):
 class ScriptChoice(OwnChoice):
     """Selects the best model of a site by the scores of the script, which may arrive after training."""
 
-    def __init__(self, place: SiteContext, state: ScriptState, disclosure: Disclosure, trainer: ScriptTrainer) -> None:
-        super().__init__(place, state, disclosure)
+    def __init__(
+        self, context: SiteContext, state: ScriptState, disclosure: Disclosure, trainer: ScriptTrainer
+    ) -> None:
+        super().__init__(context, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
         # the received model, which is kept until the script sends the model's score
@@ -196,18 +198,18 @@ class ScriptChoice(OwnChoice):
 
     @property
     def chooses(self) -> bool:
-        return super().chooses and (self.scores or (self.place.folder / paths.BEST).exists())
+        return super().chooses and (self.scores or (self.context.folder / paths.BEST).exists())
 
     def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
         if math.isfinite(scored.score):
-            self.scores |= self.place.plan.course.used_as_scored(rounds)
+            self.scores |= self.context.plan.course.used_as_scored(rounds)
             super().consider(rounds, scored, model)
         elif super().chooses:
             self.received = {name: own.clone() for name, own in self.state.model.state_dict().items()}
 
     def scored_late(self, rounds: int) -> ExactScores | None:
         score = self.trainer.sent_score
-        if score is None or not self.place.plan.validates(rounds):
+        if score is None or not self.context.plan.validates(rounds):
             return None
         scored = ExactScores(math.nan, score, {})
         self.consider(rounds, scored, self.received)
@@ -215,17 +217,17 @@ class ScriptChoice(OwnChoice):
 
 
 def script_participant(
-    script: Data, turns: Work, state: ScriptState, home: SiteSettings, place: SiteContext, envelope: UpdateCodec
+    script: Data, turns: Work, state: ScriptState, home: SiteSettings, context: SiteContext, codec: UpdateCodec
 ) -> Participant:
     """Create the participant for a site where a script reads the data, trains and scores."""
     counts = map(script.cases, PARTS)
     # the tensors are empty and never read, because only the number of cases is used
     data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))
-    disclosure = ScriptDisclosure(place, data, Protection(place))
-    evaluation = ScriptEvaluation(script, turns, place, data, state)
-    trainer = ScriptTrainer(script, turns, place, data, state, home, disclosure, evaluation)
-    choice = ScriptChoice(place, state, disclosure, trainer)
-    return Participant(place, SiteParts(data, state, disclosure, evaluation, trainer, choice), envelope)
+    disclosure = ScriptDisclosure(context, data, Protection(context))
+    evaluation = ScriptEvaluation(script, turns, context, data, state)
+    trainer = ScriptTrainer(script, turns, context, data, state, home, disclosure, evaluation)
+    choice = ScriptChoice(context, state, disclosure, trainer)
+    return Participant(context, SiteParts(data, state, disclosure, evaluation, trainer, choice), codec)
 
 
 def scored(task: Task, metrics: Metrics | float) -> float:

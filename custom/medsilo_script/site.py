@@ -78,17 +78,17 @@ SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=
 class CountedSite:
     """Wraps a script's site, and subtracts each answer from the hospital's query budget."""
 
-    def __init__(self, inner: Site, place: SiteContext) -> None:
+    def __init__(self, inner: Site, context: SiteContext) -> None:
         """Raise Refused unless the hospital has approved the study and its query budget permits the study.
 
         Args:
             inner: The site that answers requests.
         """
-        self.inner, self.protection = inner, Protection(place)
+        self.inner, self.protection = inner, Protection(context)
         self.protection.admit()
 
-    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        reply = self.inner.answer(parcel, stop)
+    def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
+        reply = self.inner.answer(message, stop)
         # the reduced budget is written to the disk before the answer leaves the site
         self.protection.note_script(reply)
         return reply
@@ -128,12 +128,12 @@ class ScriptSite:
         self._inner: Site | None = None
         self._told: dict[str, int] = {}
 
-    def ask(self, parcel: StudyMessage) -> StudyMessage | None:
+    def ask(self, message: StudyMessage) -> StudyMessage | None:
         """Answer a request, or return None if the script must train before the answer.
 
         Raise `Lacks` if the initial weights are missing.
         """
-        asked = self.asked = Request.received(parcel.facts)
+        asked = self.asked = Request.received(message.facts)
         if not is_safe_name(asked.study):  # a folder is named after the study, so the name must be safe
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
@@ -147,7 +147,7 @@ class ScriptSite:
         sites = sorted(self.plan.participation.sites or asked.sites)
         place = SiteContext(self.plan, self.site, sites, SETTINGS, folder)
         model_folders.look_in(place.models)
-        order = take_files(place, parcel)
+        order = take_files(place, message)
         if self._inner is None:
             self.state = self._make(folder)
             kind = partial(script_participant, self.data, self.work, self.state, self.home)

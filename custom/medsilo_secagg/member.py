@@ -174,7 +174,7 @@ class Member:
 
     def seal(
         self,
-        deal: letters.KeyShares,
+        key_shares: letters.KeyShares,
         blocks: Sequence[SealedBlock],
         groups: Groups,
         weights: Mapping[str, int] | None = None,
@@ -182,16 +182,16 @@ class Member:
         """Mask this site's numbers for a round, and return a tensor of 64-bit integers for each block.
 
         Args:
-            deal: The keys and shares of the sites in the round.
+            key_shares: The keys and shares of the sites in the round.
             groups: The tensors of each block.
             weights: The weight of this site's numbers in each block; 1 by default.
         """
-        turn = self._begun(deal)
-        context = masks.context_of(self.terms, deal.round, deal.offers)
+        turn = self._begun(key_shares)
+        context = masks.context_of(self.terms, key_shares.round, key_shares.offers)
         mine = self.terms.place(self.site)
         pairs = {
             self.terms.place(own.site): masks.agree(turn.mask, own.site, own.mask)
-            for own in deal.offers
+            for own in key_shares.offers
             if own.site != self.site
         }
         sealed = {}
@@ -205,33 +205,33 @@ class Member:
         self._keep(turn=turn)
         return sealed
 
-    def has_sealed(self, deal: letters.KeyShares) -> bool:
+    def has_sealed(self, key_shares: letters.KeyShares) -> bool:
         turn = self._kept.turn
-        return turn is not None and bool(turn.offers) and turn.offers == deal.offers
+        return turn is not None and bool(turn.offers) and turn.offers == key_shares.offers
 
-    def _begun(self, deal: letters.KeyShares) -> Turn:
+    def _begun(self, key_shares: letters.KeyShares) -> Turn:
         """Check the server's message with keys and shares for a round, and return this site's secrets together with the
         shares of other sites' secrets.
         """
-        turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
-        if turn is None or turn.offers or turn.offer not in deal.offers or turn.offer.round != deal.round:
+        turn, names = self._kept.turn, tuple(own.site for own in key_shares.offers)
+        if turn is None or turn.offers or turn.offer not in key_shares.offers or turn.offer.round != key_shares.round:
             raise Refused(
-                f"the server: it begins round {deal.round} without this site's latest keys, or asks for a second "
+                f"the server: it begins round {key_shares.round} without this site's latest keys, or asks for a second "
                 f"upload under the same masks"
             )
         if list(names) != sorted(set(names)) or len(names) < self.terms.least:
             raise Refused(
-                f"the server: it begins round {deal.round} with {len(names)} sites; it needs {self.terms.least}, each "
-                "once and in order"
+                f"the server: it begins round {key_shares.round} with {len(names)} sites; it needs {self.terms.least}, "
+                "each once and in order"
             )
         shares = dict(turn.shares)
-        for own in deal.offers:
+        for own in key_shares.offers:
             if own.site != self.site:
-                if own.round != deal.round or own.site not in deal.boxes:
-                    raise Refused(f"{own.site}: its keys or shares for round {deal.round} are missing")
-                both = masks.unlock(self._secret(own.site), own, self.site, deal.boxes[own.site])
+                if own.round != key_shares.round or own.site not in key_shares.boxes:
+                    raise Refused(f"{own.site}: its keys or shares for round {key_shares.round} are missing")
+                both = masks.unlock(self._secret(own.site), own, self.site, key_shares.boxes[own.site])
                 shares[own.site] = (both[:SHARE], both[SHARE:])
-        return turn.model_copy(update={"shares": shares, "offers": deal.offers})
+        return turn.model_copy(update={"shares": shares, "offers": key_shares.offers})
 
     def unmask(self, request: letters.UnmaskingRequest) -> letters.Reveal:
         """Return one share for each site of the round: a share of the site's mask seed or of its mask key, but never of

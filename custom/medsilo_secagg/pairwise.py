@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups, Modules
 from medsilo.learning.compute import Compute
-from medsilo.mixing.forms import Form, ServerReadable
-from medsilo.mixing.mixers import mixer_of
+from medsilo.mixing.aggregators import aggregator_of
+from medsilo.mixing.mean_forms import Form, ServerReadable
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
 from medsilo.schedule.sealing import SecureAggregation
 from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
@@ -83,17 +83,17 @@ class Pairwise(SecureAggregation):
         blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
         return {name: own.expected() for name, own in blocks.of(phase, networks).items()}
 
-    def site(self, place: "SiteContext") -> "SealedSite":
+    def site(self, context: "SiteContext") -> "SealedSite":
         from medsilo_secagg.identity import signer_of
         from medsilo_secagg.sealed_site import SealedSite
 
-        return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit))
+        return SealedSite(context.plan, context.site, context.folder, signer_of(context.kit))
 
-    def server(self, asker: Any, state: Any, kit: Any) -> "SealedServer":
+    def server(self, scheduler: Any, state: Any, kit: Any) -> "SealedServer":
         from medsilo_secagg.identity import signer_of
         from medsilo_secagg.sealed_server import SealedServer
 
-        return SealedServer(asker, state, signer_of(kit) if kit else None)
+        return SealedServer(scheduler, state, signer_of(kit) if kit else None)
 
 
 def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
@@ -122,23 +122,23 @@ def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
         )
 
 
-def form_of(mixer: Any) -> Form:
+def form_of(aggregator: Any) -> Form:
     """Return the kind of aggregation, such as a mean, with which an aggregator works under secure aggregation.
 
     A subclass that overrides a method of `MAKES` must define the attribute `sealed`, even if the base class defines
     `sealed`.
     """
-    for kind in type(mixer).__mro__:
+    for kind in type(aggregator).__mro__:
         if "sealed" in vars(kind):
-            form: Form = mixer.sealed
+            form: Form = aggregator.sealed
             return form
         if MAKES & vars(kind).keys():
             break
-    return ServerReadable(f"{type(mixer).__name__} does not say how it works on sums that the server cannot read")
+    return ServerReadable(f"{type(aggregator).__name__} does not say how it works on sums that the server cannot read")
 
 
 def _form(group: Group, server: ServerSide) -> Form:
     try:
-        return form_of(mixer_of(group.mix, server))
+        return form_of(aggregator_of(group.mix, server))
     except (LookupError, AttributeError, MedsiloError):
         return ServerReadable("its mixer is made of what came before, so how it is sealed is not known beforehand")

@@ -120,12 +120,14 @@ class MaskedSums:
             self._survivors = tuple(sorted(self._came))
         return letters.UnmaskingRequest(round=self.number, sites=self._survivors)
 
-    def reveal(self, site: str, letter: letters.Reveal) -> None:
-        if site not in self._survivors or letter.round != self.number:
-            raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
-        if set(letter.added) != set(self._survivors) or set(letter.dropped) != set(self._offers) - set(self._survivors):
+    def reveal(self, site: str, message: letters.Reveal) -> None:
+        if site not in self._survivors or message.round != self.number:
+            raise Refused(f"{site}: it is not asked for shares of round {message.round}")
+        if set(message.added) != set(self._survivors) or set(message.dropped) != set(self._offers) - set(
+            self._survivors
+        ):
             raise Refused(f"{site}: it must send one share for each site of round {self.number}")
-        self._reveals[site] = letter
+        self._reveals[site] = message
 
     def open(self) -> dict[str, Words]:
         self._enough(len(self._reveals), self.terms.threshold, "helped to unmask")

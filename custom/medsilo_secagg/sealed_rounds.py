@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
-from medsilo.mixing.forms import Form, MeanForm
+from medsilo.mixing.mean_forms import Form, MeanForm
 from medsilo.plan import Plan, SecureAggregationSettings
 from medsilo.runs.messages import MOST_CASES
 from medsilo.schedule.phase import Group, Phase, views

@@ -10,8 +10,8 @@ from medsilo.core.errors import ParticipationError
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.exchange.channel import Missing
 from medsilo.exchange.checks import check_forms, check_numbers
-from medsilo.mixing.forms import MeanForm
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
+from medsilo.mixing.mean_forms import MeanForm
 from medsilo.runs.messages import Joined, SecAggAnswer, SiteAnswer, Task
 from medsilo.schedule.phase import Phase
 from medsilo_secagg.identity import Certified, Signer, Unsigned
@@ -41,7 +41,7 @@ class SealedServer(RoundAggregation):
     unmask the sum of a round.
     """
 
-    def __init__(self, asker: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
+    def __init__(self, scheduler: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
         """Create the server's side of secure aggregation for a study.
 
         Args:
@@ -49,9 +49,9 @@ class SealedServer(RoundAggregation):
         """
         super().__init__(state)
         self.signer = signer
-        self.asker, self.plan = asker, state.plan
+        self.scheduler, self.plan = scheduler, state.plan
         state.store = self.store = SealedStore()
-        self.layout, self.mixers = state.layout, state.mixers
+        self.layout, self.aggregators = state.layout, state.aggregators
         self.terms: Terms  # the terms of the study, which do not exist before the sites have agreed on keys
         self.blocks: Blocks
         self._told = ServerMessage()
@@ -69,7 +69,7 @@ class SealedServer(RoundAggregation):
         heaviest = max(joined[site].cases.train or 1 for site in here)
         assembly = None
         while assembly is None:
-            self.terms = terms_of(self.plan, self.asker.study, here)
+            self.terms = terms_of(self.plan, self.scheduler.study, here)
             agreement = KeyAgreement(mark=token_hex(16), sites=self.terms.sites, heaviest=heaviest)
             here, assembly = self._agree(agreement)
         self.blocks, self._told = Blocks(self.plan, self.terms, heaviest), ServerMessage(current=agreement.mark)
@@ -100,10 +100,10 @@ class SealedServer(RoundAggregation):
 
     def _agreed(self, told: ServerMessage, take: Take) -> list[str]:
         exchange = self._ask("agree", 0, self.terms.sites, told, take)
-        self.asker.check(exchange, "keys of the study")
+        self.scheduler.check(exchange, "keys of the study")
         return sorted(exchange.replies)
 
-    def _ask(self, task: Task, number: int, sites: Sequence[str], letter: ServerMessage, take: Take) -> Exchange:
+    def _ask(self, task: Task, number: int, sites: Sequence[str], message: ServerMessage, take: Take) -> Exchange:
         """Send a message to sites.
 
         Args:
@@ -111,14 +111,14 @@ class SealedServer(RoundAggregation):
         """
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
-            return {}, {"secagg": letter.facts()}
+            return {}, {"secagg": message.facts()}
 
         def accept(site: str, answer: SiteAnswer, sent: Groups) -> None:
             assert isinstance(answer, SecAggAnswer)
             check_forms(sent, {})
             take(site, SiteMessage.read(site, answer.secagg))
 
-        return self.asker.ask(task, number, sites, words, accept)
+        return self.scheduler.ask(task, number, sites, words, accept)
 
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
@@ -141,7 +141,7 @@ class SealedServer(RoundAggregation):
             opened.append(said.opened)
 
         exchange = self._ask("offer", number, self.terms.sites, self._told, offered)
-        self.asker.check(exchange, f"keys of round {number}")
+        self.scheduler.check(exchange, f"keys of round {number}")
         again = self._repeated(number, opened)
         self._deals = sums.deals(again)
         repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
@@ -230,9 +230,9 @@ class SealedServer(RoundAggregation):
         if own.form.enter is None:
             ranges = {own.name: own.group.ranges(self.layout, self.plan.task)}
             check_numbers({own.name: tensors}, [own.group], ranges, {})
-        mixer = self.mixers[own.name]
-        assert isinstance(mixer, WeightedMean)
-        mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+        aggregator = self.aggregators[own.name]
+        assert isinstance(aggregator, WeightedMean)
+        aggregator.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
 
 
 class SealedStore(Store):
@@ -243,8 +243,8 @@ class SealedStore(Store):
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensors, MaskedMessage]] = {}
 
-    def keep(self, group: str, mean: Tensors, held: MaskedMessage) -> None:
-        self._kept[group] = mean, held
+    def keep(self, group: str, mean: Tensors, masked: MaskedMessage) -> None:
+        self._kept[group] = mean, masked
 
     def find(self, group: str) -> Tensors | None:
         return self._kept[group][0] if group in self._kept else None

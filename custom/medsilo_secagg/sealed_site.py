@@ -13,7 +13,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.exchange.checks import check_forms, check_numbers
 from medsilo.federation.site_context import UpdateCodec
-from medsilo.mixing.forms import MeanForm, PullForm
+from medsilo.mixing.mean_forms import MeanForm, PullForm
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
@@ -119,17 +119,17 @@ class SealedSite(UpdateCodec):
         return {**groups, **sent}
 
     def _sealed_once(
-        self, seat: _Seat, deal: KeyShares, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
+        self, seat: _Seat, key_shares: KeyShares, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
     ) -> Tensors:
         """Mask this site's numbers in a round. If the numbers were already masked, return the saved message.
 
         Two messages with the same masks would disclose the difference between the numbers in the messages.
         """
         path = self.folder / paths.SEALED
-        if seat.member.has_sealed(deal) and path.exists():
+        if seat.member.has_sealed(key_shares) and path.exists():
             with reading("what this site sealed"):
                 return load_tensors(path)[0]
-        words = seat.member.seal(deal, blocks, groups, weights)
+        words = seat.member.seal(key_shares, blocks, groups, weights)
         save_tensors(path, words, {})
         self._keep(seat)
         return words
@@ -153,16 +153,16 @@ class SealedSite(UpdateCodec):
         return self._arrived
 
     @torch.no_grad()
-    def _pulled(self, name: str, held: MaskedMessage, mean: Tensors, modules: Modules) -> Tensors:
+    def _pulled(self, name: str, masked: MaskedMessage, mean: Tensors, modules: Modules) -> Tensors:
         """Return θ + (1 - λ) K/(K - 1) (m - θ), where θ are this site's tensors and m is the mean of all K sites."""
-        phase = self.plan.course.phase_of(held.round)
+        phase = self.plan.course.phase_of(masked.round)
         form = self.plan.sealed_forms(phase).get(name)
         if not isinstance(form, PullForm):
             raise Refused("the server: it sends a mean that this site does not use")
         mine = views(phase.sent, modules)[name]
         floats = {other: tensor for other, tensor in mine.items() if tensor.is_floating_point()}
         check_forms({name: mean}, {name: floats})
-        step = (1 - form.pull) * held.sites / (held.sites - 1)
+        step = (1 - form.pull) * masked.sites / (masked.sites - 1)
         pulled = {
             other: torch.lerp(tensor.double().cpu(), mean[other].double(), step).to(tensor.dtype)
             for other, tensor in floats.items()

@@ -11,7 +11,7 @@ from medsilo.core.tensors import Groups
 from medsilo.exchange.acceptance import Acceptance
 from medsilo.exchange.channel import Missing, Transport
 from medsilo.exchange.checks import check_forms
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, End, Joined, SiteAnswer, Tested, Trained
@@ -63,10 +63,10 @@ class Coordinator:
         self.outcome_told: dict[str, Any] = {}
         settings = settings or PartySettings(device="cpu")
         acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        mixers: dict[str, Aggregator] = {}
+        aggregators: dict[str, Aggregator] = {}
         server = ServerSide(
             self.sites,
-            mixers,
+            aggregators,
             acceptance.joined,
             lambda: {site for line in self.rounds for site in line.answered},
             plan.task,
@@ -76,11 +76,11 @@ class Coordinator:
             settings.source,
             partial(channel.pause, 0.0),
         )
-        self.state = ServerState(plan, record, server, mixers)
+        self.state = ServerState(plan, record, server, aggregators)
         heads = record.folder.parent / paths.LEDGER_HEADS
         layers = asking(channel, plan, self.sites, record.tell_now, self.state.mark_lost, heads)
-        self.asker = RequestScheduler(acceptance, *layers)
-        self.aggregation = aggregation_of(self.asker, self.state, kit)
+        self.scheduler = RequestScheduler(acceptance, *layers)
+        self.aggregation = aggregation_of(self.scheduler, self.state, kit)
         # excludes sites that made other sites diverge; created after the first round that could not be completed
         self.blame: Exclusions | None = None
         if cautions := plan.warnings(self.sites):
@@ -90,7 +90,7 @@ class Coordinator:
     def absent(self) -> dict[str, str] | None:
         """The sites that did not join, each with the reason, or None until enough sites have joined."""
         joined = self.ends.get("join")
-        if joined is None or self.asker.channel.breach(joined, "join"):
+        if joined is None or self.scheduler.channel.breach(joined, "join"):
             return None
         return {site: gone.reason for site, gone in sorted(joined.missing.items())}
 
@@ -101,7 +101,7 @@ class Coordinator:
         A site's stated number of training cases is the site's weight in means. For tasks without a script, the mapping
         is empty, because a task without a script counts its cases itself.
         """
-        stated = self.asker.acceptance.stated if self.plan.task.scripted else {}
+        stated = self.scheduler.acceptance.stated if self.plan.task.scripted else {}
         return {site: stated[site].cases.train for site in self.sites if site in stated}
 
     # ------------------------------------------------------------------ phases of a study
@@ -130,7 +130,7 @@ class Coordinator:
             self._end("join", 0)  # if too few sites joined, the study ends here with ParticipationError
             if told := overweight(self.stated):
                 self.state.details["warnings"] = [*self.state.details.get("warnings", []), told]
-            self.aggregation.agree(self.asker.joined)
+            self.aggregation.agree(self.scheduler.joined)
             while self.state.done < self.plan.rounds:
                 self._round(self.state.done + 1)
             self._finish()
@@ -143,8 +143,8 @@ class Coordinator:
             raise
         finally:
             self.state.writer.shutdown()
-            self.asker.turns.end()
-            led = StudyUsage(self.asker.acceptance, self.state, self.engine, self.rounds, self.ends)
+            self.scheduler.turns.end()
+            led = StudyUsage(self.scheduler.acceptance, self.state, self.engine, self.rounds, self.ends)
             summary = summarise(led, reason, passing, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -206,16 +206,16 @@ class Coordinator:
             lost=exchange.by_kind("lost"),
             warnings=exchange.warnings(),
             sites={
-                site: _part(exchange, site, updates.get(site, {}), shares.get(site), self.asker.joined.get(site))
+                site: _part(exchange, site, updates.get(site, {}), shares.get(site), self.scheduler.joined.get(site))
                 for site in sorted(exchange.replies)
             },
-            weights=changed_weights((self.state.mixers.get(group.name) for group in phase.sent), self.rounds),
+            weights=changed_weights((self.state.aggregators.get(group.name) for group in phase.sent), self.rounds),
         )
 
     def _breach(self, exchange: Exchange, number: int) -> ParticipationError | None:
         """Complete the aggregation of a round; if an error prevents this, return the error."""
         try:
-            self.asker.check(exchange, f"round {number}")
+            self.scheduler.check(exchange, f"round {number}")
             self.aggregation.finish(number)
         except ParticipationError as error:
             return error
@@ -245,7 +245,7 @@ class Coordinator:
         self.state.details = self.plan.algorithm.outcome.finalize(self.state.details, self._outcomes(tested))
 
     def _outcomes(self, exchange: Exchange) -> dict[str, Any]:
-        read, replies = self.asker.acceptance.outcome_of, exchange.replies.items()
+        read, replies = self.scheduler.acceptance.outcome_of, exchange.replies.items()
         return {site: read(answer) for site, answer in replies if isinstance(answer, Delivered | Tested)}
 
     # ------------------------------------------------------------------ requests
@@ -259,7 +259,7 @@ class Coordinator:
         exchange = self.ends[task] = self._exchange(task, number, self.plan.course.delivery, selected, empty)
         if task == "join":
             self._refuse_too_large(exchange)
-        self.asker.check(exchange, task)
+        self.scheduler.check(exchange, task)
         return exchange
 
     def _refuse_too_large(self, exchange: Exchange) -> None:
@@ -268,7 +268,7 @@ class Coordinator:
 
         This method is called once, after all sites have joined.
         """
-        joined, acceptance = self.asker.joined, self.asker.acceptance
+        joined, acceptance = self.scheduler.joined, self.scheduler.acceptance
         for site in sorted(joined, key=lambda site: (-acceptance.weight_of(joined[site]), site)):
             if told := acceptance.too_large(site, joined[site]):
                 del joined[site], exchange.replies[site], acceptance.stated[site]
@@ -306,7 +306,7 @@ class Coordinator:
                 self.state.mark_synced(site)
 
         asked = self.sites if task == "round" else self.everyone
-        exchange = self.asker.ask(task, number, [site for site in asked if site not in away], words, take)
+        exchange = self.scheduler.ask(task, number, [site for site in asked if site not in away], words, take)
         exchange.missing = {**away, **exchange.missing}
         return exchange
 
@@ -323,7 +323,7 @@ class Coordinator:
         return update_weight(self.plan.weighting, answer.samples, answer.cases.train, answer.patients.train)
 
     def _smallest(self) -> int | None:
-        joined = self.asker.joined
+        joined = self.scheduler.joined
         known = (joined[site].cases.train for site in self.sites if site in joined)
         return min((cases for cases in known if cases), default=None)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.runs.fields import LARGEST
 from medsilo.runs.rounds import Round, SentUpdate
 
@@ -238,11 +238,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
+def changed_weights(aggregators: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
     """Return a matrix of weights: how much each site's model counts in the mixture that each site receives.
 
     Return None if no aggregator has a matrix of weights, or if the matrix has not changed since it was last recorded.
     """
-    found = (mixer.matrix for mixer in mixers if mixer)
+    found = (aggregator.matrix for aggregator in aggregators if aggregator)
     weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)
     return None if weights == next((line.weights for line in reversed(rounds) if line.weights), None) else weights

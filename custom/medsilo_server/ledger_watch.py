@@ -30,9 +30,9 @@ class LedgerWatch:
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         def going(site: str) -> StudyMessage:
-            parcel, known = outgoing(site), self._known().get(site, [])
+            message, known = outgoing(site), self._known().get(site, [])
             told = {"ledgers": [head.model_dump() for head in known]} if known else {}
-            return replace(parcel, facts={**parcel.facts, **told})
+            return replace(message, facts={**message.facts, **told})
 
         def coming(site: str, reply: StudyMessage) -> None:
             told = reply.facts.get("ledger") if isinstance(reply.facts, dict) else None

@@ -148,10 +148,10 @@ class ByteCounter:
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         def going(site: str) -> StudyMessage:
-            parcel = outgoing(site)
-            self.bytes_down[site] = parcel.size()
+            message = outgoing(site)
+            self.bytes_down[site] = message.size()
             self.asked(site)
-            return parcel
+            return message
 
         def coming(site: str, reply: StudyMessage) -> None:
             # `receive` raises an error to reject an answer, and the bytes of a rejected answer are not counted
@@ -239,7 +239,7 @@ class RequestScheduler:
                 packages=self.plan.code,
                 **own,
             )
-            return request.parcel(groups)
+            return request.message(groups)
 
         def receive(site: str, reply: StudyMessage) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)

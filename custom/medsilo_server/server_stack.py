@@ -48,7 +48,7 @@ def asking(
     return Retry(inner, plan.participation, sites, channel.pause, lost), turns
 
 
-def aggregation_of(asker: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
+def aggregation_of(scheduler: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
     """Return the object that aggregates the answers in each round, with or without secure aggregation."""
     secure = state.plan.secure_aggregation.implementation
-    return secure.server(asker, state, kit) if secure else RoundAggregation(state)
+    return secure.server(scheduler, state, kit) if secure else RoundAggregation(state)

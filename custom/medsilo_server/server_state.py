@@ -12,7 +12,7 @@ from medsilo.core.tensors import Groups, Tensors, packed
 from medsilo.exchange.channel import Missing
 from medsilo.exchange.checks import check_numbers
 from medsilo.learning.seeds import seed_for
-from medsilo.mixing.mixers import Aggregator, mixer_of
+from medsilo.mixing.aggregators import Aggregator, aggregator_of
 from medsilo.plan import Plan
 from medsilo.runs.messages import Joined
 from medsilo.schedule.phase import Group, Phase, ServerSide, views
@@ -45,14 +45,20 @@ class ServerState:
     A tensor is never changed in place after the server has sent it or has begun to write it to a checkpoint.
     """
 
-    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Aggregator]) -> None:
+    def __init__(self, plan: Plan, record: Record, server: ServerSide, aggregators: dict[str, Aggregator]) -> None:
         """Create the state of a study.
 
         Args:
             server: The server's data, which methods may use.
-            mixers: The dictionary of aggregators, which `server` also contains.
+            aggregators: The dictionary of aggregators, which `server` also contains.
         """
-        self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
+        self.plan, self.course, self.record, self.server, self.aggregators = (
+            plan,
+            plan.course,
+            record,
+            server,
+            aggregators,
+        )
         self.sites = server.sites
         self.layout = plan.layout()  # networks on PyTorch's meta device, because only the aggregators need values
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
@@ -97,9 +103,9 @@ class ServerState:
         if not self.shield and any(answer.absent for answer in self.server.joined.values()):
             from medsilo.schedule.structures import mix_by_structure
 
-            mix_by_structure(self.mixers, kept, self.layout["model"], self.server)
+            mix_by_structure(self.aggregators, kept, self.layout["model"], self.server)
         for group in self.expected(phase):
-            self.mixers[group].start(self.sites)
+            self.aggregators[group].start(self.sites)
         seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
         begins = number == 1 and self.plan.task.scripted
         self.directions = RoundDirections(self._packed(kept), self.trained, seed, before, begins)
@@ -116,7 +122,7 @@ class ServerState:
         """
         travelling = views(phase.groups, self.layout).keys()
         initial: Groups = {}
-        if not travelling <= set(self.mixers) or phase.before:
+        if not travelling <= set(self.aggregators) or phase.before:
             networks = self.plan.build_networks()
             if fresh and phase.before:
                 self.details |= phase.before(self.server, networks)
@@ -125,18 +131,18 @@ class ServerState:
             if group.name in travelling:
                 self._make(group, initial.get(group.name))
         for name in self.once - travelling:
-            self.mixers.pop(name, None)
+            self.aggregators.pop(name, None)
         self.once = {group.name for group in phase.once if group.name in travelling}
 
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
-        mixer = mixer_of(group.mix, self.server)
+        aggregator = aggregator_of(group.mix, self.server)
         if self.shield and group.goes_up and not group.personal:
-            mixer.defend(self.shield)
-        if group.name in self.mixers:
-            mixer.load_state(*self.mixers[group.name].state())
+            aggregator.defend(self.shield)
+        if group.name in self.aggregators:
+            aggregator.load_state(*self.aggregators[group.name].state())
         else:
-            mixer.start(self.sites, initial)
-        self.mixers[group.name] = mixer
+            aggregator.start(self.sites, initial)
+        self.aggregators[group.name] = aggregator
 
     def payload(self, site: str, phase: Phase) -> Groups:
         """Return the tensors that a site needs in a phase, except for the tensors that the site has already
@@ -156,8 +162,8 @@ class ServerState:
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)
         if group.personal and group.fallback_group and site not in self.sites:
-            return self.mixers[group.fallback_group].current(self.sites[0])
-        return self.mixers[group.name].current(site if group.personal else self.sites[0])
+            return self.aggregators[group.fallback_group].current(self.sites[0])
+        return self.aggregators[group.name].current(site if group.personal else self.sites[0])
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
         """Add a site's tensors to the aggregators, or raise Refused if a value is impossible.
@@ -169,7 +175,7 @@ class ServerState:
         personal = {group.name: group.personal for group in phase.sent}
 
         def given(group: str) -> dict[str, Tensor]:
-            return self.mixers[group].current(site if personal[group] else self.sites[0])
+            return self.aggregators[group].current(site if personal[group] else self.sites[0])
 
         directions = self.directions.measure(groups, given)
         finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
@@ -177,14 +183,14 @@ class ServerState:
         self.directions.check(directions)
         for group in phase.sent:  # the order of groups is the order in which the method declares the groups
             if group.name in groups:
-                self.mixers[group.name].add(site, groups[group.name], samples)
+                self.aggregators[group.name].add(site, groups[group.name], samples)
         self.directions.note(site, directions)
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
         """Return each site's normalised weight in the last round's mean; if several groups have a mean, the first of
         these groups counts.
         """
-        found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
+        found = (self.aggregators[group.name].shares for group in phase.sent if group.name in self.aggregators)
         return next((shares for shares in found if shares), {})
 
     def mark_synced(self, site: str) -> None:
@@ -200,7 +206,7 @@ class ServerState:
         """Aggregate the groups of a round in the order in which the method declares the groups."""
         expected = self.expected(self.course.phase_of(number))
         for group in expected:
-            self.mixers[group].finish()
+            self.aggregators[group].finish()
         self.done, self.suspect = number, self.directions.farthest()
 
     # ------------------------------------------------------------------ the best model
@@ -241,7 +247,7 @@ class ServerState:
         networks, last = self.plan.build_networks(), self.course.last
         given = views(last.given, networks)
         for group, tensors in given.items():
-            values = self.mixers[group].current(self.sites[0])
+            values = self.aggregators[group].current(self.sites[0])
             for name, tensor in tensors.items():
                 tensor.copy_(values[name])
         for own in last.given:
@@ -255,8 +261,8 @@ class ServerState:
         """Return the details for the study's summary, including each tensor group's details about sites."""
         found = dict(self.details)
         for group in self.course.last.groups:
-            if group.name in self.mixers:
-                found |= group.site_details(self.mixers[group.name], self.sites)
+            if group.name in self.aggregators:
+                found |= group.site_details(self.aggregators[group.name], self.sites)
         return found
 
     # ------------------------------------------------------------------ checkpoints
@@ -274,8 +280,8 @@ class ServerState:
             "details": self.details,
             "mixers": {},
         }
-        for group, mixer in self.mixers.items():
-            state, facts["mixers"][group] = mixer.state()
+        for group, aggregator in self.aggregators.items():
+            state, facts["mixers"][group] = aggregator.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
         hidden, told = self.store.state()
         tensors, facts = {**tensors, **hidden}, {**facts, **told}
@@ -304,7 +310,7 @@ class ServerState:
         self.written()
         # the best model is always from an earlier round, because the model of the undone round has no score
         best = self.best
-        self.mixers.clear()
+        self.aggregators.clear()
         self.place, self.directions = None, RoundDirections({}, (), 0)
         self._restore(*self.record.load_checkpoint(self.done - 1))
         self.best = best
@@ -332,10 +338,10 @@ class ServerState:
         self.done, self.best = facts["round"], facts["best"]
 
     def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
-        for group in self.mixers.keys() & set(groups):
+        for group in self.aggregators.keys() & set(groups):
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            self.mixers[group].load_state(mine, facts["mixers"][group])
+            self.aggregators[group].load_state(mine, facts["mixers"][group])
 
 
 class RoundAggregation:

@@ -42,12 +42,12 @@ class ConDistFL(FedAvg):
                 f"algorithm.name: {self.name} needs structures that do not overlap, and regions do; choose fedavg"
             )
 
-    def train_round(self, bench: TrainContext) -> float:
-        arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False).eval()
+    def train_round(self, context: TrainContext) -> float:
+        arrived = copy.deepcopy(context.modules["model"]).requires_grad_(False).eval()
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             output = model(inputs)
-            loss = bench.loss(output, targets)
+            loss = context.loss(output, targets)
             largest = output if isinstance(output, Tensor) else output[0]
             if largest.ndim < PLACES or not any(marks_in(targets)):
                 return loss
@@ -56,7 +56,7 @@ class ConDistFL(FedAvg):
                 taught = arrived(inputs)
             return loss + self.weight * distilled(largest, taught, targets, self.temperature)
 
-        return bench.train(bench.lesson(objective=objective))
+        return context.train(context.train_step(objective=objective))
 
 
 def distilled(output: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:

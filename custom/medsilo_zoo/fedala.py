@@ -80,31 +80,31 @@ class FedALA(MeanOfOwn):
     def arrived(self, modules: Modules, came: bool) -> None:
         cast(Aggregation, modules["aggregation"]).waits.fill_(came)
 
-    def personalise(self, bench: TrainContext) -> None:
+    def personalise(self, context: TrainContext) -> None:
         """Combine the received mean with the site's model, but only once in a round, so that training starts from the
         model that was validated.
         """
-        own, mean = bench.modules["model"], bench.modules["global"]
-        aggregation = cast(Aggregation, bench.modules["aggregation"])
+        own, mean = context.modules["model"], context.modules["global"]
+        aggregation = cast(Aggregation, context.modules["aggregation"])
         if not aggregation.waits:
             return
         aggregation.waits.fill_(False)
         if all(map(torch.equal, own.parameters(), mean.parameters())):
             return  # in the first round, the site's model equals the received mean, so W has no effect
         mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
-        lesson, losses = mixture.lesson(bench, self.step), list[float]()
+        train_step, losses = mixture.train_step(context, self.step), list[float]()
         for _ in range(1 if aggregation.learnt else self.passes):
-            losses.append(bench.cases.epoch([lesson], SAMPLE, math.ceil(self.share * bench.cases.steps)))
+            losses.append(context.cases.epoch([train_step], SAMPLE, math.ceil(self.share * context.cases.steps)))
             if len(losses) > JUDGED and pstdev(losses[-JUDGED:]) < self.settled:
                 break
         aggregation.learnt.fill_(True)
         copy_into(own, mean)
         own.load_state_dict(mixture(), strict=False)
 
-    def learn(self, bench: TrainContext) -> float:
+    def learn(self, context: TrainContext) -> float:
         # without validation in this round, the received mean has not been combined with the site's model yet
-        self.personalise(bench)
-        return bench.train()
+        self.personalise(context)
+        return context.train()
 
     def _weighed(self, model: nn.Module) -> list[str]:
         return names_of_last_layers(model, self.layers)
@@ -121,15 +121,15 @@ class Mixture:
     def __call__(self) -> dict[str, Tensor]:
         return {name: self.start[name] + self.way[name] * weight for name, weight in self.weights.items()}
 
-    def lesson(self, bench: TrainContext, step: float) -> TrainStep:
+    def train_step(self, context: TrainContext, step: float) -> TrainStep:
         """Return a training step that updates W by gradient descent on a batch, and clips the elements of W to
         [0, 1].
         """
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             layers = {name: tensor.requires_grad_() for name, tensor in self().items()}
-            with keeping_statistics(self.mean), bench.compute.cast():
-                loss = bench.loss(called_with(self.mean, layers, inputs), targets)
+            with keeping_statistics(self.mean), context.compute.cast():
+                loss = context.loss(called_with(self.mean, layers, inputs), targets)
             slopes = torch.autograd.grad(loss, list(layers.values()))
             for (name, weight), slope in zip(self.weights.items(), slopes, strict=True):
                 weight.sub_(step * slope * self.way[name]).clamp_(0, 1)

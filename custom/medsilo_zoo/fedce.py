@@ -57,7 +57,7 @@ class FedCE(WeighingMethod):
         contribution = Group(
             "contribution",
             lambda modules: {name: modules["contribution"].get_buffer(name) for name in ("missed", "share")},
-            lambda server: SharedNumbers(lambda site: {"share": server.mixers["model"].shares.get(site, 0.0)}),
+            lambda server: SharedNumbers(lambda site: {"share": server.aggregators["model"].shares.get(site, 0.0)}),
             personal=True,
             ranges=lambda modules, task: dict.fromkeys(("missed", "share"), (0.0, 1.0)),
             disclosure_notes=lambda tensors: [
@@ -67,11 +67,11 @@ class FedCE(WeighingMethod):
         )
         return *super().groups(), contribution
 
-    def train_round(self, bench: TrainContext) -> float:
-        numbers = dict(bench.modules["contribution"].named_buffers())
+    def train_round(self, context: TrainContext) -> float:
+        numbers = dict(context.modules["contribution"].named_buffers())
         share = float(numbers["share"])
         if 0 < share < 1:
-            score = bench.cases.told_score(without(bench.modules["model"], bench.modules["sent"], share))
+            score = context.cases.told_score(without(context.modules["model"], context.modules["sent"], share))
             if score is None:
                 raise Refused(
                     "fedce weights hospitals by validation scores, and this one is not disclosed; choose fedavg"
@@ -79,12 +79,12 @@ class FedCE(WeighingMethod):
             numbers["scores"].add_(score)
             numbers["rounds"].add_(1)
             numbers["missed"].copy_(1 - numbers["scores"] / numbers["rounds"])
-        loss = bench.train()
-        copy_into(bench.modules["sent"], bench.modules["model"])
+        loss = context.train()
+        copy_into(context.modules["sent"], context.modules["model"])
         return loss
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        told = cast(SharedNumbers, server.mixers["contribution"])
+        told = cast(SharedNumbers, server.aggregators["contribution"])
         sites = list(mean.samples)
         before = [mean.memory.get(site, {"share": 1 / len(sites)})["share"] for site in sites]
         (products,) = mean.products().values()

@@ -68,18 +68,18 @@ class FedDGGA(WeighingMethod):
         )
         return gap, *super().groups()
 
-    def train_round(self, bench: TrainContext) -> float:
+    def train_round(self, context: TrainContext) -> float:
         """Compute the generalisation gap of the received model, train, and compute the loss of the trained model for
         the next round's gap.
         """
-        model, gap = bench.modules["model"], bench.modules["gap"]
+        model, gap = context.modules["model"], context.modules["gap"]
         value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
-        shared = bench.cases.told_loss(model)
+        shared = context.cases.told_loss(model)
         value.zero_()
         if shared is not None and measured:
             value.copy_((shared - own_loss).clamp(-WIDEST, WIDEST))
-        loss = bench.train()
-        own = bench.cases.told_loss(model)
+        loss = context.train()
+        own = context.cases.told_loss(model)
         own_loss.fill_(own or 0.0)
         measured.fill_(own is not None)
         return loss
@@ -91,7 +91,7 @@ class FedDGGA(WeighingMethod):
         sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
         a = {site: mean.memory.get(site, before)["a"] for site in sites}
         number = mean.memory.get(sites[0], before)["rounds"]
-        gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
+        gaps = {site: float(server.aggregators["gap"].current(site)["gap"]) for site in mean.samples}
         # in the first round, all gaps are 0, so the weights stay the same
         a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
         mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}

@@ -52,14 +52,14 @@ class FedDyn(ServerStep):
     def step(self, server: ServerSide) -> Aggregator:
         return DynamicStep(self.alpha)
 
-    def train_round(self, bench: TrainContext) -> float:
+    def train_round(self, context: TrainContext) -> float:
         """Train with a pull of the weights towards w + g_k/α, by adding − g_k + α (w_k − w) to the gradient."""
-        weights = learning_weights(bench.modules["model"])
-        gradients: list[Tensor] = list(bench.modules["gradient"].parameters())
+        weights = learning_weights(context.modules["model"])
+        gradients: list[Tensor] = list(context.modules["gradient"].parameters())
         arrived = [weight.detach().clone() for weight in weights]
         pull = pull_towards(weights, torch._foreach_add(arrived, gradients, alpha=1 / self.alpha), self.alpha)
-        with correcting(bench.optimizers["model"], pull):
-            loss = bench.train()
+        with correcting(context.optimizers["model"], pull):
+            loss = context.train()
         with torch.no_grad():
             for gradient, weight, before in zip(gradients, weights, arrived, strict=True):
                 gradient.sub_(weight - before, alpha=self.alpha)

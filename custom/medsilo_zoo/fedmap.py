@@ -196,28 +196,28 @@ class FedMAP(WeighingMethod):
         prior = Group("prior", network("prior"), lambda server: ServersOwn(), "given")
         return contribution, *map(of_shared, super().groups()), prior
 
-    def train_round(self, bench: TrainContext) -> float:
-        own, shared, prior = (bench.modules[name] for name in ("model", "global", "prior"))
+    def train_round(self, context: TrainContext) -> float:
+        own, shared, prior = (context.modules[name] for name in ("model", "global", "prior"))
         copy_into(own, shared)
         theta = learning(own)
         mu = {name: tensor.detach().clone() for name, tensor in theta.items()}
-        with correcting(bench.optimizers["model"], towards(theta, mu, cast(Prior, prior))):
-            loss = bench.train()
-        told = bench.cases.told_loss(own)
+        with correcting(context.optimizers["model"], towards(theta, mu, cast(Prior, prior))):
+            loss = context.train()
+        told = context.cases.told_loss(own)
         if told is None:
             raise Refused("fedmap weights hospitals by training losses, and this one is not disclosed; choose ditto")
         with torch.no_grad():
-            value = -told - float(prior(theta, mu)) / max(1, bench.cases.count())
-        bench.modules["contribution"].get_buffer("logarithm").fill_(max(-WIDEST, min(WIDEST, value)))
+            value = -told - float(prior(theta, mu)) / max(1, context.cases.count())
+        context.modules["contribution"].get_buffer("logarithm").fill_(max(-WIDEST, min(WIDEST, value)))
         copy_into(shared, own)
         return loss
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         """Compute the weights a_k, train ψ on the mean with these weights, and return the weights."""
-        told = {site: float(server.mixers["contribution"].current(site)["logarithm"]) for site in mean.samples}
+        told = {site: float(server.aggregators["contribution"].current(site)["logarithm"]) for site in mean.samples}
         top = max(told.values())
         shares = at_most({site: math.exp(value - top) for site, value in told.items()}, self.largest_share)
-        held = cast(ServersOwn, server.mixers["prior"])
+        held = cast(ServersOwn, server.aggregators["prior"])
         given = held.current(server.sites[0])
         before = mean.current(server.sites[0])
         prior = self._prior_of({name: own.numel() for name, own in before.items() if first_of(name) in given}, given)

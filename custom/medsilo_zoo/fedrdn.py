@@ -208,29 +208,29 @@ class FedRDN(Averaging):
             ("model",), disclosure_notes="the channels' statistics leave once, cut and with noise of their own account"
         )
 
-    def measure(self, bench: TrainContext) -> float:
+    def measure(self, context: TrainContext) -> float:
         """Compute μ_k = 1/n Σ_i μ(x_i) and σ_k = 1/n Σ_i σ(x_i), where μ and σ are taken over all positions of a
         channel in image i.
         """
-        norm = cast(ChannelNorm, bench.modules[INPUT])
-        found = norm.statistics(inputs for inputs, _ in bench.cases.in_order())
-        norm.take(bench.private.noisy_mean(found) if bench.private else torch.cat(list(found)).mean(0))
-        norm.show(bench.sites.index(bench.site))
+        norm = cast(ChannelNorm, context.modules[INPUT])
+        found = norm.statistics(inputs for inputs, _ in context.cases.in_order())
+        norm.take(context.private.noisy_mean(found) if context.private else torch.cat(list(found)).mean(0))
+        norm.show(context.sites.index(context.site))
         return math.nan
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         norm = cast(ChannelNorm, modules[INPUT])
         norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
-    def train(self, bench: TrainContext) -> float:
+    def train(self, context: TrainContext) -> float:
         """Train with the statistics of a random hospital for every image. If a site missed the round in which
         statistics are computed, the site computes its own statistics before it trains.
         """
-        norm = cast(ChannelNorm, bench.modules[INPUT])
+        norm = cast(ChannelNorm, context.modules[INPUT])
         if not norm.measured:
-            self.measure_unseen(bench.modules, lambda: (inputs for inputs, _ in bench.cases.in_order()))
-        with norm.drawing(bench.random, by_image=bench.private is not None):
-            return bench.train()
+            self.measure_unseen(context.modules, lambda: (inputs for inputs, _ in context.cases.in_order()))
+        with norm.drawing(context.random, by_image=context.private is not None):
+            return context.train()
 
 
 def tables(modules: Modules) -> Tensors:

@@ -26,14 +26,14 @@ class FedRep(FedPer):
         10, ge=0, le=1000, description="epochs that train only the head, before the plan's epochs train only the body"
     )
 
-    def train_round(self, bench: TrainContext) -> float:
-        model = bench.modules["model"]
+    def train_round(self, context: TrainContext) -> float:
+        model = context.modules["model"]
         head = set(head_names(model))
         body = {name for name, _ in model.named_parameters()} - head
         with learning_only(model, head), keeping_statistics(model):
             for number in range(self.head_epochs):
                 # The head's epochs have negative numbers, so that the head gets the cases in other orders than the
                 # body, whose epochs are numbered from 0.
-                bench.cases.epoch([bench.lesson()], -1 - number)
+                context.cases.epoch([context.train_step()], -1 - number)
         with learning_only(model, body):
-            return bench.train()
+            return context.train()

@@ -56,30 +56,30 @@ class FedRoD(SharedAndOwn):
             nn.init.zeros_(weight)
         return modules | {"own-head": heads}
 
-    def personalise(self, bench: TrainContext) -> None:
+    def personalise(self, context: TrainContext) -> None:
         """Make the site's own model from the body φ and the head g + h_k."""
-        model = bench.modules["model"]
-        copy_into(model, bench.modules["global"])
+        model = context.modules["model"]
+        copy_into(model, context.modules["global"])
         with torch.no_grad():
-            for name, more in zip(head_names(model), bench.modules["own-head"].parameters(), strict=True):
+            for name, more in zip(head_names(model), context.modules["own-head"].parameters(), strict=True):
                 model.get_parameter(name).add_(more)
 
     @contextmanager
-    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
+    def learning(self, context: TrainContext) -> Iterator[Sequence[TrainStep]]:
         """Yield the training steps of both heads. In each batch, h_k is trained first, so that both steps use the
         values of φ and g before this batch.
         """
-        shared = bench.modules["global"]
+        shared = context.modules["global"]
 
         def own(heads: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             weights = {name: weight.detach() for name, weight in shared.named_parameters()}
             for name, more in zip(head_names(shared), heads.parameters(), strict=True):
                 weights[name] = weights[name] + more
             with keeping_statistics(shared):
-                return bench.loss(called_with(shared, weights, inputs), targets)
+                return context.loss(called_with(shared, weights, inputs), targets)
 
-        generic = OutputLoss(balanced_softmax(bench.loss, bench.cases.labels()))
-        yield bench.lesson("own-head", own), bench.lesson("global", generic)
+        generic = OutputLoss(balanced_softmax(context.loss, context.cases.labels()))
+        yield context.train_step("own-head", own), context.train_step("global", generic)
 
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["global"], self.name)

@@ -33,8 +33,8 @@ class MRMTL(MeanOfOwn):
     def private(self) -> Private:
         return Private(("model",), disclosure_notes="the pull to the mean is added to the noisy gradient")
 
-    def learn(self, bench: TrainContext) -> float:
+    def learn(self, context: TrainContext) -> float:
         """Update w_k ← w_k − η (∇F_k(w_k) + λ (w_k − w̄)), where w̄ is the received mean."""
-        own, mean = (list(bench.modules[name].parameters()) for name in ("model", "global"))
-        with correcting(bench.optimizers["model"], pull_back(own, self.pull, to=mean)):
-            return bench.train()
+        own, mean = (list(context.modules[name].parameters()) for name in ("model", "global"))
+        with correcting(context.optimizers["model"], pull_back(own, self.pull, to=mean)):
+            return context.train()

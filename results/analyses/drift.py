@@ -42,11 +42,11 @@ class WatchedTrainer(Trainer):
     squares: list[float]
     sent: Sequence[tuple[Tensor, Tensor]] = ()
 
-    def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
-        bench = super().bench(purpose, number, stop)
+    def train_context(self, purpose: str, number: int, stop: Stop) -> TrainContext:
+        context = super().train_context(purpose, number, stop)
         if self.sent:
-            self.hook = bench.optimizers[self.network].register_step_post_hook(self._measure)
-        return bench
+            self.hook = context.optimizers[self.network].register_step_post_hook(self._measure)
+        return context
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         weights = travelling_weights(phase, self.state.modules, self.network)
@@ -69,9 +69,9 @@ class WatchedParticipant(Participant):
     trainer: WatchedTrainer
 
     def __init__(
-        self, network: str, place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None
+        self, network: str, context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None
     ) -> None:
-        super().__init__(place, parts_of(place, data, WatchedTrainer), envelope)
+        super().__init__(context, parts_of(context, data, WatchedTrainer), codec)
         self.trainer.network, self.trainer.rounds = network, {}
 
 
@@ -104,7 +104,7 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
                 "round": number,
                 "gamma": sum(site.trainer.rounds[number]["gamma"] for site in trained) / len(trained),
                 "train_loss": sum(site.trainer.rounds[number]["train_loss"] for site in trained) / len(trained),
-                "sites": {site.place.site: site.trainer.rounds[number] for site in trained},
+                "sites": {site.context.site: site.trainer.rounds[number] for site in trained},
             }
             for number in range(1, run.plan.rounds + 1)
             if (trained := [site for site in watched if number in site.trainer.rounds])

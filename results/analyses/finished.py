@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.protection import read_for
-from medsilo.learning.drawn import drawn_cases
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths

@@ -21,7 +21,7 @@ from benchmarks.mixing import in_a_fork
 from medsilo.core.files import write_json
 from medsilo.core.parent_watch import most_held
 from medsilo.core.tensors import Tensors
-from medsilo.mixing.mixers import Aggregator, WeightedMean
+from medsilo.mixing.aggregators import Aggregator, WeightedMean
 from medsilo.mixing.robust import AggregationSettings
 from medsilo.models.architectures import UNet
 from results.attacks.cells import DEFENCES, PLAIN, SITES
@@ -84,12 +84,12 @@ def bytes_of(defence: str, features: tuple[int, ...]) -> int:
 
 
 def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) -> Tensors:
-    mixer = mixer_of(defence, features)
-    mixer.start(SITES)
+    aggregator = aggregator_of(defence, features)
+    aggregator.start(SITES)
     for site, tensors in zip(SITES, sent, strict=True):
-        mixer.add(site, tensors, 1)
-    mixer.finish()
-    return mixer.current(SITES[0])
+        aggregator.add(site, tensors, 1)
+    aggregator.finish()
+    return aggregator.current(SITES[0])
 
 
 def models(features: tuple[int, ...]) -> Iterator[Tensors]:
@@ -103,14 +103,14 @@ def models(features: tuple[int, ...]) -> Iterator[Tensors]:
         }
 
 
-def mixer_of(defence: str, features: tuple[int, ...]) -> Aggregator:
+def aggregator_of(defence: str, features: tuple[int, ...]) -> Aggregator:
     with torch.device("meta"):
         apart = [name for name, _ in UNet(features=features).build(1, 2).named_buffers()]
-    mixer = WeightedMean()
+    aggregator = WeightedMean()
     shield = AggregationSettings.model_validate(DEFENCES[defence].mixing).shield(frozenset(apart))
     if shield:
-        mixer.defend(shield)
-    return mixer
+        aggregator.defend(shield)
+    return aggregator
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ class LoopWithBad(Loop):
         asked = {site: outgoing(site) for site in sites if site in self.bad}
         missing: dict[str, Missing] = {}
         forged: dict[str, StudyMessage] = {}
-        for site, parcel in asked.items():
+        for site, message in asked.items():
             try:
-                forged[site] = self.participants[site].answer(parcel)
+                forged[site] = self.participants[site].answer(message)
             except MedsiloError as error:
                 missing[site] = Missing.refused(error)
         if forged:
@@ -78,7 +78,7 @@ class LoopWithBad(Loop):
         first = min(answers)
         request = Request.received(asked[first].facts)
         self.attack.forge(
-            Turn(self.participants[first].participant.place.plan, request.task, request.round, asked, answers)
+            Turn(self.participants[first].participant.context.plan, request.task, request.round, asked, answers)
         )
 
 

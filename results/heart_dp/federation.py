@@ -12,11 +12,11 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, train_epoch, train_step
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import correcting, pull_back, pull_towards
-from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.aggregators import UniformMean, WeightedMean
 from medsilo.privacy.accounting import epsilon, noise_for
 from medsilo.privacy.mechanisms import Charge, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
@@ -70,16 +70,16 @@ def run(hospitals: dict[str, Hospital], setup: Setup, promise: PrivacyGuarantee,
     model = _start(setup, seed)
     own = {name: _copy(model) for name in hospitals}
     optimizers = {name: SGD(net.parameters(), lr=setup.rate, momentum=setup.momentum) for name, net in own.items()}
-    mixer = WeightedMean() if setup.weighting == "samples" else UniformMean()
+    aggregator = WeightedMean() if setup.weighting == "samples" else UniformMean()
     sites = {name: _Site(name, cases, setup, promise, seed) for name, cases in hospitals.items()}
     common = model.state_dict()
     for number in range(setup.rounds):
-        mixer.start(list(hospitals), common)
+        aggregator.start(list(hospitals), common)
         for name, site in sites.items():
             site.train(own[name], optimizers[name], common, number)
-            mixer.add(name, {key: t.clone() for key, t in own[name].state_dict().items()}, site.cases)
-        mixer.finish()
-        common = mixer.current(next(iter(sites)))
+            aggregator.add(name, {key: t.clone() for key, t in own[name].state_dict().items()}, site.cases)
+        aggregator.finish()
+        common = aggregator.current(next(iter(sites)))
     if setup.method == "fedavg":
         for net in own.values():
             net.load_state_dict(common)
@@ -124,11 +124,11 @@ class _Site:
             secret = NoiseSource.from_seed(self.seed, self.name, number)
             sample = PoissonSample(None, self.cases, self.batch, secret)
             private = PrivateSteps(sample, self.bound, self.noise(), secret)
-            learn = private.lesson(model, _loss, optimizer)
+            learn = private.train_step(model, _loss, optimizer)
             train_epoch(sample.batches(self.data, self.setup.steps, COMPUTE), [learn], COMPUTE)
 
     def _train_openly(self, model: nn.Module, optimizer: SGD, number: int) -> None:
-        learn = lesson(model, OutputLoss(_loss), optimizer, COMPUTE)
+        learn = train_step(model, OutputLoss(_loss), optimizer, COMPUTE)
         left = self.setup.steps
         for epoch in range(self.setup.steps):
             order = generator_for(self.seed, self.name, number, epoch)

@@ -122,7 +122,7 @@ def in_room(
     }
     rooms = {site: ScriptRoom(place, started, "job") for site, place in places.items()}
     record, error = Record(folder / "runs" / "study"), ""
-    channel = Line({site: SuppliedSite(room.place, partial(_same, room)) for site, room in rooms.items()})
+    channel = Line({site: SuppliedSite(room.context, partial(_same, room)) for site, room in rooms.items()})
 
     def after(line: Round) -> None:
         for room in rooms.values() if line.round == ends else ():
@@ -135,7 +135,7 @@ def in_room(
     finally:
         for room in rooms.values():
             room.close()
-    return Ran(rooms[sites[0]].place.folder, record, error)
+    return Ran(rooms[sites[0]].context.folder, record, error)
 
 
 def _same(room: ScriptRoom) -> ScriptRoom:

@@ -77,7 +77,7 @@ class Attacker:
         craft([*site.participant.state.model.parameters()], below, self.known, above)
         model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
         asked = Request(task="deliver", round=0, study="s", plan=PLAN.hash, sites=("a",))
-        told = site.answer(asked.parcel({"model": model})).facts["validation_loss"]
+        told = site.answer(asked.message({"model": model})).facts["validation_loss"]
         assert told is not None
         return float(told)
 

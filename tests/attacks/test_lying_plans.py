@@ -241,7 +241,7 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
 def first_round(plan: Plan, site: Any, cases: int) -> StudyMessage:
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",), train_cases=cases)
     model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
-    return asked.parcel({"model": model})
+    return asked.message({"model": model})
 
 
 # ----------------------------------------------------------------------------------------------------------- who counts
@@ -281,7 +281,7 @@ def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> 
     described = {"folder": str(data), "outcome": ["outcome"]}
     settings = make_settings({"device": "cpu", "data": described, "state_dir": str(state or folder / "state")}, "x")
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
-    facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
+    facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({})).facts
     return {name: value for name, value in facts.items() if name not in ("seconds", "memory", "warnings")}
 
 
@@ -378,7 +378,7 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
         model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
         for task in ("deliver", "test"):
             asked = Request(task=task, round=0, study="s", plan=plan.hash, sites=("a",))
-            facts = site.answer(asked.parcel({"model": model} if task == "deliver" else {})).facts
+            facts = site.answer(asked.message({"model": model} if task == "deliver" else {})).facts
             told.append({name: facts.get(name) for name in ("validation", "validation_loss", "test", "test_loss")})
     assert told[0] == told[2] and None not in {told[0]["validation"], told[0]["validation_loss"]}
     assert told[5] == told[7] and None not in {told[5]["test"], told[5]["test_loss"]}

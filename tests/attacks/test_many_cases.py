@@ -54,7 +54,7 @@ def told(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_ke
 
 def counts(answers: list[StudyMessage]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for facts in (parcel.facts for parcel in answers):
+    for facts in (message.facts for message in answers):
         found |= {f"{part} cases": [number] for part, number in facts["cases"].items()}
         found |= {f"{part} classes": own for part, own in facts.get("classes", {}).items()}
         found |= {
@@ -67,7 +67,7 @@ def counts(answers: list[StudyMessage]) -> dict[str, list[float]]:
 
 
 def statistics_in(answers: list[StudyMessage]) -> list[Mapping[str, Tensor]]:
-    return [parcel.groups["statistics"] for parcel in answers if "statistics" in parcel.groups]
+    return [message.groups["statistics"] for message in answers if "statistics" in message.groups]
 
 
 def moved(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> dict[str, float]:

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 def answer(plan: Plan, settings: SiteSettings, folder: Path) -> str:
     try:
         site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
-        facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
+        facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({})).facts
     except MedsiloError as error:
         return f"refused: {error}"
     return json.dumps({name: own for name, own in facts.items() if name not in OF_MACHINE}, sort_keys=True)

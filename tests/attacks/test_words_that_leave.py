@@ -82,7 +82,7 @@ def plan_of(**task: Any) -> Plan:
 def answered(plan: Plan, settings: SiteSettings, folder: Path) -> str:
     try:
         site = site_of(plan, "a", ["a"], settings, folder / "study/sites/a")
-        reply = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
+        reply = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({}))
     except MedsiloError as error:
         return public_reason(error)
     return json.dumps(reply.facts)
@@ -182,8 +182,8 @@ def test_no_own_word_is_in_any_byte_of_a_study(
     sent: list[bytes] = []
     answer = inprocess.Loop.answer
 
-    def noted(loop: inprocess.Loop, site: str, parcel: StudyMessage) -> StudyMessage:
-        reply = answer(loop, site, parcel)
+    def noted(loop: inprocess.Loop, site: str, message: StudyMessage) -> StudyMessage:
+        reply = answer(loop, site, message)
         sent.append(json.dumps(reply.facts).encode())
         for group, tensors in reply.groups.items():
             sent.extend((group.encode(), save(dict(tensors))))

@@ -15,7 +15,7 @@ SCRIPT = """
 import json, os, resource, torch
 from medsilo.core.parent_watch import reuse_blocks
 from medsilo.exchange.bounds import Bounds
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
 from medsilo.runs.messages import StudyMessage
 from tests.federation.test_gate import Cells, answer_of, to_parcel
 

@@ -139,8 +139,8 @@ class Cells:
     def takes(self) -> bool:
         before = len(self.got)
         assert self.send(answer_of(SMALL)) == CellCode.OK and len(self.got) == before + 1
-        parcel = to_parcel(self.got[-1])
-        return torch.equal(parcel.groups["model"]["w"], SMALL.groups["model"]["w"]) and parcel.facts == SMALL.facts
+        message = to_parcel(self.got[-1])
+        return torch.equal(message.groups["model"]["w"], SMALL.groups["model"]["w"]) and message.facts == SMALL.facts
 
     def stop(self) -> None:
         self.relay.cut()
@@ -166,8 +166,8 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return called
 
 
-def answer_of(parcel: StudyMessage) -> Shareable:
-    return with_context(to_shareable(parcel))
+def answer_of(message: StudyMessage) -> Shareable:
+    return with_context(to_shareable(message))
 
 
 def with_context(answer: Shareable) -> Shareable:

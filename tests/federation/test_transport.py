@@ -94,7 +94,7 @@ def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missin
     got: dict[str, StudyMessage] = {}
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()
-    missing = server.transport.ask(SITES, parcel_for, lambda site, parcel: got.update({site: parcel}), timeout)
+    missing = server.transport.ask(SITES, parcel_for, lambda site, message: got.update({site: message}), timeout)
     actor.join(60)
     return missing, got
 
@@ -161,7 +161,7 @@ def test_what_the_coordinator_refuses_is_missing_with_its_reason(server: Server)
             task_id, data = server.fetch(site)
             server.submit(site, task_id, echo(data))
 
-    def receive(site: str, parcel: StudyMessage) -> None:
+    def receive(site: str, message: StudyMessage) -> None:
         if site == "hospital-b":
             raise Refused("holds NaN")
         if site == "hospital-c":
@@ -249,7 +249,7 @@ def test_an_abort_ends_the_wait_within_a_second(server: Server) -> None:
     threading.Timer(0.3, lambda: server.abort.trigger(True)).start()
     started = time.monotonic()
     with pytest.raises(Aborted):
-        server.transport.ask(SITES, parcel_for, lambda site, parcel: None, 600)
+        server.transport.ask(SITES, parcel_for, lambda site, message: None, 600)
     # time limit in seconds on a loaded machine; an idle machine needs less than one second
     assert time.monotonic() - started < 20
     wait_until(lambda: server.controller.get_num_standing_tasks() == 0, 60, "the end of the tasks")

@@ -191,7 +191,7 @@ def test_a_process_of_its_own_with_a_memory_limit_finds_the_card(limit: int | No
     groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=tuple(SITES), last=0)
     try:
-        answer = site.answer(asked.parcel(groups))
+        answer = site.answer(asked.message(groups))
     finally:
         site.close()
     assert answer.facts["train_loss"] > 0

@@ -74,7 +74,7 @@ def trained(
     secret = SharedNoise(ours, 7)
     private = PrivateSteps(PoissonSample(None, CASES, expected, secret), bound, noise, secret)
     descent = torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9)
-    lesson = private.lesson(ours, functional.cross_entropy, descent)
+    train_step = private.train_step(ours, functional.cross_entropy, descent)
     noisy = optimizers.DPOptimizer(
         torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9),
         noise_multiplier=noise,
@@ -85,7 +85,7 @@ def trained(
     for step in range(steps):
         here = [(step + case) % CASES for case in range(CASES - step % 2)]
         private.sample.owners = torch.arange(len(here))
-        lesson(inputs[here], targets[here])
+        train_step(inputs[here], targets[here])
         noisy.zero_grad()
         functional.cross_entropy(theirs(inputs[here]), targets[here]).backward()
         noisy.step()

@@ -11,8 +11,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.steps import keeping_statistics
 from medsilo.methods.bases import ServerStep, trained_weights
+from medsilo.mixing.aggregators import Aggregator, WeightedMean, step
 from medsilo.mixing.layout import Layout, spread
-from medsilo.mixing.mixers import Aggregator, WeightedMean, step
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide
 from medsilo.schedule.train_context import TrainContext
 
@@ -50,23 +50,23 @@ class Elastic(ServerStep):
         """Return ζ for every weight, from the mean of the sites' sensitivities, which the server aggregates before the
         weights.
         """
-        omega = server.mixers["sensitivity"].current(server.sites[0])
+        omega = server.aggregators["sensitivity"].current(server.sites[0])
         largest = max(float(tensor.max()) for tensor in omega.values())
         return {name: 1 + self.tau - tensor.double() / (largest or 1.0) for name, tensor in omega.items()}
 
-    def train_round(self, bench: TrainContext) -> float:
-        self.measure(bench)
-        return super().train_round(bench)
+    def train_round(self, context: TrainContext) -> float:
+        self.measure(context)
+        return super().train_round(context)
 
-    def measure(self, bench: TrainContext) -> None:
+    def measure(self, context: TrainContext) -> None:
         """After each batch, update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)|, where w is the received model."""
-        model = bench.modules["model"].train()
-        weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())
+        model = context.modules["model"].train()
+        weights, omega = list(model.parameters()), list(context.modules["sensitivity"].parameters())
         torch._foreach_zero_(omega)
         with keeping_statistics(model):
-            for inputs, targets in bench.cases.in_order():
-                with bench.compute.cast():
-                    loss = bench.loss(model(inputs), targets)
+            for inputs, targets in context.cases.in_order():
+                with context.compute.cast():
+                    loss = context.loss(model(inputs), targets)
                 for total, gradient in zip(omega, torch.autograd.grad(loss, weights), strict=True):
                     total.mul_(self.decay).add_(gradient.abs(), alpha=1 - self.decay)
 

@@ -30,7 +30,7 @@ class GroupNoise(Layer):
         # After clipping, two values of a group differ by at most 2 C, whatever the data.
         return {f"noise on {self.group}": self.noise / 2} if task == "round" else {}
 
-    def site(self, inner: Site, place: SiteContext) -> Site:
+    def site(self, inner: Site, context: SiteContext) -> Site:
         return NoisySite(self, inner)
 
 
@@ -38,8 +38,8 @@ class NoisySite:
     def __init__(self, layer: GroupNoise, inner: Site) -> None:
         self.layer, self.inner = layer, inner
 
-    def answer(self, parcel: StudyMessage, stop: Callable[[], None]) -> StudyMessage:
-        reply, name = self.inner.answer(parcel, stop), self.layer.group
+    def answer(self, message: StudyMessage, stop: Callable[[], None]) -> StudyMessage:
+        reply, name = self.inner.answer(message, stop), self.layer.group
         numbers = {key: own for key, own in reply.groups.get(name, {}).items() if own.is_floating_point()}
         if not numbers:
             return reply

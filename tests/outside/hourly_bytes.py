@@ -42,6 +42,6 @@ class CountingChannel:
         finally:
             self.file.write_text(json.dumps(self.bytes))
 
-    def _count(self, parcel: StudyMessage) -> StudyMessage:
-        self.bytes[time.strftime("%Y-%m-%dT%H")] += parcel.size()
-        return parcel
+    def _count(self, message: StudyMessage) -> StudyMessage:
+        self.bytes[time.strftime("%Y-%m-%dT%H")] += message.size()
+        return message

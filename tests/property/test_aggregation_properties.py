@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from medsilo.mixing.aggregators import Aggregator, Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.late import StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator, Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.rules import Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import DynamicStep, FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
+from medsilo.mixing.staleness import StalenessWeightedMean, at_most
 from tests.mixed import result_of
 from tests.property.drawn import examples
 
@@ -36,21 +36,21 @@ def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str,
 
 
 def played(
-    mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
+    aggregator: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
 ) -> dict[str, Model]:
     first = next(iter(models.values()))
     initial = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
-    mixer.start(sorted(models), initial if zeros else None)
+    aggregator.start(sorted(models), initial if zeros else None)
     for site in order:
-        mixer.add(site, models[site], cases[site])
-    return {site: result_of(mixer, site) for site in sorted(models)}
+        aggregator.add(site, models[site], cases[site])
+    return {site: result_of(aggregator, site) for site in sorted(models)}
 
 
 def shielded(rule: object = None, cap: float | None = None) -> Callable[[], Aggregator]:
     def made() -> Aggregator:
-        mixer = WeightedMean()
-        mixer.defend(Shield(rule, cap))
-        return mixer
+        aggregator = WeightedMean()
+        aggregator.defend(Shield(rule, cap))
+        return aggregator
 
     return made
 
@@ -61,7 +61,7 @@ MEANS: dict[str, Callable[[], Aggregator]] = {
     "uniform": UniformMean,
     "half a step": lambda: WeightedMean(0.5),
     "weighed": lambda: MeanByElement(lambda site, cases: {"w": cases, "b": 1.0}),
-    "late": lambda: StalenessWeightedMean(lambda mixer: mixer.samples),
+    "late": lambda: StalenessWeightedMean(lambda aggregator: aggregator.samples),
     "share cap": shielded(cap=0.6),
     "norm bound": shielded(NormBound()),
     "norm bound, by cases": shielded(NormBound(), 0.6),
@@ -170,9 +170,9 @@ def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple
 @given(drawn=rounds(least=5), more=st.integers(2, 50))
 def test_shares_are_of_the_cases_and_make_a_whole(kind: str, drawn: tuple, more: int) -> None:
     models, cases, order = drawn
-    mixer = EVERY[kind]()
-    one = played(mixer, models, cases, order)
-    shares = mixer.shares
+    aggregator = EVERY[kind]()
+    one = played(aggregator, models, cases, order)
+    shares = aggregator.shares
     assert shares.keys() == models.keys() and min(shares.values()) >= 0
     assert sum(shares.values()) == pytest.approx(1)
     if kind in ("mean", "late"):
@@ -251,11 +251,11 @@ def test_late_shares(weights: dict[str, float], cap: float) -> None:
 def test_a_server_that_is_sent_what_it_gave_stays(kind: str, drawn: tuple, there: float) -> None:
     """If the sites' models equal the server's model, the server makes no step."""
     models, cases, order = drawn
-    mixer = STEPS[kind]()
+    aggregator = STEPS[kind]()
     start = {name: torch.full_like(own, there) for name, own in models["a"].items()}
-    mixer.start(sorted(models), start)
+    aggregator.start(sorted(models), start)
     for _ in range(2):
         for site in order:
-            mixer.add(site, start, cases[site])
-        mixer.finish()
-    assert same({"a": mixer.current("a")}, {"a": start})
+            aggregator.add(site, start, cases[site])
+        aggregator.finish()
+    assert same({"a": aggregator.current("a")}, {"a": start})

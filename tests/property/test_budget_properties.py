@@ -142,21 +142,21 @@ class AnswerBudget(Budget):
         self.torn = 0
 
     def fresh(self) -> None:
-        self.book = Answers(self.folder / "book", self.running)
+        self.budget = Answers(self.folder / "book", self.running)
 
     @rule(study=studies, rounds=st.integers(0, 6))
     def let_in(self, study: str, rounds: int) -> None:
         self.running.pop(study, None)
         with suppress(Refused):
             planned = {"train": 0, "validation": rounds, "test": 0}
-            self.book.admit(Requester("lead", "data", study), planned, self.limits)
+            self.budget.admit(Requester("lead", "data", study), planned, self.limits)
             self.running[study] = max(0, rounds - self.counted[study])
 
     @rule(study=studies)
     def answer(self, study: str) -> None:
         promised = self.running.get(study, 0)
         with suppress(*[] if promised and not self.torn else [Refused]):
-            self.book.note(Requester("lead", "data", study), {"validation": 1}, self.limits)
+            self.budget.note(Requester("lead", "data", study), {"validation": 1}, self.limits)
             self.counted[study] += 1
             if study in self.running:
                 self.running[study] = max(0, promised - 1)
@@ -164,7 +164,7 @@ class AnswerBudget(Budget):
     @rule(study=studies)
     def answer_to_another_lead(self, study: str) -> None:
         if not self.torn:
-            self.book.note(Requester("other", "data", study), {"train": 1}, self.limits)
+            self.budget.note(Requester("other", "data", study), {"train": 1}, self.limits)
 
     @precondition(lambda self: self.before)
     @rule(torn=TORN)
@@ -175,7 +175,7 @@ class AnswerBudget(Budget):
 
     @invariant()
     def never_overspent(self) -> None:
-        answered = self.book.used("data")["lead"]["validation"]
+        answered = self.budget.used("data")["lead"]["validation"]
         assert sum(self.counted.values()) <= self.limits.answers
         assert answered >= sum(self.counted.values())
         assert self.torn or answered == sum(self.counted.values())

@@ -270,7 +270,7 @@ def spoken(place: Path) -> Spoken:
         Request(task=task, round=number, study="study", plan=PLAN.hash, sites=tuple(SITES), packages=PLAN.code)
         for task, number in (("join", 0), ("round", 1), ("deliver", 1), ("test", 1))
     ]
-    sent = [one.parcel(given if one.task in ("round", "deliver") else {}) for one in asked]
+    sent = [one.message(given if one.task in ("round", "deliver") else {}) for one in asked]
     return [(one, site.answer(one)) for one in sent]
 
 
@@ -280,10 +280,10 @@ def spoken(place: Path) -> Spoken:
 def test_answers_of_a_site(spoken: Spoken, data: st.DataObject) -> None:
     asked, answer = data.draw(st.sampled_from(spoken))
     facts = data.draw(changed(answer.facts).filter(lambda value: isinstance(value, dict)))
-    parcel = StudyMessage(answer.groups, facts)
+    message = StudyMessage(answer.groups, facts)
     acceptance = Acceptance(PLAN, "study", SITES, SITES)
     with one_line_at_most():
-        acceptance.accept(SITES[0], parcel, (asked.facts["task"], asked.facts["round"]), ())
+        acceptance.accept(SITES[0], message, (asked.facts["task"], asked.facts["round"]), ())
 
 
 @hostile(0.1)

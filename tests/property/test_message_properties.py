@@ -82,16 +82,16 @@ def refused_soon(read: Any, *given_to: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- parcels
 @examples(40)
 @given(parcels)
-def test_a_parcel_comes_back_as_it_went(parcel: StudyMessage) -> None:
-    assert_same(parcel, to_parcel(to_shareable(parcel)))
+def test_a_parcel_comes_back_as_it_went(message: StudyMessage) -> None:
+    assert_same(message, to_parcel(to_shareable(message)))
 
 
 @examples(40)
 @given(parcels, st.booleans())
-def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessage, filtered: bool) -> None:
-    tensors, meta = flat(parcel)
+def test_a_parcel_of_a_training_script_comes_back_as_it_went(message: StudyMessage, filtered: bool) -> None:
+    tensors, meta = flat(message)
     assert_same(
-        parcel, unflat({name: own.double().numpy() for name, own in tensors.items()} if filtered else tensors, meta)
+        message, unflat({name: own.double().numpy() for name, own in tensors.items()} if filtered else tensors, meta)
     )
 
 
@@ -105,18 +105,18 @@ def test_large_tensors_of_a_training_script_are_not_copied() -> None:
 
 def test_names_that_look_like_those_of_pieces_come_back() -> None:
     odd = {"a|b": torch.tensor(3.0), "|": torch.empty(0, 3), "w|0|2": torch.arange(2), "w": torch.arange(3)}
-    assert_same(parcel := StudyMessage({"model": odd}, {}), unflat(*flat(parcel)))
+    assert_same(message := StudyMessage({"model": odd}, {}), unflat(*flat(message)))
 
 
 @examples(40)
 @given(parcels, st.sampled_from(["numpy", "double"]))
-def test_a_parcel_that_a_filter_of_nvflare_changed_gets_its_types_back(parcel: StudyMessage, how: str) -> None:
-    sent = to_shareable(parcel)
+def test_a_parcel_that_a_filter_of_nvflare_changed_gets_its_types_back(message: StudyMessage, how: str) -> None:
+    sent = to_shareable(message)
     collection = from_shareable(sent)
     for group in collection.data.values():
         exact = {name: tensor.double() for name, tensor in group.data.items()}
         group.data = {name: np.asarray(tensor) for name, tensor in exact.items()} if how == "numpy" else exact
-    assert_same(parcel, to_parcel(collection.to_shareable()))
+    assert_same(message, to_parcel(collection.to_shareable()))
 
 
 @pytest.mark.slow
@@ -185,17 +185,17 @@ def test_a_number_that_its_type_can_not_hold_does_not_become_another(
     """In an earlier version, a hospital's noise filter turned a byte of 255 into 4."""
     meta = {META: {"facts": {}, "dtypes": {"model": {"w": str(sent)}}}}
     members = {"model/w": came} if script else {"model": DXO(DataKind.WEIGHTS, data={"w": came})}
-    parcel = to_parcel(DXO(DataKind.WEIGHTS if script else DataKind.COLLECTION, members, meta).to_shareable())
+    message = to_parcel(DXO(DataKind.WEIGHTS if script else DataKind.COLLECTION, members, meta).to_shareable())
     with pytest.raises(Refused, match="has dtype"):
-        check_forms(parcel.groups, {"model": {"w": torch.zeros(1, dtype=sent)}})
+        check_forms(message.groups, {"model": {"w": torch.zeros(1, dtype=sent)}})
 
 
 @examples(100)
 @given(parcels, st.data())
-def test_damaged_bytes_are_no_answer(parcel: StudyMessage, data: st.DataObject) -> None:
+def test_damaged_bytes_are_no_answer(message: StudyMessage, data: st.DataObject) -> None:
     """NVFlare may decode damaged bytes to any object, which medsilo rejects unless the object is a message."""
     let_tensors_travel(plainly=True)
-    content = bytearray(fobs.dumps(to_shareable(parcel)))
+    content = bytearray(fobs.dumps(to_shareable(message)))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
         content[place] = data.draw(st.integers(0, 255))
     try:

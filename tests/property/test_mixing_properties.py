@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from tests.conftest import over_all
 from tests.mixed import result_of
 
@@ -50,7 +50,7 @@ class Study:
     def models(self) -> dict[str, dict[str, torch.Tensor]]:
         return {site: self.model() for site in self.sites}
 
-    def mixer(self, kind: str) -> Any:
+    def aggregator(self, kind: str) -> Any:
         return {
             "weighted": WeightedMean,
             "uniform": UniformMean,
@@ -76,13 +76,13 @@ class Study:
         return rows / rows.sum(1, keepdim=True)
 
 
-def play(mixer, study, models, initial=None):
+def play(aggregator, study, models, initial=None):
     order = list(models)
     study.draw.shuffle(order)
-    mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
+    aggregator.start(study.draw.sample(study.sites, len(study.sites)), initial)
     for site in order:
-        mixer.add(site, {name: tensor.clone() for name, tensor in models[site].items()}, study.counts[site])
-    return {site: result_of(mixer, site) for site in models}
+        aggregator.add(site, {name: tensor.clone() for name, tensor in models[site].items()}, study.counts[site])
+    return {site: result_of(aggregator, site) for site in models}
 
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
@@ -98,12 +98,12 @@ def sizes(request, monkeypatch):
 @every_mixer
 def test_every_mixer_is_its_matrix_over_who_answered(seed, kind, sizes):
     study = Study(seed)
-    mixer = study.mixer(kind)
+    aggregator = study.aggregator(kind)
     for _ in range(3):
         models = study.models()
         for site in study.draw.sample(study.sites, study.draw.randrange(len(study.sites))):
             del models[site]
-        results, present = play(mixer, study, models), sorted(models)
+        results, present = play(aggregator, study, models), sorted(models)
         for name, (_, dtype) in study.shapes.items():
             theta = torch.stack([models[site][name].double() for site in present])
             wanted = torch.tensordot(study.matrix(kind, present).double(), theta, 1)
@@ -119,7 +119,7 @@ def test_every_mixer_is_its_matrix_over_who_answered(seed, kind, sizes):
 def test_resuming_after_any_round_changes_no_bit(seed, kind):
     study = Study(seed)
     initial = study.model()
-    whole, resumed = study.mixer(kind), study.mixer(kind)
+    whole, resumed = study.aggregator(kind), study.aggregator(kind)
     for _ in range(4):
         models = study.models()
         for site in study.draw.sample(study.sites, study.draw.randrange(len(study.sites))):
@@ -127,7 +127,7 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
         play(whole, study, models, initial)
         play(resumed, study, models, initial)
         tensors, facts = resumed.state()
-        resumed = study.mixer(kind)
+        resumed = study.aggregator(kind)
         resumed.load_state(tensors, facts)
         for site in study.sites:
             one, two = whole.current(site), resumed.current(site)
@@ -183,12 +183,12 @@ def mean_of(models, counts):
     return mean
 
 
-def found(mixer, models, order, initial=None):
-    mixer.start(COUNTS, initial)
-    mixer.start(COUNTS)
+def found(aggregator, models, order, initial=None):
+    aggregator.start(COUNTS, initial)
+    aggregator.start(COUNTS)
     for site in order:
-        mixer.add(site, models[site], COUNTS[site])
-    return result_of(mixer, "a")
+        aggregator.add(site, models[site], COUNTS[site])
+    return result_of(aggregator, "a")
 
 
 def same_bits(one, other):
@@ -215,13 +215,13 @@ def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
     sent = [0.05 * torch.randn(20_000, generator=generator) for _ in range(100)]
     true = sum(count * own.double() for count, own in enumerate(sent, 1)) / sum(range(1, 101))
     rounded = sent[0]
-    mixer = WeightedMean()
-    mixer.start([f"{place:03}" for place in range(100)])
+    aggregator = WeightedMean()
+    aggregator.start([f"{place:03}" for place in range(100)])
     for place, own in enumerate(sent):
         share = (place + 1) / sum(range(1, place + 2))
         rounded = rounded.double().lerp(own.double(), share).float()
-        mixer.add(f"{place:03}", {"w": own}, place + 1)
-    mean = result_of(mixer, "000")["w"]
+        aggregator.add(f"{place:03}", {"w": own}, place + 1)
+    mean = result_of(aggregator, "000")["w"]
     away, rounded_away = (float((own - true).square().mean().sqrt()) for own in (mean, rounded))
     assert away < 1.05 * rounded_away < 1e-8
 

@@ -21,7 +21,7 @@ class FragileTrainer(Trainer):
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         loss = super().work(number, phase, stop)
-        mark = self.place.folder.parents[2] / f"{self.place.site}-was-killed"
+        mark = self.context.folder.parents[2] / f"{self.context.site}-was-killed"
         if number == WHEN and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -59,17 +59,17 @@ class DeafTrainer(Trainer):
         return 0.0
 
 
-def fragile(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
-    return participant_of(place, data, envelope, FragileTrainer)
+def fragile(context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None) -> Participant:
+    return participant_of(context, data, codec, FragileTrainer)
 
 
-def hungry(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
-    return participant_of(place, data, envelope, HungryTrainer)
+def hungry(context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None) -> Participant:
+    return participant_of(context, data, codec, HungryTrainer)
 
 
-def troubled(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
-    return participant_of(place, data, envelope, TroubledTrainer)
+def troubled(context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None) -> Participant:
+    return participant_of(context, data, codec, TroubledTrainer)
 
 
-def deaf(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
-    return participant_of(place, data, envelope, DeafTrainer)
+def deaf(context: SiteContext, data: SiteData | None = None, codec: UpdateCodec | None = None) -> Participant:
+    return participant_of(context, data, codec, DeafTrainer)

@@ -52,11 +52,11 @@ class HeldBack(Refused):
 
 
 class Border:
-    def __init__(self, place: SiteContext) -> None:
-        self.place, self.plan, self.own = place, place.plan, place.settings.border
-        self.layout = place.plan.layout()
-        self.protection = Protection(place)
-        self.acceptance = Acceptance(place.plan, place.study, place.trainers, place.sites)
+    def __init__(self, context: SiteContext) -> None:
+        self.context, self.plan, self.own = context, context.plan, context.settings.border
+        self.layout = context.plan.layout()
+        self.protection = Protection(context)
+        self.acceptance = Acceptance(context.plan, context.study, context.trainers, context.sites)
 
     # ------------------------------------------------------------------ forms of tensors
     def check_forms(self, asked: Request, forms: list[Form]) -> None:
@@ -69,7 +69,7 @@ class Border:
     def _expected(self, asked: Request) -> Groups:
         if asked.task != "round":
             return {}
-        phase, place, precision = self.plan.course.phase_of(asked.round), self.place, self.plan.transport.precision
+        phase, place, precision = self.plan.course.phase_of(asked.round), self.context, self.plan.transport.precision
         if not phase.trains_at(place.site, asked.round, place.trainers, self.plan.seed):
             return {}
         sent = views(phase.sent, self.layout)
@@ -87,7 +87,7 @@ class Border:
         answer = self._answer(asked, facts, measured)
         if self.own.changes:
             groups = self._changed(groups, given, norm, self._ranges(asked))
-        leaves = answer.parcel(groups)
+        leaves = answer.message(groups)
         bits = bits_of(leaves, self._narrowing(answer))
         rho = None if self.own.noise is None or not groups else 0.5 / self.own.noise**2
         self._note(leaves, bits, rho)
@@ -124,7 +124,7 @@ class Border:
         }
         if asked.task == "join":
             own |= {
-                "shares": self.place.settings.shares(self.plan.task.synthetic) and not self.plan.sealed,
+                "shares": self.context.settings.shares(self.plan.task.synthetic) and not self.plan.sealed,
                 "machine": machine_facts(),
                 "absent": [],
                 "steps": {},
@@ -144,9 +144,9 @@ class Border:
 
     def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
         """Check a script's facts in the same way as the server, and return the facts as a typed answer."""
-        site, parcel = self.place.site, StudyMessage({}, dict(facts))
+        site, message = self.context.site, StudyMessage({}, dict(facts))
         try:
-            answer = self.acceptance.accept(site, parcel, (asked.task, asked.round), ())
+            answer = self.acceptance.accept(site, message, (asked.task, asked.round), ())
         except (Refused, TypeError, ValueError, KeyError, OverflowError) as error:
             raise HeldBack(NUMBERS, str(error)) from error
         if isinstance(answer, Joined):
@@ -157,7 +157,7 @@ class Border:
         """Return the numbers of cases that the script reported when joining a study; the script can't change these
         numbers later.
         """
-        file = self.place.folder / CASES
+        file = self.context.folder / CASES
         if asked.task != "join" and file.exists():
             return {part: int(json.loads(file.read_text())[part]) for part in PARTS}
         counted = {part: self._multiple(told["cases"][part]) for part in PARTS}
@@ -167,7 +167,7 @@ class Border:
     def _multiple(self, cases: Any) -> int:
         if not isinstance(cases, int) or isinstance(cases, bool) or cases < 0:
             raise ValueError("a number of cases must be whole")
-        unit = self.place.settings.count_unit(self.plan.task.synthetic)
+        unit = self.context.settings.count_unit(self.plan.task.synthetic)
         return cases // unit * unit
 
     def _rounded(self, score: Any, resolution: Resolution) -> float:
@@ -187,7 +187,7 @@ class Border:
         """
         if not self.protection.on:
             return Resolution()
-        source = self.place.settings.data
+        source = self.context.settings.data
         counts = DataSet.read(source.data_set).tells.get(part) if source and source.data_set else None
         patients = counts.patients if counts else counted[part] or sum(counted.values())
         return Resolution(weight=1 / max(patients, 1), patients=SCORE_ROUNDING)
@@ -208,7 +208,7 @@ class Border:
         for (group, name), tensor, before in _pairs(groups, given):
             update = (tensor - before) * scale
             if own.noise is not None and own.clip is not None:
-                update = self.place.with_noise(update.double(), own.noise * own.clip).to(tensor.dtype)
+                update = self.context.with_noise(update.double(), own.noise * own.clip).to(tensor.dtype)
             if own.bfloat16:
                 update = update.to(torch.bfloat16).to(tensor.dtype)
             # noise must not make a variance negative
@@ -234,7 +234,7 @@ class Border:
             "noise": None if rho is None else {"of": PROTECTED, "rho": rho},
             "bits": {kind: number for kind, number in bits.items() if number},
         }
-        append_line(self.place.folder / LEFT, json.dumps(line))
+        append_line(self.context.folder / LEFT, json.dumps(line))
 
     def note_failure(self, asked: Request) -> None:
         """Charge a rejected answer to the query budget, because a script can encode information in the reason and the

@@ -25,7 +25,7 @@ from medsilo.core import weight_cache
 from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
 from medsilo.core.files import make_folder, replacing
 from medsilo.core.parent_watch import most_held
-from medsilo.federation.protection import book_of
+from medsilo.federation.protection import budget_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.learning.seeds import seed_for
@@ -62,8 +62,8 @@ class RoomSite:
     what = "the training script"  # name of the program in error messages
     program: tuple[str, ...]
 
-    def __init__(self, place: SiteContext, border: Border) -> None:
-        self.place, self.border = place, border
+    def __init__(self, context: SiteContext, border: Border) -> None:
+        self.context, self.border = context, border
         border.protection.admit()
         self.process: subprocess.Popen | None = None
         # the thread that writes the script's output to a file until the last process in the sandbox has ended
@@ -76,15 +76,15 @@ class RoomSite:
         self.over: OverLimit | None = None  # the limit that the sandbox exceeded; cleared when an answer reports it
 
     # ------------------------------------------------------------------ a message
-    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        asked, started = Request.received(parcel.facts), time.monotonic()
+    def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+        asked, started = Request.received(message.facts), time.monotonic()
         self._look, self._began, self.most = stop, started, 0
         if self.over is None:
             self._running()
         try:
             if self.over is not None:
                 raise self._taken_over()
-            self.end.send("ask", parcel.groups, facts=parcel.facts)
+            self.end.send("ask", message.groups, facts=message.facts)
             head = self._listen()
             if head.kind == "lacks":
                 raise Lacks(LACKING)
@@ -94,7 +94,7 @@ class RoomSite:
                 "seconds": time.monotonic() - started,
                 "memory": float(max(self.most, most_held()) // MiB * MiB),
             }
-            return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
+            return self.border.answer(asked, message.groups, head.facts, groups, **measured)
         except Lacks:
             # Charge the query budget: the error Lacks discloses that a file of weights is missing, and when the script
             # noticed it.
@@ -148,9 +148,9 @@ class RoomSite:
         if not able.works:
             raise MedsiloError(f"the airlock: {able.lacks[0]}")
         ours, theirs = socketpair()
-        make_folder(self.place.folder)
+        make_folder(self.context.folder)
         with theirs:
-            self.process, self.writes, self.group = self._room().start(theirs, self.place.folder / PRINTED)
+            self.process, self.writes, self.group = self._room().start(theirs, self.context.folder / PRINTED)
         self.end = End(ours, lambda: self._look())
         self._closed = Event()
         self._guard = Thread(target=self._watch, args=(self.process, self._closed), name="room's limits", daemon=True)
@@ -158,7 +158,7 @@ class RoomSite:
         self._begin()
 
     def _room(self) -> Room:
-        place, settings = self.place, self.place.settings
+        place, settings = self.context, self.context.settings
         files = self._files()
         for sha256, size in place.plan.network.files.items():
             # If a network's weight file is missing, the script reports the missing file, and the server sends the file.
@@ -168,7 +168,7 @@ class RoomSite:
             files[place.folder] = KEPT
         source = settings.data
         data = (source.data_set, source.folder, source.exclude_patients) if source else ()
-        private = [place.folder.parents[1], book_of(settings, place.site, place.folder).folder]
+        private = [place.folder.parents[1], budget_of(settings, place.site, place.folder).folder]
         private += [Path(place.kit.key).parents[1]] if place.kit else []
         return Room(
             self.program,
@@ -191,7 +191,7 @@ class RoomSite:
         """Return the facts that the program in the sandbox can read from an environment variable when the program
         starts.
         """
-        return {"site": self.place.site, "study": self.place.study}
+        return {"site": self.context.site, "study": self.context.study}
 
     def _begin(self) -> None:
         """Send the first message to a newly started program."""
@@ -211,7 +211,7 @@ class RoomSite:
 
     def _measure(self, pid: int) -> None:
         """Raise OverLimit if a sandbox exceeds a limit of this hospital."""
-        own, room, began = self.place.settings, self.place.settings.room, self._began
+        own, room, began = self.context.settings, self.context.settings.room, self._began
         most = own.most_memory + room.scratch * MiB
         inside: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
@@ -240,7 +240,7 @@ class RoomSite:
         memory (`too_much`).
         """
         if too_much or (self.group and self.group.has_killed()):
-            return OverLimit(f"it took more memory than {self.place.settings.most_memory // MiB} MiB (memory_limit)")
+            return OverLimit(f"it took more memory than {self.context.settings.most_memory // MiB} MiB (memory_limit)")
         return None
 
     def _taken_over(self) -> OverLimit:
@@ -296,13 +296,15 @@ class RoomSite:
         if not head.name:
             self._forget(head.facts.get("names"))
             return
-        file = self.place.folder / head.name
+        file = self.context.folder / head.name
         if not self.may_keep.fullmatch(head.name):
             raise Refused("the script stores a file that is not part of a site's state", private=head.name)
         there = [own for own in self._kept() if own != head.name]
-        total = sum((self.place.folder / own).stat().st_size for own in there) + head.size
-        if total > self.place.settings.room.scratch * MiB or len(there) >= MOST_KEPT:
-            raise OverLimit(f"the script's state is larger than {self.place.settings.room.scratch} MiB (room.scratch)")
+        total = sum((self.context.folder / own).stat().st_size for own in there) + head.size
+        if total > self.context.settings.room.scratch * MiB or len(there) >= MOST_KEPT:
+            raise OverLimit(
+                f"the script's state is larger than {self.context.settings.room.scratch} MiB (room.scratch)"
+            )
         make_folder(file.parent)
         with replacing(file) as place, place.open("wb") as written:
             left, memory = head.size, memoryview(bytearray(min(CHUNK, head.size)))
@@ -312,7 +314,7 @@ class RoomSite:
             os.fsync(written.fileno())
 
     def _kept(self) -> list[str]:
-        folder = self.place.folder
+        folder = self.context.folder
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         return [name for name in names if self.may_keep.fullmatch(name)]
 
@@ -321,17 +323,17 @@ class RoomSite:
             raise Refused("the script's list of files is not a list of names")
         for name in self._kept():
             if name not in names:
-                (self.place.folder / name).unlink(missing_ok=True)
+                (self.context.folder / name).unlink(missing_ok=True)
 
 
 class ScriptRoom(RoomSite):
-    def __init__(self, place: SiteContext, script: Script, job: str = "") -> None:
-        if place.settings.privacy is not None:
+    def __init__(self, context: SiteContext, script: Script, job: str = "") -> None:
+        if context.settings.privacy is not None:
             raise Refused(
                 "this hospital demands differential privacy of every study (privacy), and medsilo can't compute the "
                 "privacy of a training script; run one of medsilo's own tasks"
             )
-        super().__init__(place, Border(place))
+        super().__init__(context, Border(context))
         self.script, self.program, self.job = script, script.program, job
 
     def _files(self) -> dict[Path, Path]:
@@ -343,10 +345,10 @@ class ScriptRoom(RoomSite):
 
     def _repeats_from(self) -> int:
         """Return the seed of a script's random numbers, which depends on the hospital's secret if the data is real."""
-        seed, settings = self.place.plan.seed, self.place.settings
-        if not settings.protects(self.place.plan.task.synthetic):
+        seed, settings = self.context.plan.seed, self.context.settings
+        if not settings.protects(self.context.plan.task.synthetic):
             return seed
-        return seed_for(book_of(settings, self.place.site, self.place.folder).number("script"), seed)
+        return seed_for(budget_of(settings, self.context.site, self.context.folder).number("script"), seed)
 
 
 def _until(end: float) -> None:

@@ -73,8 +73,8 @@ class StudyBorder(Border):
     own training may contain counts, thresholds and missing labels.
     """
 
-    def __init__(self, place: SiteContext) -> None:
-        super().__init__(place)
+    def __init__(self, context: SiteContext) -> None:
+        super().__init__(context)
         # For each data part, the scored answers to the present request that the program has already charged to the
         # query budget
         self.noted = Counter[DataPart]()
@@ -104,16 +104,16 @@ class StudyRoom(RoomSite):
 
     border: StudyBorder
 
-    def __init__(self, place: SiteContext) -> None:
-        super().__init__(place, StudyBorder(place))
+    def __init__(self, context: SiteContext) -> None:
+        super().__init__(context, StudyBorder(context))
         self.taken = 0  # total size, in bytes, of the program's requests to charge the query budget
 
-    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+    def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         self.border.noted.clear()
-        return super().answer(parcel, stop)
+        return super().answer(message, stop)
 
     def _begin(self) -> None:
-        place = self.place
+        place = self.context
         settings = place.settings.model_copy(update={"state_dir": None, "airlock": "off"})
         if source := settings.data:
             settings = settings.model_copy(update={"data": source.model_copy(update={"cache_folder": None})})
@@ -127,7 +127,7 @@ class StudyRoom(RoomSite):
             return super()._take(head)
         wish = Wish.received(head.facts)
         self.taken += len(json.dumps(head.facts))
-        if self.taken > self.place.settings.room.scratch * MiB:
+        if self.taken > self.context.settings.room.scratch * MiB:
             raise HeldBack("the program's requests to the query budget are larger than room.scratch")
         try:
             self.end.send("book", facts={"is": self._grant(wish)})
@@ -135,12 +135,12 @@ class StudyRoom(RoomSite):
             raise Denied(str(error), error.private) from error
 
     def _grant(self, wish: Wish) -> Any:
-        protection, settings = self.border.protection, self.place.settings
-        book, data = protection.book, protection.asker.data
-        least = settings.least(self.place.plan.task.synthetic)
+        protection, settings = self.border.protection, self.context.settings
+        budget, data = protection.budget, protection.requester.data
+        least = settings.least(self.context.plan.task.synthetic)
         match wish.does:
             case "number":
-                return book.number(wish.purpose or "split")
+                return budget.number(wish.purpose or "split")
             case "known" | "place":
                 known: dict[str, str] = {}
 
@@ -149,12 +149,12 @@ class StudyRoom(RoomSite):
                     return {**wish.places, **known}
 
                 good = wish.for_good and wish.does == "place"
-                return book.places(data, book.number("split"), good)([*wish.places, *wish.names], draw, good)
+                return budget.places(data, budget.number("split"), good)([*wish.places, *wish.names], draw, good)
             case "near":
-                return sorted(book.near(data, wish.parts, least))
+                return sorted(budget.near(data, wish.parts, least))
             case "told_once":
                 check_values(wish.numbers, MOST_VALUES)
-                return book.told_once(data, wish.names, least, wish.numbers)
+                return budget.told_once(data, wish.names, least, wish.numbers)
         self.border.noted.update(wish.times)
         protection.note(None, **{str(part): times for part, times in wish.times.items()})
         return None
@@ -179,18 +179,18 @@ class TrainingDied(Denied, Died):
     """Training failed in an isolated process, and a new isolated process will continue the training."""
 
 
-def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
+def room_of(context: SiteContext) -> Callable[[], StudyRoom] | None:
     """Return a function that creates the isolated process in which a study trains; None if the study is not isolated.
 
     Raises Refused if the hospital demands a sandbox, but the study or the machine does not support sandboxes.
     """
-    settings, plan = place.settings, place.plan
+    settings, plan = context.settings, context.plan
     if settings.airlock == "off" or not settings.room.studies:
         return None
-    if is_canary(place.asked):  # a canary study reads no data
+    if is_canary(context.asked):  # a canary study reads no data
         return None
     why = ""
-    if promises_privacy(place):
+    if promises_privacy(context):
         why = "the study promises differential privacy, whose ledger a room can't write"
     elif plan.sealed:
         why = "the study has secure aggregation, whose keys stay outside of rooms"
@@ -200,4 +200,4 @@ def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
         why = ability().lacks[0]
     if why and settings.airlock == "required":
         raise Refused(f"this hospital trains only in its airlock (room.studies): {why}")
-    return None if why else partial(StudyRoom, place)
+    return None if why else partial(StudyRoom, context)

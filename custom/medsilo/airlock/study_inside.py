@@ -58,7 +58,7 @@ class RoomBook(QueryBudget):
 
     def note(
         self,
-        asker: Requester,
+        requester: Requester,
         parts: Mapping[DataPart, int],
         settings: SiteSettings,
         sent: Mapping[str, int] | None = None,

@@ -48,22 +48,22 @@ class Canary(Layer):
             "and how many whole GiB of memory and disk are free."
         )
 
-    def site(self, inner: Site, place: SiteContext) -> Site:
-        return ReadySite(inner, place)
+    def site(self, inner: Site, context: SiteContext) -> Site:
+        return ReadySite(inner, context)
 
     def server(self, inner: Channel, plan: Any) -> Channel:
         return LineMeter(inner)
 
 
 class ReadySite:
-    def __init__(self, inner: Site, place: SiteContext) -> None:
-        self.inner, self.place = inner, place
+    def __init__(self, inner: Site, context: SiteContext) -> None:
+        self.inner, self.context = inner, context
 
-    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        groups = {name: own for name, own in parcel.groups.items() if name != NAME}
-        reply = self.inner.answer(replace(parcel, groups=groups), stop)
-        if parcel.facts["task"] == "join":
-            reply.facts["readiness"] = readiness(self.place).as_json()
+    def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
+        groups = {name: own for name, own in message.groups.items() if name != NAME}
+        reply = self.inner.answer(replace(message, groups=groups), stop)
+        if message.facts["task"] == "join":
+            reply.facts["readiness"] = readiness(self.context).as_json()
         return reply
 
 
@@ -79,11 +79,11 @@ class LineMeter:
         sent: dict[str, float] = {}
 
         def going(site: str) -> StudyMessage:
-            parcel = outgoing(site)
-            if parcel.facts["task"] != "deliver":
-                return parcel
+            message = outgoing(site)
+            if message.facts["task"] != "deliver":
+                return message
             sent[site] = monotonic()
-            return replace(parcel, groups={**parcel.groups, NAME: self.load})
+            return replace(message, groups={**message.groups, NAME: self.load})
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
@@ -96,10 +96,10 @@ class LineMeter:
         return self.inner.ask(sites, going, coming, timeout)
 
 
-def readiness(place: SiteContext) -> Readiness:
+def readiness(context: SiteContext) -> Readiness:
     """Measure a hospital's readiness: its device, memory and disk, and whether its data can be read."""
-    settings = place.settings
-    promised = Policy.read(place.kit.kit / "local").gpus if place.kit else 0
+    settings = context.settings
+    promised = Policy.read(context.kit.kit / "local").gpus if context.kit else 0
     try:
         compute = settings.compute()
         device, memory = compute.device.type, free_memory(compute)
@@ -107,12 +107,12 @@ def readiness(place: SiteContext) -> Readiness:
         device, memory = f"none: {error}", psutil.virtual_memory().available
     return Readiness(
         data=data_state(settings),
-        code=code_state(place.kit.kit / "local", settings) if place.kit else None,
+        code=code_state(context.kit.kit / "local", settings) if context.kit else None,
         device=device,
         gpus_promised=promised,
         gpus=torch.cuda.device_count(),
         memory=memory // GIB,
-        disk=free_disk(place.folder) // GIB,
+        disk=free_disk(context.folder) // GIB,
     )
 
 

@@ -30,7 +30,7 @@ CASES = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def source_of(
-    plan: Plan, settings: SiteSettings, book: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
+    plan: Plan, settings: SiteSettings, budget: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
 ) -> DataSource | None:
     """Return a site's data source, with the data split into training, validation and test as in a study.
 
@@ -40,14 +40,14 @@ def source_of(
     source = read_for(plan, settings.data, only_tested)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
-    if book and (book.has_key or (at_hospital and book.may_begin)):
-        return with_own_split(source, book, data_set(source, plan.task.name), writes=False)
+    if budget and (budget.has_key or (at_hospital and budget.may_begin)):
+        return with_own_split(source, budget, data_set(source, plan.task.name), writes=False)
     if not at_hospital:
         return source
     return source.model_copy(update={"shares": source.shares or SHARES}).drawn_by(secrets.randbits(32))
 
 
-def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
+def limit_findings(plan: Plan, settings: SiteSettings, budget: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
     where = "quotas"
     over = [one for one in asked_of(plan, plan.parameters) if one.asked > one.most]
     for one in over:
@@ -69,15 +69,15 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
         yield Finding.stopping(where, fold_refused)
     if words_refused := not_its_words(plan, settings):
         yield Finding.stopping("data", words_refused)
-    if book and book.has_key:
-        yield from _budget(plan, settings, book)
+    if budget and budget.has_key:
+        yield from _budget(plan, settings, budget)
 
 
-def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
+def _budget(plan: Plan, settings: SiteSettings, budget: QueryBudget) -> Iterator[Finding]:
     """Compare a plan's number of scored answers with a new lead's quota, and with the remaining quota of the lead who
     has used most.
     """
-    used = book.used(data_set(settings.data, plan.task.name))
+    used = budget.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
         allowed, most = settings.most_answers(part), max((count[part] for count in used.values()), default=0)
         told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
@@ -88,13 +88,13 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
             yield Finding("quotas", "note", told, "see answers in medsilo.yaml")
 
 
-def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: str) -> str:
+def answers_wanted(plan: Plan, settings: SiteSettings, budget: QueryBudget, lead: str) -> str:
     """State in one sentence how many scored answers a plan needs, and how many scored answers the lead may still
     receive.
     """
     if not settings.protects(plan.task.synthetic):
         return "not counted: no patient's data are read, or they are public"
-    used = book.used(data_set(settings.data, plan.task.name)).get(lead, Counter[str]())
+    used = budget.used(data_set(settings.data, plan.task.name)).get(lead, Counter[str]())
     parts = (
         f"{planned:,} of {max(0, settings.most_answers(part) - used[part]):,} over {CASES[part]} cases"
         for part, planned in planned_answers(plan).items()
@@ -104,7 +104,7 @@ def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: 
 
 # ---------------------------------------------------------------------------------------------------- privacy
 def privacy_findings(
-    plan: Plan, settings: SiteSettings, book: QueryBudget | None, kit: KitFiles | None = None
+    plan: Plan, settings: SiteSettings, budget: QueryBudget | None, kit: KitFiles | None = None
 ) -> Iterator[Finding]:
     """Check a plan's privacy against the hospital's demands, and report the study's cost and the remaining budget."""
     demands, where = settings.privacy, "privacy"
@@ -124,8 +124,8 @@ def privacy_findings(
         yield Finding(where, "note", told, "say in medsilo.yaml what all studies may cost together (privacy)")
         return
     spent_so_far = 0.0
-    if book:
-        ledger = ledger_of(book, data_set(settings.data, plan.task.name), kit)
+    if budget:
+        ledger = ledger_of(budget, data_set(settings.data, plan.task.name), kit)
         try:
             spent_so_far = ledger.standing().epsilon(demands.delta) if ledger.exists else 0.0
         except MedsiloError as error:

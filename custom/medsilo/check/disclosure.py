@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from medsilo.check.approving import UNAPPROVED
+from medsilo.check.approval import UNAPPROVED
 from medsilo.check.demands import floors_beside, price_list
 from medsilo.check.own_data_set import data_set_table
 from medsilo.check.plan_words import words_table

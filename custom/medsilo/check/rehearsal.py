@@ -84,7 +84,7 @@ class _Rehearsing(Participant):
         """Measure the seconds of training on a number of cases."""
         self.trainer.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
-        phase.train_round(self.trainer.bench(SHUFFLE, number, lambda: None))
+        phase.train_round(self.trainer.train_context(SHUFFLE, number, lambda: None))
         self._wait()
         return time.monotonic() - started
 
@@ -97,7 +97,7 @@ class _Rehearsing(Participant):
 
     def enters(self, phase: Phase) -> None:
         """Load the initial tensors that the server would send in the study's first round."""
-        self.state.take_over(views(phase.given, self.place.plan.build_networks()), phase, self.envelope.keeps_at_home)
+        self.state.take_over(views(phase.given, self.context.plan.build_networks()), phase, self.codec.keeps_at_home)
 
     def _wait(self) -> None:
         if self.state.compute.device.type == "cuda":
@@ -129,18 +129,18 @@ def rehearse(
 
 
 def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal:
-    size, cases = site.place.plan.training.batch_size, len(site.data.train)  # type: ignore[arg-type]
+    size, cases = site.context.plan.training.batch_size, len(site.data.train)  # type: ignore[arg-type]
     one, several = min(size, cases), min(BATCHES * size, cases)
-    with site.state.compute.reproducible(site.place.plan.seed), _peak(site.state.compute) as peak:
+    with site.state.compute.reproducible(site.context.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
         # the measured time excludes the first batch, because preparations delay the first batch
         site.passes(phase, number, one)
         batch = site.passes(phase, number, several) / steps_in(several, size)
-        checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
+        checked = min(len(site.data.validation), 4 * site.context.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
     parameters = [own for module in site.state.modules.values() for own in module.parameters()]
     gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
-    weights, _ = weights_of(site.place.plan)
+    weights, _ = weights_of(site.context.plan)
     taken = weights + max(peak[0], gradients)  # the measured peak does not include the weights of the networks
     return Rehearsal(phase.name, rounds, batch, evaluation, taken)
 

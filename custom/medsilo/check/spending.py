@@ -48,13 +48,13 @@ def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, A
     return found
 
 
-def answered(book: QueryBudget) -> list[dict[str, Any]]:
+def answered(budget: QueryBudget) -> list[dict[str, Any]]:
     """Return the number of answers that left the hospital in each study; for a training script, also return the maximum
     bits of its messages.
     """
     return [
-        {**vars(asker), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}
-        for asker, count in book.counts().items()
+        {**vars(requester), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}
+        for requester, count in budget.counts().items()
         if count.answered or count.sent
     ]
 

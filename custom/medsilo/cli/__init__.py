@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from medsilo.cli import documentation, hospital, reviewing
+from medsilo.cli import documentation, hospital, review
 from medsilo.cli.show import BAD, BOLD, Command, command, failure, tint
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import attach_again, from_lab
@@ -40,15 +40,15 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     "Of finished runs": (),
     "For a hospital's engineer": (
         (hospital.check, "jobs/fedavg --kit kits/st-anna"),
-        (reviewing.disclosure, "jobs/harmofl --kit kits/st-anna"),
-        (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
-        (reviewing.page, "--kit kits/st-anna"),
+        (review.disclosure, "jobs/harmofl --kit kits/st-anna"),
+        (review.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
+        (review.page, "--kit kits/st-anna"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.logs, "--kit kits/st-anna --follow"),
         (hospital.prune, "runs --older-than 30 --yes"),
     ),
     "Lists and documentation": (
-        (reviewing.list_, ""),
+        (review.list_, ""),
         (documentation.docs, "training.learning_rate"),
     ),
 }

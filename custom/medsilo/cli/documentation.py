@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Annotated
@@ -29,6 +30,7 @@ REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
 IN_TITLE = 4  # weight of words in titles, relative to words in the text
+BY_SYNONYM = 0.5  # weight of a synonym of a searched word, relative to the word itself
 USUAL_LENGTH = 120  # typical number of words in a passage of the documentation, for BM25 ranking
 _NO_WORDS = frozenset(  # frequent English words, which a search in the documentation ignores
     re.findall(
@@ -37,10 +39,30 @@ _NO_WORDS = frozenset(  # frequent English words, which a search in the document
         "the then there this to use we what when where which who why will with",
     )
 )
+# groups of words that mean the same in questions
+_SYNONYMS = (
+    "pick choose select",
+    "algorithm method",
+    "cancel stop abort",
+    "laptop machine computer",
+    "reject decline",
+    "offline disconnected connected",
+    "crashed killed died restart",
+    "delete remove prune",
+    "proxy firewall",
+    "boots systemd",
+    "stolen lost revoke",
+    "withdraw leave decline",
+    "metrics monitor status progress",
+    "figure picture",
+    "learning training",
+)
 _FENCED = re.compile(r"^```", re.M)
 _HEADING = re.compile(r"^(#{1,6}) (.+)$")
 _ANCHOR = re.compile(r'<a name="([^"]+)"></a>')
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
+# the beginning of a paragraph, or of an item in a list, that begins in bold
+_IN_BOLD = re.compile(r"^(?=(?:[-*] |\d+\. )?\*\*([^*]+)\*\*)", re.M)
 _CODE = re.compile(r"`([^`]+)`")
 _ENDINGS = ("ments", "ment", "ations", "ation", "ings", "ing", "ies", "ied", "ers", "er", "ed", "es", "s", "y", "e")
 # Unicode characters for LaTeX commands in formulas.
@@ -55,7 +77,7 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Passage:
-    """A section of a documentation page, or one row of a table in a documentation page."""
+    """A section of a documentation page, or a part of a section: a table row, or a paragraph that begins in bold."""
 
     page: str  # path of the documentation page without .md, such as study/join
     anchor: str
@@ -63,6 +85,7 @@ class Passage:
     text: str  # in Markdown
     names: frozenset[str] = frozenset()  # keys, commands and page names for which `medsilo docs` finds this passage
     messages: tuple[str, ...] = ()  # error messages that the passage of the documentation explains
+    is_part: bool = False
 
     @property
     def place(self) -> str:
@@ -78,6 +101,11 @@ class Passage:
         for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
             words[word] += IN_TITLE
         return words
+
+    @cached_property
+    def heading(self) -> frozenset[str]:
+        """Return the words of the passage's own heading, without the page's title and without the words' endings."""
+        return frozenset(words_of(self.title.rpartition(": ")[2]))
 
     def is_about(self, message: str) -> bool:
         return any(
@@ -100,7 +128,9 @@ def slug(heading: str) -> str:
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield a page's sections, and those rows of its tables that have an anchor or explain an error message."""
+    """Yield a page's sections, the paragraphs that begin in bold, and the table rows that have an anchor or explain an
+    error message.
+    """
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
     for line in [*text.splitlines(), "# end"]:
         fenced ^= line.startswith("```")
@@ -115,6 +145,7 @@ def passages_of(page: str, text: str) -> Iterator[Passage]:
                 names |= {page, page.rpartition("/")[2], page.rpartition("/")[2].removesuffix("s")}
             yield Passage(page, anchor, whole, "\n".join(lines).strip(), frozenset(names))
             yield from _rows_of(page, whole, lines)
+            yield from _paragraphs_of(page, anchor, whole, "\n".join(lines))
         heading, lines = _ANCHOR.sub("", found[2]), []
         title, anchor = (title, slug(heading)) if title else (heading, "")
 
@@ -123,11 +154,20 @@ def _rows_of(page: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
     for heads, cells in table_rows(lines):
         anchor = _ANCHOR.search(cells[0])
         codes = tuple(_CODE.findall(cells[0]))
+        messages = tuple(code for code in codes if not code.islower() or " " in code)  # no names of commands
         text = "\n".join(["| " + " | ".join(heads) + " |", "|---|", "| " + " | ".join(cells) + " |"])
         if anchor and codes:
-            yield Passage(page, anchor[1], codes[0], text, frozenset({anchor[1], codes[0], codes[0].split(".")[-1]}))
+            names = frozenset({anchor[1], codes[0], codes[0].split(".")[-1]})
+            yield Passage(page, anchor[1], codes[0], text, names, is_part=True)
         elif page == HELP_PAGE:
-            yield Passage(page, slug(title.partition(": ")[2]), title, text, messages=codes)
+            yield Passage(page, slug(title.partition(": ")[2]), title, text, messages=messages, is_part=True)
+
+
+def _paragraphs_of(page: str, anchor: str, title: str, text: str) -> Iterator[Passage]:
+    _, *parts = _IN_BOLD.split(text)
+    for bold, paragraph in zip(parts[::2], parts[1::2], strict=True):
+        about = " ".join(bold.split()).rstrip(".:")
+        yield Passage(page, anchor, f"{title}: {about}", paragraph.strip(), is_part=True)
 
 
 def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
@@ -183,20 +223,51 @@ def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
     return sorted(found, key=lambda one: (not one.title.endswith(f": medsilo {name}"), bool(one.anchor), one.page))
 
 
+@cache
+def _synonyms() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for group in _SYNONYMS:
+        words = {*words_of(group)}
+        for word in words:
+            found.setdefault(word, set()).update(words)
+    return found
+
+
 def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the documentation passages that match the searched words best, ranked by BM25."""
+    """Return the documentation passages that match the searched words or their synonyms best, one for each place.
+
+    The rank of a passage is the product of its BM25 score, of the square root of the fraction of the searched words
+    that it contains, weighted by their rarity, and of the agreement between the searched words and its heading.
+    """
     words = {*words_of(wanted)}
-    known = Counter(word for one in passages for word in words & one.words.keys())
+    weights = {word: dict.fromkeys(_synonyms().get(word, ()), BY_SYNONYM) | {word: 1.0} for word in words}
+    searched = {*chain(*weights.values())}
+    known = Counter(word for one in passages for word in searched & one.words.keys())
+    rarity = {word: math.log(1 + len(passages) / count) for word, count in known.items()}
+    most = {
+        word: max((rarity.get(each, 0) * by for each, by in same.items()), default=0) for word, same in weights.items()
+    }
 
     def score(one: Passage) -> float:
         longer = 0.4 + 0.6 * one.words.total() / USUAL_LENGTH
-        counts = ((word, one.words[word]) for word in words if word in one.words)
-        fit = sum(math.log(1 + len(passages) / known[word]) * count / (count + longer) for word, count in counts)
-        heading = {*words_of(one.title.rpartition(": ")[2])}
-        return fit * (1 + len(heading & words) / max(len(heading), 1)) * (0.8 if one.page.startswith(REFERENCE) else 1)
+        fits = {
+            word: max(
+                by * rarity.get(each, 0) * one.words[each] / (one.words[each] + longer) for each, by in same.items()
+            )
+            for word, same in weights.items()
+        }
+        covered = sum(most[word] for word, fit in fits.items() if fit)
+        if not covered:
+            return 0
+        agreement = 1 + 2 * len(one.heading & words) / (len(one.heading) + len(words))
+        in_reference = 0.8 if one.page.startswith(REFERENCE) else 1
+        return sum(fits.values()) * math.sqrt(covered / sum(most.values())) * agreement * in_reference
 
     scores = {one: fit for one in passages if (fit := score(one))}
-    return sorted(scores, key=lambda one: -scores[one])[:MOST_FOUND]
+    best: dict[str, Passage] = {}
+    for one in sorted(scores, key=lambda one: -scores[one]):
+        best.setdefault(one.place, one)
+    return list(best.values())[:MOST_FOUND]
 
 
 # ---------------------------------------------------------------------------------------------------- for a terminal
@@ -289,7 +360,7 @@ def docs(
     exact = named(passages, wanted) or [one for one in passages if one.is_about(wanted)]
     if exact:
         first, *others = exact
-        sections = (one for one in passages if one.page == first.page and one.anchor)
+        sections = (one for one in passages if one.page == first.page and one.anchor and not one.is_part)
         whole = [first, *(one for one in sections if one.title.startswith(f"{first.title}: "))]
         chosen = [first] if first.anchor else list(dict.fromkeys(whole))
         screen.say("\n\n".join(shown(one, width) for one in chosen), "", f"From {first.place}")

@@ -14,7 +14,7 @@ from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
-    from medsilo.check.visit import Visit
+    from medsilo.check.site_check import Visit
     from medsilo.site.ledger import Ledger
 
 
@@ -54,7 +54,7 @@ def check(
         return screen.fail(error, 2)
     if job or plan:
         screen.note("loading PyTorch")
-    from medsilo.check.visit import check
+    from medsilo.check.site_check import check
 
     try:
         visit = _visit(job, plan, changes, kit, settings_folder, data, site, accept)
@@ -90,14 +90,14 @@ def ledger(
     ledger.
     """
     screen.note("reading the ledger")
-    from medsilo.check.at_home import KitAtHome
+    from medsilo.check.hospital_checks import KitAtHome
     from medsilo.check.spending import answer_lines, answered, spending_lines, spent
     from medsilo.site.ledger import ledgers
 
     if old_kit and action != "accept":
         raise MedsiloError("the option --old-kit is for 'ledger accept' only")
     home = KitAtHome.read(kit)
-    folder = home.book.folder
+    folder = home.budget.folder
     found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
     if not found and action == "accept":
         raise MedsiloError("this hospital has no ledger yet; the first counted study creates the ledger", str(folder))
@@ -113,7 +113,7 @@ def ledger(
     told = [spent(one, home.settings.privacy) for one in found]
     for view in told:
         screen.say(*spending_lines(view))
-    answers = answered(home.book)
+    answers = answered(home.budget)
     screen.say(*answer_lines(answers))
     screen.answer(ledgers=told, answers=answers)
 
@@ -191,7 +191,7 @@ def logs(
 
 
 def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
-    from medsilo.check.at_home import files_of
+    from medsilo.check.hospital_checks import files_of
     from medsilo.check.kit import read_kit
 
     old = files_of(read_kit(old_kit)).key_for("ledger") if old_kit else None
@@ -213,7 +213,7 @@ def _visit(
 ) -> "Visit":
     """Convert the command line of 'medsilo check' to a Visit, and raise a MedsiloError for a wrong command line."""
     from medsilo.check.kit import read_kit
-    from medsilo.check.visit import Visit
+    from medsilo.check.site_check import Visit
     from medsilo.core.text import is_safe_name
     from medsilo.site.settings import SiteSettings
     from medsilo.tasks.sources import DataSource

@@ -197,13 +197,15 @@ class SuperModelOutcome(Outcome):
         mine = {site: told[site] for site in sites if site in told}
         tuning, share = tuned([*mine.values()]), recognised(mine)
         common_only = self.rule == "threshold" and share is not None and share < self.least
-        common, selector = (end.server.mixers[name].current(end.server.sites[0]) for name in ("global", "selector"))
+        common, selector = (
+            end.server.aggregators[name].current(end.server.sites[0]) for name in ("global", "selector")
+        )
         sharing = end.server.sharing()
-        personal = {site: end.server.mixers["personal"].current(site) for site in sites if site in sharing}
+        personal = {site: end.server.aggregators["personal"].current(site) for site in sites if site in sharing}
         absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
         model = self._assemble(end.plan, end.layout, common, personal, selector, tuning)
         if self.finish:
-            self.finish(model.selector, end.server.mixers["sums"].current(end.server.sites[0]))
+            self.finish(model.selector, end.server.aggregators["sums"].current(end.server.sites[0]))
         assert model.origin
         model.origin = replace(model.origin, absent=absent)
         if common_only:

@@ -40,7 +40,7 @@ class Acceptance:
         self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
-    def accept(self, site: str, parcel: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
+    def accept(self, site: str, message: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the answer as a typed object, or raise Refused if the answer is invalid.
 
         Args:
@@ -51,7 +51,7 @@ class Acceptance:
             raise Refused(f"{site} is not a site of this study")
         if site in known:
             raise Refused(f"{site} answered twice; the first answer counts")
-        facts = parcel.facts
+        facts = message.facts
         if not isinstance(facts, dict):
             raise Refused("the answer's facts are not a mapping")
         check_values(facts, self.most_values)

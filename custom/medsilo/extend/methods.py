@@ -36,10 +36,10 @@ from medsilo.methods.bases import (
 from medsilo.methods.fedavg import Averaging, FedAvg
 from medsilo.methods.fedper import FedPer, has_body_and_head
 from medsilo.methods.fine_tuning import FineTuning
-from medsilo.mixing.forms import ServerReadable
-from medsilo.mixing.late import SharedNumbers, Shares, StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator, Identity, UniformMean
+from medsilo.mixing.aggregators import Aggregator, Identity, UniformMean
+from medsilo.mixing.mean_forms import ServerReadable
 from medsilo.mixing.server import DynamicStep
+from medsilo.mixing.staleness import SharedNumbers, Shares, StalenessWeightedMean, at_most
 from medsilo.schedule.algorithm import BY_ITSELF
 from medsilo.schedule.declared import Private
 from medsilo.schedule.outcome import Outcome, OwnModels

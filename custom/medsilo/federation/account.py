@@ -37,23 +37,23 @@ class PrivacyAccount:
         self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
-    def of(cls, place: SiteContext) -> Self | None:
+    def of(cls, context: SiteContext) -> Self | None:
         """Return the privacy account, or None if the hospital demands no privacy and the plan promises no privacy to
         patients.
 
         Raises Refused, before data are read, if the plan's privacy promise can't be kept or the privacy budget is
         spent.
         """
-        plan, folder, demands = place.plan, place.folder, place.settings.privacy
-        protection, promise = Protection(place), agreed(plan, demands)
+        plan, folder, demands = context.plan, context.folder, context.settings.privacy
+        protection, promise = Protection(context), agreed(plan, demands)
         if promise is None or (demands is None and not protection.on):
             return None
         if how_told(plan, demands, "counts", True) == "silent":
             raise Refused(COUNTS_REFUSED)
-        asker = protection.asker
-        ledger = ledger_of(protection.book, asker.data, place.kit)
-        spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
-        account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
+        requester = protection.requester
+        ledger = ledger_of(protection.budget, requester.data, context.kit)
+        spending = Spending(study=requester.study, plan=plan.hash, method=plan.algorithm.title, lead=requester.lead)
+        account = cls(ledger, CountedStudy(spending, demands, protection.budget.runs), folder)
         about = Charge.normal(WHOLE, noise_for(promise.epsilon, promise.delta, 1.0, 1))
         ledger.expect(account.study, [about])
         return account
@@ -132,7 +132,7 @@ class Accounting:
         account.ledger.plan(account.study, self.planned())
         participant.state.counts = account.counts
 
-    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
+    def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
         """Answer a request, and attach the ledger's signed head (number of lines and last hash).
 
         The server compares the heads that a hospital sends, and so notices if the hospital restores an old copy of its
@@ -141,32 +141,32 @@ class Accounting:
         The server's list of ledger heads is left out of a request's digest, so a repeated request has the same digest
         as the first.
         """
-        asked, ledger = Request.received(parcel.facts), self.account.ledger
+        asked, ledger = Request.received(message.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
-        facts = {name: value for name, value in parcel.facts.items() if name != "ledgers"}
-        reply = self._charged(StudyMessage(parcel.groups, facts), asked, stop)
+        facts = {name: value for name, value in message.facts.items() if name != "ledgers"}
+        reply = self._charged(StudyMessage(message.groups, facts), asked, stop)
         return replace(reply, facts={**reply.facts, "ledger": ledger.signed_head()})
 
-    def _charged(self, parcel: StudyMessage, asked: Request, stop: Stop) -> StudyMessage:
-        if reply := self.account.again(parcel):
+    def _charged(self, message: StudyMessage, asked: Request, stop: Stop) -> StudyMessage:
+        if reply := self.account.again(message):
             return reply
         state, own, account = self.participant.state, (asked.task, asked.round), self.account
         charges = [*self._trained(*own), *self._numbers.charges(*own), *self._beside(*own)]
         account.ledger.afford(account.study, charges)
         state.attempt = account.begin()
-        reply = self.inner.answer(parcel, stop)
+        reply = self.inner.answer(message, stop)
         if self._numbers.counted:
             drawn = self._numbers.counted[0]  # the noise of the counts is sampled once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
         # the participant must not use its state in memory before the answer that belongs to this state is charged
         done, state.done = state.done, -1
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
-        account.settle(parcel, reply, what, charges)
+        account.settle(message, reply, what, charges)
         state.done = done
         return reply
 
     def planned(self) -> list[Charge]:
-        rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
+        rounds = [("round", number) for number in range(1, self.participant.context.plan.rounds + 1)]
         asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
         trained = (charge for own in rounds for charge in self._trained(*own))
         return [*trained, *self._numbers.planned(), *(charge for own in asked for charge in self._beside(*own))]
@@ -178,10 +178,10 @@ class Accounting:
 
     def _beside(self, task: str, number: int) -> list[Charge]:
         """Return the privacy charges that the plan's layers add to an answer."""
-        layers = self.participant.place.plan.layers
+        layers = self.participant.context.plan.layers
         return [Charge.normal(*told) for layer in layers for told in layer.charges(task, number).items()]
 
     def _trained(self, task: str, number: int) -> list[Charge]:
         """Return the privacy charges of a training round; a hospital that does not train has no charge."""
-        private, phase_of = self.participant.trainer.private, self.participant.place.plan.course.phase_of
+        private, phase_of = self.participant.trainer.private, self.participant.context.plan.course.phase_of
         return private.charges(number, phase_of(number)) if private and task == "round" else []

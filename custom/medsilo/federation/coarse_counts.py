@@ -17,7 +17,7 @@ from medsilo.tasks.objective import Objective
 
 
 def coarse_counts(
-    goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
+    objective: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
 ) -> Counts:
     """Return rounded counts over a hospital's test cases.
 
@@ -25,30 +25,30 @@ def coarse_counts(
         least: minimum number of patients that a mean must cover
         of_class: minimum number of patients that each class must have
     """
-    pairs = {name for name, length in goal.layout.items() if length == 2}
-    cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
+    pairs = {name for name, length in objective.layout.items() if length == 2}
+    cut = {name: own.clamp(*objective.told_range(name)) if name in pairs else own for name, own in measures.items()}
     told = {}
-    for name, own in goal.counts(cut, patients, 0).items():
+    for name, own in objective.counts(cut, patients, 0).items():
         known = ~cut.get(name, measures[WEIGHT]).isnan()
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
         if name in pairs and not 0 < people < least:
-            told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
+            told[name] = _coarse_mean(objective, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
     # If a mean error or distance rounds to 0, the function leaves the mean out, because a disclosed error of 0 would
     # look perfect.
-    errors = {name for name in told if goal.told_range(name) != goal.metric_range}
+    errors = {name for name in told if objective.told_range(name) != objective.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
-    whole = goal.counts(cut, patients, of_class)
+    whole = objective.counts(cut, patients, of_class)
     if CONFUSION in whole:
         told[CONFUSION] = resolution.shared_out(whole[CONFUSION])
-        told[CHANCES] = coarse_chances(whole[CHANCES], goal.classes, resolution)
+        told[CHANCES] = coarse_chances(whole[CHANCES], objective.classes, resolution)
         told[RELIABILITY] = coarse_reliability(
-            whole[RELIABILITY], whole[CHANCES], told[CHANCES], goal.classes, resolution
+            whole[RELIABILITY], whole[CHANCES], told[CHANCES], objective.classes, resolution
         )
     return told
 
 
 def _coarse_mean(
-    goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
+    objective: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
     """Return a rounded mean as two numbers: the mean times the rounded number of patients, and the rounded number of
     patients.
@@ -57,7 +57,7 @@ def _coarse_mean(
     # A mean over patients is computed from one value per patient.
     if name.endswith(BY_PATIENT):
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
-    mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))
+    mean = resolution.among(number / cases).mean(total / number, *objective.told_range(name.removesuffix(BY_PATIENT)))
     return [mean * resolution.count(people), float(resolution.count(people))]
 
 

@@ -66,13 +66,13 @@ def finite(value: float) -> float | None:
 class Disclosure:
     def __init__(
         self,
-        place: SiteContext,
+        context: SiteContext,
         data: SiteData,
         protection: Protection,
         numbers: "PrivateNumbers | None" = None,
         members: Members | None = None,
     ) -> None:
-        self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
+        self.plan, self.task, self.data, self.settings = context.plan, context.plan.task, data, context.settings
         self.protection, self.numbers = protection, numbers
         self.protected = protection.on  # whether the data come from patients who need protection
         self.least = self.settings.least(self.task.synthetic)  # minimum number of cases for a disclosed metric
@@ -80,12 +80,12 @@ class Disclosure:
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
-        near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
+        near = protection.budget.near(protection.requester.data, self.patients, self.least) if self.protected else set()
         # parts of the data (training, validation or test) whose patients are nearly the same as those of a part in
         # another study
         self.too_near = {part for part in near if not self._noise_alone(part)}
         declared = self.settings.data.subgroups if self.settings.data and members else {}
-        self.levels = levels_of(declared, members or {}, self.patients["test"], place.site)
+        self.levels = levels_of(declared, members or {}, self.patients["test"], context.site)
 
     def disclose(self, found: ExactResult) -> Told:
         """Return an answer's fields from an exact result, and record the disclosed numbers in the query budget."""
@@ -227,7 +227,8 @@ class Disclosure:
             if resolution.patients * found[level].weight > 1:
                 return False
             return not (
-                self.protected and self.protection.book.near(self.protection.asker.data, {"test": own}, self.least)
+                self.protected
+                and self.protection.budget.near(self.protection.requester.data, {"test": own}, self.least)
             )
 
         kept = safe_levels(self.levels, [frozenset(names), *self._classes_of_patients()], self.least, may)
@@ -280,7 +281,7 @@ class Disclosure:
         names = self.patients[part]
         if not self.protected or not names:
             return numbers
-        return self.protection.book.told_once(self.protection.asker.data, names, self.least, numbers)
+        return self.protection.budget.told_once(self.protection.requester.data, names, self.least, numbers)
 
     @property
     def by_patient(self) -> bool:

@@ -97,21 +97,21 @@ class Embedded(TensorDataset):
 
 @dataclass
 class Embedding:
-    place: SiteContext
+    context: SiteContext
     compute: Compute
     data: SiteData = field(init=False)
 
     @classmethod
-    def of(cls, place: SiteContext, data: SiteData, compute: Compute) -> Self | None:
+    def of(cls, context: SiteContext, data: SiteData, compute: Compute) -> Self | None:
         """Return the embeddings of the cases; None if the plan's network has no frozen part whose outputs a site
         saves.
         """
-        if not place.plan.network.embedding:
+        if not context.plan.network.embedding:
             return None
         for part in PARTS:
             if len(getattr(data, part)):
-                check_inputs(part, getattr(data, part), place.plan.task.shape)
-        made = cls(place, compute)
+                check_inputs(part, getattr(data, part), context.plan.task.shape)
+        made = cls(context, compute)
         train, validation, test = (Embedded(getattr(data, part), partial(made._of_part, part)) for part in PARTS)
         made.data = replace(data, train=train, validation=validation, test=test)
         return made
@@ -124,16 +124,16 @@ class Embedding:
 
     @cached_property
     def _module(self) -> nn.Module:
-        plan = self.place.plan
+        plan = self.context.plan
         return plan.network.settled(plan.network.build(plan.task.channels, plan.task.goal.outputs), self.compute)
 
     @cached_property
     def _store(self) -> Store:
-        plan, source = self.place.plan, self.place.settings.data
-        folder = (source.cache_folder if source else None) or self.place.folder
+        plan, source = self.context.plan, self.context.settings.data
+        folder = (source.cache_folder if source else None) or self.context.folder
         code = [facts_of(name)["hash"] for name in sorted(plan.own_packages)]
         told = [plan.network.embedding, self.compute.description, self.compute.threads, torch.__version__, code]
-        key = hashlib.sha256(json.dumps([*told, self.place.site]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([*told, self.context.site]).encode()).hexdigest()
         return Store(folder / paths.EMBEDDINGS.format(key[:16]))
 
     def _of_part(self, part: str, cases: Dataset, stop: Stop) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ class Embedding:
         Args:
             inputs: the case as a batch of shape [1, ...]
         """
-        plan, known, key = self.place.plan, self._store.known, _digest(inputs)
+        plan, known, key = self.context.plan, self._store.known, _digest(inputs)
         if key not in known:
             check_inputs(part, Cases(inputs, torch.zeros(1), [""]), plan.task.shape)
             with torch.no_grad(), self.compute.cast():

@@ -14,9 +14,9 @@ from medsilo.core.tensors import is_finite
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Compute, Stop
-from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import as_scored, batches, evaluate
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.query_budget import PARTS
@@ -32,16 +32,16 @@ Measuring = Callable[[Dataset], Measure]
 class Evaluation:
     """Computes exact scores over a site's cases; disclosure.py decides which scores leave the site."""
 
-    def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
+    def __init__(self, context: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
         """If `protected` is true because the data come from patients, the measures also include the loss of each
         case.
         """
-        self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
-        self.settings, self.compute, self.protected = place.settings, compute, protected
-        self.folder = place.folder
+        self.plan, self.task, self.site, self.data = context.plan, context.plan.task, context.site, data
+        self.settings, self.compute, self.protected = context.settings, compute, protected
+        self.folder = context.folder
         for part in PARTS:
             cases = len(getattr(data, part))
-            if cases == 0 and not place.trains and part != "test":
+            if cases == 0 and not context.trains and part != "test":
                 continue
             if cases == 0:
                 raise DataError(f"the {part} part of task {self.task.name} has no cases at this site; check its split")

@@ -26,38 +26,38 @@ class SuppliedSite:
     for the file.
     """
 
-    def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:
+    def __init__(self, context: "SiteContext", make: "Callable[[], Site]") -> None:
         """Wrap a site that does not exist yet; the layer creates the site after all files have arrived.
 
         Args:
             make: a function that creates the site, which reads the files
         """
-        self.place, self.make = place, make
+        self.context, self.make = context, make
         self.inner: Site | None = None
-        model_folders.look_in(place.models)
+        model_folders.look_in(context.models)
 
-    def answer(self, parcel: StudyMessage, stop: "Stop") -> StudyMessage:
-        order = take_files(self.place, parcel)
+    def answer(self, message: StudyMessage, stop: "Stop") -> StudyMessage:
+        order = take_files(self.context, message)
         self.inner = self.inner or self.make()
         return self.inner.answer(order, stop)
 
 
-def take_files(place: "SiteContext", parcel: StudyMessage) -> StudyMessage:
+def take_files(context: "SiteContext", message: StudyMessage) -> StudyMessage:
     """Save the files that a request contains, and return the request without these files.
 
     Raises Lacks if a file that the plan names is still missing.
     """
-    groups, wanted = dict(parcel.groups), place.plan.network.files
+    groups, wanted = dict(message.groups), context.plan.network.files
     came = groups.pop(FILES, {})
     for file in {name.partition(".")[0] for name in came}:
         pieces = [came.get(f"{file}.{number}") for number in range(len(came))]
         found = [own for own in pieces if own is not None]
         if file not in wanted or not found or any(own.dtype is not torch.uint8 or own.ndim != 1 for own in found):
             raise Refused("the server sends a file that the plan does not name")
-        weight_cache.keep(file, bytes_of(torch.cat(found)), place.models)
+        weight_cache.keep(file, bytes_of(torch.cat(found)), context.models)
     for file, size in wanted.items():
         try:
             weight_cache.find(file, size)
         except MedsiloError as error:
             raise Lacks(str(error)) from error
-    return replace(parcel, groups=groups)
+    return replace(message, groups=groups)

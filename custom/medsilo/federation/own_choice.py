@@ -11,19 +11,19 @@ from medsilo.runs import paths
 class OwnChoice:
     """Saves the model with the best validation score, if the plan lets each site end with its own model."""
 
-    def __init__(self, place: SiteContext, state: SiteState, disclosure: Disclosure) -> None:
-        self.place, self.state, self.disclosure = place, state, disclosure
+    def __init__(self, context: SiteContext, state: SiteState, disclosure: Disclosure) -> None:
+        self.context, self.state, self.disclosure = context, state, disclosure
 
     @property
     def chooses(self) -> bool:
         """True if this site selects the model to test, and False if the server selects it."""
-        plan = self.place.plan
+        plan = self.context.plan
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
     def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
         """If this site selects its own model, and the scored model is the best so far, save this model."""
         rank = self.disclosure.rank(rounds, scored)
-        usable = self.chooses and self.place.plan.course.used_as_scored(rounds)
+        usable = self.chooses and self.context.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
             self.state.best = rank
             self.state.save_model(paths.BEST, rounds, model)

@@ -58,7 +58,7 @@ class SiteParts:
 
 
 def parts_of(
-    place: SiteContext,
+    context: SiteContext,
     data: SiteData | None = None,
     trainer: Callable[..., Trainer] = Trainer,
     evaluation: Callable[..., Evaluation] = Evaluation,
@@ -69,53 +69,53 @@ def parts_of(
     Args:
         data: data to use instead of the data that the hospital's settings name
     """
-    plan, folder, protection = place.plan, place.folder, Protection(place)
+    plan, folder, protection = context.plan, context.folder, Protection(context)
     sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
-    compute = place.settings.compute()
+    compute = context.settings.compute()
     if data is None:
         protection.admit()
         with protection.fitting():
-            data = plan.task.site_data(place.site, sorted(place.sites), plan.seed, protection.source())
-    embedding = embeds(place, data, compute)
+            data = plan.task.site_data(context.site, sorted(context.sites), plan.seed, protection.source())
+    embedding = embeds(context, data, compute)
     data = embedding.data if embedding else data
     numbers = None
-    if promises_privacy(place):
+    if promises_privacy(context):
         from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 
-        numbers = PrivateNumbers.of(plan, place.site, place.settings, folder, data)
+        numbers = PrivateNumbers.of(plan, context.site, context.settings, folder, data)
     with protection.fitting():
-        members = subgroup_members(place)
-    disclosure = Disclosure(place, data, protection, numbers, members)
-    scoring = evaluation(place, data, compute, protection.on)
-    trained = disclosure.cases["train"] if place.trains else None
+        members = subgroup_members(context)
+    disclosure = Disclosure(context, data, protection, numbers, members)
+    scoring = evaluation(context, data, compute, protection.on)
+    trained = disclosure.cases["train"] if context.trains else None
     patients = None if plan.task.mixes_patients else len(set(disclosure.patients["train"]))
     with protection.fitting():
-        check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
-    private = PrivateSite(numbers, data.train) if numbers and place.trains else None
-    state = SiteState(plan, place.site, folder, compute)
-    training = trainer(place, data, state, protection, private, disclosure, scoring)
+        check_limits(plan, context.settings, plan.parameters, trained, free_disk(folder), patients)
+    private = PrivateSite(numbers, data.train) if numbers and context.trains else None
+    state = SiteState(plan, context.site, folder, compute)
+    training = trainer(context, data, state, protection, private, disclosure, scoring)
     with protection.fitting():
         training.check_averages()
-    return SiteParts(data, state, disclosure, scoring, training, OwnChoice(place, state, disclosure), embedding)
+    return SiteParts(data, state, disclosure, scoring, training, OwnChoice(context, state, disclosure), embedding)
 
 
-def subgroup_members(place: SiteContext) -> Members:
+def subgroup_members(context: SiteContext) -> Members:
     """For each subgroup that the hospital's data set declares, such as sex, return the patients of each level."""
-    source, task = place.settings.data, place.plan.task
+    source, task = context.settings.data, context.plan.task
     if source is None or not source.subgroups or task.synthetic:
         return {}
-    return members_of(source, source.folder_of(place.site, task.deals))
+    return members_of(source, source.folder_of(context.site, task.deals))
 
 
 class Participant:
     """One site of a study, which saves its state after each round, so that another process can continue the study."""
 
-    def __init__(self, place: SiteContext, parts: SiteParts, envelope: UpdateCodec | None = None) -> None:
+    def __init__(self, context: SiteContext, parts: SiteParts, codec: UpdateCodec | None = None) -> None:
         """The codec `envelope` encodes and decodes tensors; by default, the codec changes no tensor."""
-        self.place, self.data, self.state = place, parts.data, parts.state
+        self.context, self.data, self.state = context, parts.data, parts.state
         self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
         self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
-        self.envelope = envelope or UpdateCodec()
+        self.codec = codec or UpdateCodec()
         self.warnings: list[SiteWarning] = []  # warnings to the lead that the site sends with the present answer
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
@@ -125,7 +125,7 @@ class Participant:
             stop: a function that is called before every batch, and raises an error to end the work
         """
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
-        work |= dict.fromkeys(LETTERED, lambda asked, groups, stop: ExactMessage(self.envelope.letter(asked)))
+        work |= dict.fromkeys(LETTERED, lambda asked, groups, stop: ExactMessage(self.codec.letter(asked)))
         doing, self.warnings = self.trainer.doing, []
 
         def step() -> None:
@@ -133,8 +133,8 @@ class Participant:
             doing.step()
 
         with doing.answering(asked.task, asked.round):
-            check_disk(self.place.folder)
-            seed = seed_for(self.trainer.drawn_from, self.place.site, "work", asked.round)
+            check_disk(self.context.folder)
+            seed = seed_for(self.trainer.drawn_from, self.context.site, "work", asked.round)
             with self.state.compute.reproducible(seed):
                 if self.embedding and asked.task in EMBEDDED:
                     doing.begin("measuring")
@@ -143,43 +143,43 @@ class Participant:
 
     # ------------------------------------------------------------------ the kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        write_provenance(self.place.folder, self.place.plan, self.state.compute.description)
+        write_provenance(self.context.folder, self.context.plan, self.state.compute.description)
         if self.data.survey:
             # the survey of the data stays at the site, because the survey contains file names
-            write_json(self.place.folder / paths.DATA, asdict(self.data.survey))
-        if self.place.trains and (self.disclosure.protected or self.disclosure.numbers):
+            write_json(self.context.folder / paths.DATA, asdict(self.data.survey))
+        if self.context.trains and (self.disclosure.protected or self.disclosure.numbers):
             # the exact aggregation weight stays at the site
-            write_json(self.place.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
+            write_json(self.context.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
         return ExactResult()
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
         """Load the aggregated tensors, validate, train, and return the tensors that the site sends in the phase."""
-        if not self.place.trains:
+        if not self.context.trains:
             raise Refused("this hospital does not train in this study (participation.evaluation_sites)")
         started, number, trainer = time.monotonic(), asked.round, self.trainer
-        phase = self.place.plan.course.phase_of(number)
+        phase = self.context.plan.course.phase_of(number)
         self._stand_after(number - 1, asked)
         self._receive(asked, groups, phase)
         scored = self._validate(number - 1, stop)
-        learns = phase.trains_at(self.place.site, number, self.place.trainers, self.place.plan.seed)
+        learns = phase.trains_at(self.context.site, number, self.context.trainers, self.context.plan.seed)
         loss = trainer.work(number, phase, stop) if learns else math.nan
         scored = self.choice.scored_late(number - 1) or scored
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
-        self.envelope.check(asked, phase, self.state.modules)
+        self.codec.check(asked, phase, self.state.modules)
         self.state.done = number
         self.state.save()
         self._write_row(number, phase.name, scored, time.monotonic() - started, train_loss=finite(loss))
         given = self.state.sent(phase) if learns else {}
-        sent = self.envelope.seal(asked, phase, given, self.disclosure.weight(trainer.samples))
+        sent = self.codec.seal(asked, phase, given, self.disclosure.weight(trainer.samples))
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
         """Load the models of the last round, and evaluate these models on the validation cases."""
-        number, plan, folder = asked.round, self.place.plan, self.place.folder
+        number, plan, folder = asked.round, self.context.plan, self.context.folder
         self._stand_after(number, asked)
         self._receive(asked, groups, plan.course.delivery)
-        if not self.place.trains:
+        if not self.context.trains:
             part = self.data.train if self.disclosure.cases["train"] else self.data.test
             plan.algorithm.measure_unseen(self.state.modules, lambda: (x for x, _ in self.trainer.in_order(part, stop)))
         scored = self._validate(number, stop)
@@ -191,12 +191,12 @@ class Participant:
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
         """Evaluate the selected model on the site's test cases."""
-        folder, outcome = self.place.folder, self.place.plan.algorithm.outcome
+        folder, outcome = self.context.folder, self.context.plan.algorithm.outcome
         selected = self._take_selected(asked, groups)
         self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
         model = outcome.tested(end, self.state.model, asked.outcome)
-        task = self.place.plan.task
+        task = self.context.plan.task
         self.trainer.doing.begin("testing")
         scores = ExactScores(*self.evaluation.evaluate(self.data.test, stop, model, task.goal.measuring))
         told = outcome.after_test(end, model)
@@ -220,7 +220,7 @@ class Participant:
         self.state.load_model(paths.LAST)
         if not groups or asked.selected is None:
             return asked.round
-        self.state.take_over(groups, self.place.plan.course.last, self.envelope.keeps_at_home)
+        self.state.take_over(groups, self.context.plan.course.last, self.codec.keeps_at_home)
         return asked.selected
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
@@ -229,24 +229,24 @@ class Participant:
         """
         if not self.disclosure.tells_threshold:
             return None
-        return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
+        return self.evaluation.evaluate(self.data.validation, stop, model, self.context.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
         """Validate the model after a number of rounds. If the site selects its own best model and this model is the
         best so far, save the model.
         """
-        if not self.place.plan.validates(rounds):
+        if not self.context.plan.validates(rounds):
             return None
         self.trainer.doing.begin("validating")
         if self.disclosure.cases["train"]:
-            self.place.plan.algorithm.personalise(self.trainer.bench("personalise", rounds, stop))
+            self.context.plan.algorithm.personalise(self.trainer.train_context("personalise", rounds, stop))
         scored = self.disclosure.scored(rounds, *self.evaluation.evaluate(self.data.validation, stop, self.state.model))
         self.choice.consider(rounds, scored)
         return scored
 
     def _end(self, stop: Stop) -> SiteEnd:
         """Return the state of the site at the end of a study, from which the method computes the study's outcome."""
-        place, disclosure = self.place, self.disclosure
+        place, disclosure = self.context, self.disclosure
 
         def validation() -> Iterator[tuple[Tensor, Tensor]]:
             cases = self.evaluation.pieces(self.data.validation, "super model")
@@ -269,9 +269,9 @@ class Participant:
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
         # while the site works on this request, the networks in memory do not contain the state after any round
         self.state.done = -1
-        opened = self.envelope.open(asked, groups, self.state.modules)
+        opened = self.codec.open(asked, groups, self.state.modules)
         # The server does not send tensor groups that the site computes itself.
-        self.state.take_over(opened, phase, self.envelope.keeps_at_home)
+        self.state.take_over(opened, phase, self.codec.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused with the likely reason if the server would reject a value in this round's tensors."""
@@ -279,7 +279,7 @@ class Participant:
             return
         for own in phase.sent:
             try:
-                ranges = own.ranges(self.state.modules, self.place.plan.task)
+                ranges = own.ranges(self.state.modules, self.context.plan.task)
                 check_ranges(own.name, own.of(self.state.modules), ranges)
             except Refused as error:
                 raise Refused(f"{DIVERGED} in round {number}: {error}; lower the learning rate") from error
@@ -300,9 +300,9 @@ class Participant:
 
 
 def participant_of(
-    place: SiteContext,
+    context: SiteContext,
     data: SiteData | None = None,
-    envelope: UpdateCodec | None = None,
+    codec: UpdateCodec | None = None,
     trainer: Callable[..., Trainer] = Trainer,
 ) -> Participant:
     """Build a hospital's participant from the components of the participant.
@@ -310,4 +310,4 @@ def participant_of(
     Args:
         data: data to use instead of the data that the hospital's settings name
     """
-    return Participant(place, parts_of(place, data, trainer), envelope)
+    return Participant(context, parts_of(context, data, trainer), codec)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from medsilo.core.errors import Refused
-from medsilo.federation.protection import book_of
+from medsilo.federation.protection import budget_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.events import NOT_APPROVED
@@ -49,46 +49,48 @@ class Permission:
     # the wrapped site; creating the wrapped site reads data, so it is created only after the permission was checked
     inner: Site
 
-    def __init__(self, place: SiteContext) -> None:
+    def __init__(self, context: SiteContext) -> None:
         """Check whether the hospital's settings allow the study.
 
         Raises Refused if the hospital takes part in no study, or if the hospital only tests models and the study would
         train there. Raises Refused, too, if approval is required but no startup kit is present, because only the kit's
         key can verify approvals.
         """
-        self.place = place
+        self.context = context
         by_code = (
-            place.asked.task.scripted or place.job_code is not None
+            context.asked.task.scripted or context.job_code is not None
         )  # a lead's code may train even at a site that only evaluates
-        if refusal := place.settings.refuses(place.trains or by_code):
+        if refusal := context.settings.refuses(context.trains or by_code):
             raise Refused(refusal)
-        self._book: QueryBudget | None = None  # the hospital's query budget; None if the hospital requires no approval
-        book = book_of(place.settings, place.site, place.folder)
-        self.accepted = AcceptedSettings(place.kit, book.folder) if place.kit else None
+        self._budget: QueryBudget | None = (
+            None  # the hospital's query budget; None if the hospital requires no approval
+        )
+        budget = budget_of(context.settings, context.site, context.folder)
+        self.accepted = AcceptedSettings(context.kit, budget.folder) if context.kit else None
         self._looked = time.monotonic()
-        wanted = place.settings.approval_of(place.asked.task.synthetic, place.kit is not None)
-        if wanted == "none" or (wanted == "except-canary" and is_canary(place.asked)):
+        wanted = context.settings.approval_of(context.asked.task.synthetic, context.kit is not None)
+        if wanted == "none" or (wanted == "except-canary" and is_canary(context.asked)):
             return
-        if place.kit is None:
+        if context.kit is None:
             raise Refused(
                 f"this hospital demands approvals (approval in its {FILE_NAME}), and no kit's key is here to check them"
             )
-        self._book = book
+        self._budget = budget
 
     @property
     def approvals(self) -> "Approvals | None":
         """The hospital's approvals; each access uses the kit's present key, because the kit may be renewed during a
         study.
         """
-        place = self.place
-        if not self._book or not place.kit:
+        place = self.context
+        if not self._budget or not place.kit:
             return None
         from medsilo.site.approvals import approvals_of
 
-        return approvals_of(self._book, place.kit, place.settings)
+        return approvals_of(self._budget, place.kit, place.settings)
 
-    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        asked = Request.received(parcel.facts)
+    def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+        asked = Request.received(message.facts)
 
         def look() -> None:  # a function that the training calls between batches
             stop()
@@ -99,9 +101,9 @@ class Permission:
         if approvals and decision and decision.limits.rounds and asked.task in ANSWERED_WITH:
             own = asked.model_dump(mode="json", include=ANSWERED_WITH[asked.task])
             # a repeated request has the same digest, and therefore counts only once
-            made = digest_of(StudyMessage(parcel.groups, own))[:32]
-            approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
-        reply = self.inner.answer(parcel, look)
+            made = digest_of(StudyMessage(message.groups, own))[:32]
+            approvals.count(decision, made, asked.task, self.context.asked.rounds)  # type: ignore[arg-type]
+        reply = self.inner.answer(message, look)
         # the permission is checked a second time before the answer leaves the site
         self.check(asked.sites, asked.round)
         return reply
@@ -114,44 +116,44 @@ class Permission:
         If the hospital has made no decision about a plan, the plan is saved, so that the hospital can review the plan
         and decide.
         """
-        self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
+        self._looked, plan = time.monotonic(), f"plan {self.context.asked.hash[:12]}"
         if self.accepted:
             self.accepted.check()
         approvals = self.approvals
         if approvals is None:
             return None
-        decision = approvals.last(self.place.asked.hash)
+        decision = approvals.last(self.context.asked.hash)
         if decision is None:
             self._keep()
-            brings = ", whose job brings code" if self.place.job_code else ""
+            brings = ", whose job brings code" if self.context.job_code else ""
             raise Refused(self._refusal(f"{NOT_APPROVED} {plan}{brings}"))
-        told = self.place.sites if sites is None else sites
-        own = self.place.asked.participation.everyone
-        packages = self.place.asked.code
+        told = self.context.sites if sites is None else sites
+        own = self.context.asked.participation.everyone
+        packages = self.context.asked.code
         if objection := decision.objection(
             plan, own, told, number, packages, approvals.data, time.time(), self._job_code
         ):
-            if self.place.job_code:
+            if self.context.job_code:
                 self._keep()
             raise Refused(self._refusal(objection))
         return decision
 
     @cached_property
     def _job_code(self) -> "CodeFacts | None":
-        return self.place.job_code.facts() if self.place.job_code else None
+        return self.context.job_code.facts() if self.context.job_code else None
 
     def begin(self) -> None:
         """Save the plan in a form that people can review, even if the plan is already approved.
 
         Raises Refused under the same conditions as `check`.
         """
-        if self._book:
+        if self._budget:
             self._keep()
         self.check()
 
     def _refusal(self, objection: str) -> str:
-        command = f"medsilo approve {self.place.asked.hash[:12]} --kit KIT"
-        reads = "reads the code, and decides there" if self.place.job_code else "decides there"
+        command = f"medsilo approve {self.context.asked.hash[:12]} --kit KIT"
+        reads = "reads the code, and decides there" if self.context.job_code else "decides there"
         return f"this hospital {objection}; its engineer {reads}: {command}"
 
     def _keep(self) -> None:
@@ -160,12 +162,12 @@ class Permission:
         approvals = self.approvals
         assert approvals
         asked = AskingPlan(
-            plan=self.place.asked.resolved(),
-            hash=self.place.asked.hash,
-            study=self.place.study[:200],
-            lead=self.place.lead[:200],
-            sites=tuple(self.place.sites),
+            plan=self.context.asked.resolved(),
+            hash=self.context.asked.hash,
+            study=self.context.study[:200],
+            lead=self.context.lead[:200],
+            sites=tuple(self.context.sites),
             at=int(time.time()),
-            job_code=self.place.job_code.hash if self.place.job_code else "",
+            job_code=self.context.job_code.hash if self.context.job_code else "",
         )
-        approvals.keep(asked, self.place.job_code)
+        approvals.keep(asked, self.context.job_code)

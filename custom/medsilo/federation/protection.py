@@ -44,16 +44,16 @@ class Protection:
     these rules applies.
     """
 
-    def __init__(self, place: SiteContext) -> None:
-        self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
-        self.kit = place.kit
+    def __init__(self, context: SiteContext) -> None:
+        self.plan, self.site, self.settings, self.folder = context.plan, context.site, context.settings, context.folder
+        self.kit = context.kit
         self.on = self.settings.protects(self.plan.task.synthetic)
-        self.is_let_in = place.book is not None
-        self.book = place.book or book_of(self.settings, self.site, self.folder)
+        self.is_let_in = context.budget is not None
+        self.budget = context.budget or budget_of(self.settings, self.site, self.folder)
         source = self.settings.data
         # the ledger of the data set, or None until the site has opened the ledger for a script's answer
         self._ledger: Ledger | None = None
-        self.asker = Requester(place.lead, data_set(source, self.plan.task.name), place.study)
+        self.requester = Requester(context.lead, data_set(source, self.plan.task.name), context.study)
 
     def admit(self) -> None:
         """Raise Refused, before the site reads data, if the hospital's rules forbid a request of the study."""
@@ -79,7 +79,7 @@ class Protection:
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
             raise Refused(NO_OUTCOME)
-        self.book.admit(self.asker, planned_answers(self.plan), self.settings)
+        self.budget.admit(self.requester, planned_answers(self.plan), self.settings)
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ class Protection:
         source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
-        return with_own_split(source, self.book, self.asker.data)
+        return with_own_split(source, self.budget, self.requester.data)
 
     def warnings(self) -> list[SiteWarning]:
         """If the hospital's fractions of training, validation and test cases replace the plan's fractions, return a
@@ -125,7 +125,7 @@ class Protection:
         """
         told: Any = {part: int(times) for part, times in parts.items() if times}
         if self.on and (told or sent is not None):
-            self.book.note(self.asker, told, self.settings, sent)
+            self.budget.note(self.requester, told, self.settings, sent)
 
     def note_script(
         self, answer: StudyMessage, bits: Mapping[str, int] | None = None, rho: float | None = None
@@ -149,8 +149,8 @@ class Protection:
             return
         from medsilo.site.ledger import CountedStudy, Spending, ledger_of
 
-        self._ledger = self._ledger or ledger_of(self.book, self.asker.data, self.kit)
-        own, plan = self.asker, self.plan
+        self._ledger = self._ledger or ledger_of(self.budget, self.requester.data, self.kit)
+        own, plan = self.requester, self.plan
         spending = Spending(study=own.study, plan=plan.hash, method=plan.algorithm.title, lead=own.lead)
         self._ledger.enter(CountedStudy(spending), what, bits, rho)
 
@@ -196,7 +196,7 @@ def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
     )
 
 
-def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
+def budget_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
     return QueryBudget((settings.state_dir or hospital_folder(folder)) / site)
 
 
@@ -208,18 +208,18 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
     if settings.studies is None and not settings.protects(plan.task.synthetic):
         # Unprotected data need no slot if the hospital sets no limit on concurrent studies.
         return lambda: None
-    return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
+    return budget_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
 
-def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
+def with_own_split(source: DataSource, budget: QueryBudget, data: str, writes: bool = True) -> DataSource:
     """Return the data source with a split into training, validation and test cases, which depends on this hospital's
     secret seed. The split has the default fractions unless the hospital's settings state the fractions.
 
         writes: whether new assignments are saved
     """
-    split = book.number("split")
+    split = budget.number("split")
     own = source.model_copy(update={"shares": source.shares or SHARES})
-    return own.drawn_by(split, book.places(data, split, writes))
+    return own.drawn_by(split, budget.places(data, split, writes))
 
 
 def planned_answers(plan: Plan) -> dict[DataPart, int]:

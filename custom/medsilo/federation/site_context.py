@@ -43,7 +43,7 @@ class SiteContext:
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the code that the NVFlare job contains in its folder custom
     # If another process of the site has already admitted the study, the query budget of that process
-    book: QueryBudget | None = None
+    budget: QueryBudget | None = None
 
     @property
     def asked(self) -> Plan:
@@ -92,21 +92,21 @@ class SiteContext:
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, Any], book: QueryBudget | None = None) -> "SiteContext":
+    def read(cls, told: Mapping[str, Any], budget: QueryBudget | None = None) -> "SiteContext":
         """Restore the context from the values that `to_facts` returned in another process.
 
         Args:
-            book: the query budget, if another process keeps it
+            budget: the query budget, if another process keeps it
         """
         settings = SiteSettings.model_validate(told["settings"])
         plan = parse_plan(told["plan"], allowed=settings.packages)
         kit = KitFiles(**told["kit"]) if told["kit"] else None
-        return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit, book=book)
+        return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit, budget=budget)
 
 
-def promises_privacy(place: SiteContext) -> bool:
+def promises_privacy(context: SiteContext) -> bool:
     """True if the plan promises differential privacy, or this hospital demands it."""
-    return place.plan.privacy is not None or place.settings.privacy is not None
+    return context.plan.privacy is not None or context.settings.privacy is not None
 
 
 class Site(Protocol):
@@ -117,12 +117,12 @@ class Site(Protocol):
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
     ...         self.inner, self.answers = inner, 0
-    ...     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
+    ...     def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
     ...         self.answers += 1
-    ...         return self.inner.answer(parcel, stop)
+    ...         return self.inner.answer(message, stop)
     """
 
-    def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
+    def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
         """Answer a message.
 
         Args:

@@ -39,10 +39,10 @@ class DisclosingSite:
     def __init__(self, inner: Participant) -> None:
         self.inner = inner
 
-    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        asked, started = Request.received(parcel.facts), time.monotonic()
+    def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+        asked, started = Request.received(message.facts), time.monotonic()
         forget_most()
-        found = self.inner.find(asked, parcel.groups, stop)
+        found = self.inner.find(asked, message.groups, stop)
         disclosure = self.inner.disclosure
         answer = ANSWERS[asked.task](
             task=asked.task,
@@ -59,7 +59,7 @@ class DisclosingSite:
             warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
             **disclosure.disclose(found),
         )
-        return answer.parcel(found.groups)
+        return answer.message(found.groups)
 
 
 class TrainingSite:
@@ -67,57 +67,57 @@ class TrainingSite:
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
-        self.folder, self.settings = participant.place.folder, participant.place.settings
+        self.folder, self.settings = participant.context.folder, participant.context.settings
         self.site: Site = DisclosingSite(participant)
 
-    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        return self.site.answer(parcel, stop)
+    def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+        return self.site.answer(message, stop)
 
     def offload(self) -> None:
         """Free the memory of the networks; for the next answer, the site restores the networks from its folder."""
         self.participant.state.offload()
 
 
-def training_site(place: SiteContext, kind: Callable[..., Participant] = participant_of) -> TrainingSite:
+def training_site(context: SiteContext, kind: Callable[..., Participant] = participant_of) -> TrainingSite:
     """Build the site that runs in the training process: a participant with the layers that read exact numbers."""
-    model_folders.look_in(place.models)
+    model_folders.look_in(context.models)
     account = None
-    if promises_privacy(place):
+    if promises_privacy(context):
         from medsilo.federation.account import Accounting, PrivacyAccount
 
         # PrivacyAccount.of may reject the study, and must do so before the study's data are read
-        account = PrivacyAccount.of(place)
-    whole = TrainingSite(kind(place, envelope=envelope_of(place)))
-    for layer in reversed(place.plan.layers):
-        whole.site = layer.site(whole.site, place)
+        account = PrivacyAccount.of(context)
+    whole = TrainingSite(kind(context, codec=codec_of(context)))
+    for layer in reversed(context.plan.layers):
+        whole.site = layer.site(whole.site, context)
     if account:
         whole.site = Accounting(whole.site, account, whole.participant)
     return whole
 
 
-def envelope_of(place: SiteContext) -> UpdateCodec:
+def codec_of(context: SiteContext) -> UpdateCodec:
     """Return the codec that encodes and decodes the tensors of a plan's sites."""
-    secure = place.plan.secure_aggregation.implementation
-    return secure.site(place) if secure else UpdateCodec()
+    secure = context.plan.secure_aggregation.implementation
+    return secure.site(context) if secure else UpdateCodec()
 
 
 def answering(
-    place: SiteContext,
+    context: SiteContext,
     permission: Permission,
     kind: Callable[..., Participant] = participant_of,
     tell: Callable[[str], None] = lambda why: None,
     room: Callable[[], Site] | None = None,
 ) -> Site:
     """Build the site that answers over NVFlare, with the hospital's permission as the outermost layer."""
-    make: Callable[[], Site] = partial(training_site, place, kind)
+    make: Callable[[], Site] = partial(training_site, context, kind)
     if room:
         make = room
-    elif place.settings.isolated:
-        make = partial(IsolatedParticipant, place, kind, tell)
-    if place.plan.network.files:
+    elif context.settings.isolated:
+        make = partial(IsolatedParticipant, context, kind, tell)
+    if context.plan.network.files:
         from medsilo.federation.file_supply import SuppliedSite
 
-        permission.inner = SuppliedSite(place, make)
+        permission.inner = SuppliedSite(context, make)
     else:
         permission.inner = make()
     return permission

@@ -21,7 +21,7 @@ from medsilo.core.reused_memory import copied
 from medsilo.core.tensors import Groups, Modules, Tensors, is_finite, packed
 from medsilo.exchange.checks import same_layout
 from medsilo.learning.compute import Compute
-from medsilo.mixing.forms import PullForm
+from medsilo.mixing.mean_forms import PullForm
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import SiteWarning

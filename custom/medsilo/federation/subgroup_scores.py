@@ -135,7 +135,7 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
 
 
 def scores_of(
-    goal: Objective,
+    objective: Objective,
     measures: Measures,
     patients: Sequence[str],
     levels: Mapping[Level, Group],
@@ -146,7 +146,7 @@ def scores_of(
     Args:
         told: the rounding of each level whose score may leave the hospital
     """
-    low, high = goal.metric_range
+    low, high = objective.metric_range
     found = []
     for (name, word), own in levels.items():
         resolution = told.get((name, word))
@@ -154,10 +154,10 @@ def scores_of(
             found.append(SubgroupScore(subgroup=name, level=word))
             continue
         places = torch.tensor([place for place, who in enumerate(patients) if who in own])
-        parts = goal.parts(measures, places)
+        parts = objective.parts(measures, places)
         score = float(parts.mean())
         known = bool(torch.isfinite(parts).all()) and low - SLACK <= score <= high + SLACK
-        most = 1.0 if goal.by_case else PAIRS
+        most = 1.0 if objective.by_case else PAIRS
         spread = min(_spread(parts, [patients[place] for place in places.tolist()], most), most) if known else 0.0
         # Add half a rounding step, because a variance that is rounded down would make a confidence interval too narrow.
         off = resolution.step(0, most) / 2

@@ -16,9 +16,9 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
 from medsilo.learning.compute import LossFunction, Stop
-from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import TrainStep, batches, evaluate, passed_through, steps_in, train_epoch
 from medsilo.learning.optimizers import begin_round
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.train_context import TrainContext
@@ -36,7 +36,7 @@ SHUFFLE = "shuffle"
 class Trainer:
     def __init__(
         self,
-        place: SiteContext,
+        context: SiteContext,
         data: SiteData,
         state: SiteState,
         protection: Protection,
@@ -44,18 +44,18 @@ class Trainer:
         disclosure: Disclosure,
         evaluation: Evaluation,
     ) -> None:
-        self.place, self.data, self.state, self.protection = place, data, state, protection
+        self.context, self.data, self.state, self.protection = context, data, state, protection
         self.private, self.disclosure, self.evaluation = private, disclosure, evaluation
         self.train: Dataset = data.train  # the training cases of this study
-        self.doing = StatusFile(place.folder, device=str(self.state.compute.device))
+        self.doing = StatusFile(context.folder, device=str(self.state.compute.device))
 
     @cached_property
     def drawn_from(self) -> int:
         """The seed of random choices in training: for private training on real patients, the hospital's secret seed;
         otherwise, the plan's seed.
         """
-        plan = self.place.plan
-        return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed
+        plan = self.context.plan
+        return self.protection.budget.number("draws") if self.private and not plan.task.synthetic else plan.seed
 
     @property
     def samples(self) -> int:
@@ -68,17 +68,17 @@ class Trainer:
         """
         self.train = self.data.train
         all_of_them: int = len(self.train)  # type: ignore[arg-type]
-        if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
+        if not self.context.plan.training.truncate or cases is None or cases >= all_of_them:
             return
-        seed = self.place.plan.seed
+        seed = self.context.plan.seed
         # The number of cases is rounded, so that the disclosed number reveals no single patient. A fixed seed makes
         # every call select the same cases.
         if self.protection.on:
-            unit = self.place.settings.count_unit(False)
-            seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
-        drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.place.site, "truncate"))
+            unit = self.context.settings.count_unit(False)
+            seed, cases = self.protection.budget.number("truncate"), max(cases // unit, 1) * unit
+        drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.context.site, "truncate"))
         self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
-        if self.protection.on and len(set(patients_of(self.train))) < self.place.settings.least(False):
+        if self.protection.on and len(set(patients_of(self.train))) < self.context.settings.least(False):
             raise Unfit(
                 f"training.truncate leaves {cases} cases, of fewer patients than this hospital trains with "
                 f"(min_patients_per_metric in its {FILE_NAME}); set it to false"
@@ -87,9 +87,9 @@ class Trainer:
 
     def check_averages(self) -> None:
         """Raise Unfit if an average that the site sends covers fewer images or patients than the hospital demands."""
-        plan = self.place.plan
-        least = self.place.settings.least_averaged(plan.task.synthetic)
-        if not self.place.trains:
+        plan = self.context.plan
+        least = self.context.settings.least_averaged(plan.task.synthetic)
+        if not self.context.trains:
             return
         for average in (group.average for phase in plan.course.phases for group in phase.sent):
             images = average.covers(self.samples, plan.training) if average else least
@@ -104,23 +104,23 @@ class Trainer:
     # ------------------------------------------------------------------ a round
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         """Train one round of a phase, and return the mean training loss."""
-        plan = self.place.plan
+        plan = self.context.plan
         if plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
         for optimizer in self.state.optimizers.values():
             begin_round(plan.training, optimizer, number, plan.rounds)
-        bench = self.bench(SHUFFLE, number, stop)
+        context = self.train_context(SHUFFLE, number, stop)
         if phase.trains:
-            self.doing.begin("training", plan.training.steps_of_round(bench.cases.steps))
+            self.doing.begin("training", plan.training.steps_of_round(context.cases.steps))
         else:
             self.doing.begin("measuring")
-        return phase.train_round(bench)
+        return phase.train_round(context)
 
-    def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
+    def train_context(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         """Return the context in which a method trains; the context's purpose and round determine the order of the
         training data.
         """
-        plan, site = self.place.plan, self.place.site
+        plan, site = self.context.plan, self.context.site
         step = None
         if perturbed := plan.algorithm.perturbation:
             from medsilo.learning.perturbation import perturbed_step
@@ -129,7 +129,7 @@ class Trainer:
         cases = RoundCases(self, purpose, number, stop)
         return TrainContext(
             site=site,
-            sites=self.place.trainers,
+            sites=self.context.trainers,
             modules=self.state.modules,
             optimizers=self.state.optimizers,
             training=plan.training,
@@ -144,7 +144,7 @@ class Trainer:
     @cached_property
     def loss(self) -> LossFunction:
         """The task's loss with the plan's class weights."""
-        task, weights = self.place.plan.task, self.place.plan.training.class_weights
+        task, weights = self.context.plan.task, self.context.plan.training.class_weights
         if weights == "none":
             return task.goal.loss
         from medsilo.learning.class_weights import balanced, weighted
@@ -154,9 +154,9 @@ class Trainer:
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each case once, in batches that the network's input layer has transformed."""
-        plan = self.place.plan
+        plan = self.context.plan
         layer = plan.algorithm.input_layer(self.state.modules)
-        seed = seed_for(self.drawn_from, self.place.site, "in order")
+        seed = seed_for(self.drawn_from, self.context.site, "in order")
         cases = drawn_cases(part, plan.task.piece, seed, self.names(part))
         for inputs, targets in batches(cases, plan.task.evaluation_batch, self.state.compute):
             stop()
@@ -169,7 +169,7 @@ class Trainer:
         return names_of(cases) if self.private else None
 
     def labels(self) -> list[int]:
-        return label_counts(self.data.train, self.place.plan.task.goal.classes)
+        return label_counts(self.data.train, self.context.plan.task.goal.classes)
 
 
 class RoundCases:
@@ -187,14 +187,14 @@ class RoundCases:
 
     @property
     def steps(self) -> int:
-        own, training = self.trainer, self.trainer.place.plan.training
+        own, training = self.trainer, self.trainer.context.plan.training
         steps = own.private.steps_in_epoch if own.private else steps_in(own.samples, training.batch_size)
         # If the task draws batches at random, a round is one pass, which has `local_steps` batches.
-        return training.local_steps or steps if own.place.plan.task.draws else steps
+        return training.local_steps or steps if own.context.plan.task.draws else steps
 
-    def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-        own, site, compute = self.trainer, self.trainer.place.site, self.trainer.state.compute
-        plan, task, size = own.place.plan, own.place.plan.task, own.place.plan.training.batch_size
+    def epoch(self, train_steps: Sequence[TrainStep], number: int, most: int | None = None) -> float:
+        own, site, compute = self.trainer, self.trainer.context.site, self.trainer.state.compute
+        plan, task, size = own.context.plan, own.context.plan.task, own.context.plan.training.batch_size
         drawn = seed_for(own.drawn_from, site, "augment", self.purpose, self.number, number)
         steps = self.steps if most is None else min(most, self.steps)
         cases = drawn_cases(own.train, task.variation, drawn, own.names(own.train))
@@ -210,13 +210,13 @@ class RoundCases:
             # Under differential privacy, the input layer must not learn, because each case would influence how the
             # layer transforms other cases.
             data = passed_through(layer, data, learns=self.learns and self.private is None)
-        return train_epoch(data, lessons, compute, self.stop)
+        return train_epoch(data, train_steps, compute, self.stop)
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.trainer.in_order(self.trainer.data.train, self.stop)
 
     def count(self) -> int:
-        own, place = self.trainer, self.trainer.place
+        own, place = self.trainer, self.trainer.context
         if own.private:
             return own.private.size
         return place.settings.resolution(patients_of(own.data.train), place.plan.task.synthetic).cases
@@ -234,5 +234,5 @@ class RoundCases:
         own = self.trainer
         if not own.disclosure.scores_within:
             return None
-        whole = own.place.plan.algorithm.whole({**own.state.modules, "model": model})
+        whole = own.context.plan.algorithm.whole({**own.state.modules, "model": model})
         return own.disclosure.score_within(own.evaluation.evaluate(own.data.validation, self.stop, whole)[1])

@@ -121,16 +121,16 @@ class AirlockExecutor(MedsiloExecutor):
             return settings.changed({"public_data": True}, FILE_NAME)
         return settings
 
-    def _answering(self, place: SiteContext, permission: Permission, fl_ctx: FLContext) -> Site:
+    def _answering(self, context: SiteContext, permission: Permission, fl_ctx: FLContext) -> Site:
         config = file_of_job(fl_ctx, CONFIG).parent
-        let_in = brings_code(fl_ctx) and (config.parent / BROUGHT).is_dir() and place.settings.airlock != "off"
-        if place.kit and not let_in:
+        let_in = brings_code(fl_ctx) and (config.parent / BROUGHT).is_dir() and context.settings.airlock != "off"
+        if context.kit and not let_in:
             raise Refused("this hospital's launcher has not let the job's script into its airlock")
         app = as_brought(config.parent)
         own = start_of(app / "config")
         script = Script(app / CUSTOM, own.file, own.arguments, own.command)
-        room = self.room = ScriptRoom(place, script, fl_ctx.get_job_id())
-        permission.inner = SuppliedSite(place, lambda: room)
+        room = self.room = ScriptRoom(context, script, fl_ctx.get_job_id())
+        permission.inner = SuppliedSite(context, lambda: room)
         return permission
 
 

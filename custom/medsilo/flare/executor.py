@@ -182,7 +182,7 @@ class MedsiloExecutor(Executor):
             self.measured = plan.participation.limit is None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        started, parcel = time.monotonic(), StudyMessage()
+        started, message = time.monotonic(), StudyMessage()
         checks: list[Callable[[], None]] = []  # a function that is called regularly while the site computes an answer
 
         def stop() -> None:
@@ -190,26 +190,26 @@ class MedsiloExecutor(Executor):
                 raise Aborted("the run was aborted")
             for check in checks:
                 check()
-            if not self.measured and time.monotonic() - started > parcel.facts.get("timeout", math.inf):
+            if not self.measured and time.monotonic() - started > message.facts.get("timeout", math.inf):
                 raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
 
         def work() -> Shareable:
-            site, clock = self.working = self.working or self._begin(parcel, fl_ctx, stop)
+            site, clock = self.working = self.working or self._begin(message, fl_ctx, stop)
             with clock.running():
                 checks.extend([clock.check, Busy().check] if self.measured else [clock.check])
-                reply = site.answer(parcel, stop)
+                reply = site.answer(message, stop)
             self.events.on_answer()
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, SiteWarning.received(warning).text)
-            if parcel.facts.get("task") == "test":
+            if message.facts.get("task") == "test":
                 self.events.end("this site answered the test, the study's last task")
             if self.folder:
                 measured = {key: reply.facts.get(key, 0.0) for key in ("seconds", "memory")}
-                note(self.folder, parcel.facts, kind="answered", bytes=reply.size(), **measured)
+                note(self.folder, message.facts, kind="answered", bytes=reply.size(), **measured)
             return to_shareable(reply)
 
         try:
-            parcel = to_parcel(shareable)
+            message = to_parcel(shareable)
             return _await(self.worker.submit(work), stop)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -223,30 +223,30 @@ class MedsiloExecutor(Executor):
             own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")
             self.events.on_answer(own, died, passes(error))
             if self.folder:
-                note(self.folder, parcel.facts, kind="died" if died else "refused", reason=own)
+                note(self.folder, message.facts, kind="died" if died else "refused", reason=own)
             return refusal(reason, passes(error), isinstance(error, Lacks))
 
-    def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
+    def _begin(self, message: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Begin a study, and return the site together with the clock of the study's time limit."""
-        study, site = parcel.facts["study"], fl_ctx.get_identity_name()
+        study, site = message.facts["study"], fl_ctx.get_identity_name()
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
         self.events.study = study
-        served = parcel.facts.get("packages")
+        served = message.facts.get("packages")
         engine = served.get(ENGINE) if isinstance(served, dict) else None
         # A version of medsilo other than the server's might fail to read the plan.
         check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: engine})
         settings = self._settings(fl_ctx)
         submitted = plan_of_job(fl_ctx, settings)
         self.events.plan = submitted.hash
-        plan = self._among(submitted, Request.received(parcel.facts).sites, site)
+        plan = self._among(submitted, Request.received(message.facts).sites, site)
         check_packages(plan.code, served)
         self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
-        if plan.hash != parcel.facts["plan"]:
+        if plan.hash != message.facts["plan"]:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
         lead, kit = submitter_of(fl_ctx) or "", kit_of(fl_ctx)
         code = code_of_job(fl_ctx, submitted) if kit and settings.approval_of() != "none" else None
-        place = SiteContext(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit, submitted, code)
+        place = SiteContext(plan, site, message.facts["sites"], settings, self.folder, lead, kit, submitted, code)
         permission = Permission(place)
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
@@ -258,13 +258,13 @@ class MedsiloExecutor(Executor):
     def _settings(self, fl_ctx: FLContext) -> SiteSettings:
         return settings_of_site(fl_ctx)
 
-    def _answering(self, place: SiteContext, permission: Permission, fl_ctx: FLContext) -> Site:
+    def _answering(self, context: SiteContext, permission: Permission, fl_ctx: FLContext) -> Site:
         room: Callable[[], Site] | None = None
-        if place.settings.room.studies:
+        if context.settings.room.studies:
             from medsilo.airlock.study import room_of
 
-            room = room_of(place)
-        return answering(place, permission, self.participant, self._died_between, room)
+            room = room_of(context)
+        return answering(context, permission, self.participant, self._died_between, room)
 
     def _died_between(self, reason: str) -> None:
         """Log that the training process died at a time when the site was not making an answer."""

@@ -15,21 +15,21 @@ from medsilo.flare.wire import META, NOT_JOINED
 from medsilo.runs.messages import StudyMessage
 
 
-def as_model(parcel: StudyMessage) -> Shareable:
-    tensors, meta = flat(parcel)
-    if parcel.facts.get("task") == "join":
+def as_model(message: StudyMessage) -> Shareable:
+    tensors, meta = flat(message)
+    if message.facts.get("task") == "join":
         tensors[NOT_JOINED] = torch.zeros(1)
     return DXO(DataKind.WEIGHTS, tensors, meta).to_shareable()
 
 
-def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def flat(message: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a message's tensors under names of the form "group/tensor", and the message's other values in the form of
     a model's `meta`.
     """
     tensors = {
         f"{group}/{name}": own.contiguous()  # NVFlare can't send a tensor that is not contiguous
-        for group, groups in parcel.groups.items()
+        for group, groups in message.groups.items()
         for name, own in groups.items()
     }
-    dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in parcel.groups.items()}
-    return tensors, {META: {"facts": parcel.facts, "dtypes": dtypes}}
+    dtypes = {group: {name: str(own.dtype) for name, own in groups.items()} for group, groups in message.groups.items()}
+    return tensors, {META: {"facts": message.facts, "dtypes": dtypes}}

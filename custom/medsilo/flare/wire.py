@@ -59,15 +59,15 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
     send_tensors_by(PlainArrays)
 
 
-def to_shareable(parcel: StudyMessage) -> Shareable:
+def to_shareable(message: StudyMessage) -> Shareable:
     """Convert a message to NVFlare's Shareable.
 
     The tensors are not copied. The mappings from names to tensors are copied, because filters change these mappings in
     place.
     """
-    groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
-    dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
-    meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
+    groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in message.groups.items()}
+    dtypes = {group: {name: str(tensor.dtype) for name, tensor in message.groups[group].items()} for group in groups}
+    meta = {META: {"facts": message.facts, "dtypes": dtypes}}
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 

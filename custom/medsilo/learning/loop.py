@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
-from medsilo.learning.drawn import ChangedBatches, DrawnCases
+from medsilo.learning.sampling import ChangedBatches, DrawnCases
 
 FURTHEST = 1e15  # limit on the absolute values of a network's outputs in scoring, so that sums of squares stay finite
 
@@ -127,7 +127,7 @@ class OutputLoss:
         return self.loss(model(inputs), targets)
 
 
-def lesson(
+def train_step(
     model: nn.Module, objective: ObjectiveFunction, optimizer: Optimizer, compute: Compute, step: Step = plain_step
 ) -> TrainStep:
     model.train()
@@ -146,7 +146,7 @@ def lesson(
 
 
 def train_epoch(
-    data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
+    data: Iterator[tuple[Tensor, Tensor]], train_steps: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
     """Apply all training step functions to each batch. Return the mean loss over cases, as computed by the first
     training step function.
@@ -154,7 +154,7 @@ def train_epoch(
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
-        first, *_ = [learn(inputs, targets) for learn in lessons]
+        first, *_ = [learn(inputs, targets) for learn in train_steps]
         total += first * len(inputs)
         cases += len(inputs)
     return float(total / cases)

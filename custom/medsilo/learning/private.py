@@ -99,7 +99,9 @@ class PrivateSteps:
     releasing: float = math.inf  # noise multiplier with which means over cases are released
     clip: float = 1.0  # the norm to which a privacy unit's vector is clipped before a noisy mean is computed
 
-    def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
+    def train_step(
+        self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step
+    ) -> TrainStep:
         model.train()
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:

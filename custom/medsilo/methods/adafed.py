@@ -26,7 +26,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.methods.bases import require, require_features
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Aggregator, ComparedOnly, SimilarityMix
+from medsilo.mixing.aggregators import Aggregator, ComparedOnly, SimilarityMix
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean
@@ -138,7 +138,7 @@ class StatisticsMixture(Algorithm):
     def groups(self) -> tuple[Group, ...]:
         title = "model without norms" if self.bn_share == "local" else "model"
         mixed = network("model") if self.bn_share == "weighted" else network("model", but=local_norm_names)
-        model = Group("model", mixed, self.mixer, personal=True, title=title, site_details=self._weights_detail)
+        model = Group("model", mixed, self.aggregator, personal=True, title=title, site_details=self._weights_detail)
         norms = Group("norms", self._norms, site_mean)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
@@ -159,9 +159,9 @@ class StatisticsMixture(Algorithm):
         everything = modules["model"].state_dict()
         return {name: everything[name] for name in local_norm_names(modules["model"])}
 
-    def mixer(self, server: ServerSide) -> SimilarityMix:
+    def aggregator(self, server: ServerSide) -> SimilarityMix:
         """Return the aggregator of Equation 2, whose mixing weights W follow from the latest statistics."""
-        measured = server.mixers.get("statistics")
+        measured = server.aggregators.get("statistics")
         weights = measured.weights() if isinstance(measured, ComparedOnly) else self.compare(server.sites, {})
         return SimilarityMix(weights)
 
@@ -182,8 +182,8 @@ class StatisticsMixture(Algorithm):
         weights[here[:, None], here] = mixing_weights(distances, self.self_weight)
         return weights
 
-    def _weights_detail(self, mixer: Aggregator, sites: Sequence[str]) -> Facts:
-        return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, mixer).weights.tolist()}}
+    def _weights_detail(self, aggregator: Aggregator, sites: Sequence[str]) -> Facts:
+        return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, aggregator).weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
         largest = FURTHEST * max(1.0, task.largest_input)
@@ -200,8 +200,8 @@ class StatisticsMixture(Algorithm):
             "statistics: how similar two sites' data are shows in the mixing weights, which the run records",
         ]
 
-    def hold(self, bench: TrainContext, statistics: Statistics) -> None:
-        cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.cases.count())
+    def hold(self, context: TrainContext, statistics: Statistics) -> None:
+        cast(StatisticsHolder, context.modules["statistics"]).take(statistics, context.cases.count())
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
@@ -301,7 +301,7 @@ class AdaFed(StatisticsMixture):
         return {"pretraining": {**facts, "start": self.init_from_pretrained}}
 
     def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
-        modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
+        modules["model"].load_state_dict(server.aggregators["pretrained"].current(server.sites[0]))
         return {}
 
     def _public_share(self) -> tuple[str, ...]:
@@ -310,18 +310,18 @@ class AdaFed(StatisticsMixture):
         share = f"{self.pretraining.share:.0%} of the training cases"
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
-    def begin(self, bench: TrainContext) -> float:
+    def begin(self, context: TrainContext) -> float:
         if self.init_from_pretrained:
-            bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
-        return self.measure(bench) if self.measures else math.nan
+            context.modules["model"].load_state_dict(context.modules["pretrained"].state_dict())
+        return self.measure(context) if self.measures else math.nan
 
-    def measure(self, bench: TrainContext) -> float:
-        what = bench.modules["pretrained"], bench.cases.in_order(), bench.compute.device, self.layers
-        if bench.private:
-            noisy = bench.private.noisy_mean(moments_of_cases(*what))
-            self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
+    def measure(self, context: TrainContext) -> float:
+        what = context.modules["pretrained"], context.cases.in_order(), context.compute.device, self.layers
+        if context.private:
+            noisy = context.private.noisy_mean(moments_of_cases(*what))
+            self.hold(context, statistics_from(noisy, self._channels(context.modules["model"])))
         else:
-            self.hold(bench, batch_norm_input_statistics(*what))
+            self.hold(context, batch_norm_input_statistics(*what))
         return math.nan
 
 

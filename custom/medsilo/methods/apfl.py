@@ -57,22 +57,22 @@ class APFL(SharedAndOwn):
         return {**modules, "local": deepcopy(modules["global"]), "share": Share(self.alpha)}
 
     @torch.no_grad()
-    def personalise(self, bench: TrainContext) -> None:
+    def personalise(self, context: TrainContext) -> None:
         """Mix the weights of v and w, but use the running statistics of v, because v measures statistics on batches
         with the mixed weights.
         """
-        model, w, v, alpha = _parts(bench.modules)
+        model, w, v, alpha = _parts(context.modules)
         copy_into(model, v)
         for mixed, own, shared in zip(model.parameters(), v.parameters(), w.parameters(), strict=True):
             mixed.copy_(torch.lerp(shared, own, alpha))
 
     @contextmanager
-    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        _, w, _, alpha = _parts(bench.modules)
-        lesson = bench.lesson("local", interpolated(bench.loss, w, alpha))
+    def learning(self, context: TrainContext) -> Iterator[Sequence[TrainStep]]:
+        _, w, _, alpha = _parts(context.modules)
+        train_step = context.train_step("local", interpolated(context.loss, w, alpha))
         if self.adaptive:
-            lesson = choosing_alpha(lesson, bench)
-        yield lesson, bench.lesson("global")
+            train_step = choosing_alpha(train_step, context)
+        yield train_step, context.train_step("global")
 
 
 def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
@@ -90,13 +90,13 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
     return objective
 
 
-def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
+def choosing_alpha(step: TrainStep, context: TrainContext) -> TrainStep:
     """Return a training step that updates the mixing share α once, before the first batch, and then equals the given
     training step.
 
     The update is α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
     """
-    _, w, v, alpha = _parts(bench.modules)
+    _, w, v, alpha = _parts(context.modules)
     chosen = False
 
     def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -104,10 +104,10 @@ def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
         if not chosen:
             chosen = True
             slope = alpha.clone().requires_grad_()
-            with keeping_statistics(v), bench.compute.cast():
-                height = interpolated(bench.loss, w, slope)(v, inputs, targets)
+            with keeping_statistics(v), context.compute.cast():
+                height = interpolated(context.loss, w, slope)(v, inputs, targets)
             (gradient,) = torch.autograd.grad(height, slope)
-            alpha.sub_(bench.training.learning_rate * gradient).clamp_(0, 1)
-        return lesson(inputs, targets)
+            alpha.sub_(context.training.learning_rate * gradient).clamp_(0, 1)
+        return step(inputs, targets)
 
     return learn

@@ -15,8 +15,8 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.layers import head_names
 from medsilo.learning.loop import TrainStep
 from medsilo.methods.fedavg import Averaging
-from medsilo.mixing.late import Shares, StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
+from medsilo.mixing.staleness import Shares, StalenessWeightedMean, at_most
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.outcome import Outcome, OwnModels
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide, network, without
@@ -40,12 +40,12 @@ class SharedAndOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="shared model"),)
 
     @abstractmethod
-    def learning(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
+    def learning(self, context: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
         """Yield the training steps of a site's networks for one round."""
 
-    def train_round(self, bench: TrainContext) -> float:
-        with self.learning(bench) as lessons:
-            return bench.train(*lessons)
+    def train_round(self, context: TrainContext) -> float:
+        with self.learning(context) as train_steps:
+            return context.train(*train_steps)
 
 
 class MeanOfOwn(Averaging):
@@ -67,12 +67,12 @@ class MeanOfOwn(Averaging):
         """Called when the mean w̄ arrives at a site; subclasses may override this method."""
 
     @abstractmethod
-    def learn(self, bench: TrainContext) -> float:
+    def learn(self, context: TrainContext) -> float:
         """Train "model" for one round, while "global" contains the mean w̄."""
 
-    def train_round(self, bench: TrainContext) -> float:
-        loss = self.learn(bench)
-        copy_into(bench.modules["global"], bench.modules["model"])
+    def train_round(self, context: TrainContext) -> float:
+        loss = self.learn(context)
+        copy_into(context.modules["global"], context.modules["model"])
         return loss
 
 
@@ -158,7 +158,7 @@ class WeighingMethod(Algorithm):
         buffers = Group(
             "buffers",
             other_tensors,
-            lambda server: StalenessWeightedMean(lambda mean: server.mixers["model"].shares),
+            lambda server: StalenessWeightedMean(lambda mean: server.aggregators["model"].shares),
             title="running statistics",
             undefended=model.undefended,
         )

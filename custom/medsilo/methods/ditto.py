@@ -42,8 +42,8 @@ class Ditto(SharedAndOwn):
         return Private(("global",), self.exact_networks, says)
 
     @contextmanager
-    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        own, shared = (list(bench.modules[name].parameters()) for name in ("model", "global"))
+    def learning(self, context: TrainContext) -> Iterator[Sequence[TrainStep]]:
+        own, shared = (list(context.modules[name].parameters()) for name in ("model", "global"))
         pull = pull_back(own, self.pull, to=shared)
-        with correcting(bench.optimizers["model"], pull):
-            yield bench.lesson("model"), bench.lesson("global")
+        with correcting(context.optimizers["model"], pull):
+            yield context.train_step("model"), context.train_step("global")

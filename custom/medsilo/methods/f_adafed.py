@@ -45,7 +45,7 @@ class FAdaFed(StatisticsMixture):
         if any(layer.running_mean is None for layer in batch_norm_layers(model)):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 
-    def train_and_measure(self, bench: TrainContext) -> float:
-        loss = bench.train()
-        self.hold(bench, running_statistics(bench.modules["model"]))
+    def train_and_measure(self, context: TrainContext) -> float:
+        loss = context.train()
+        self.hold(context, running_statistics(context.modules["model"]))
         return loss

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import Group, ServerSide, network

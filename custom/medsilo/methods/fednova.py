@@ -48,13 +48,13 @@ class FedNova(ServerStep):
     def step(self, server: ServerSide) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")
 
-    def train_round(self, bench: TrainContext) -> float:
-        training = bench.training
+    def train_round(self, context: TrainContext) -> float:
+        training = context.training
         if training.momentum:
-            bench.optimizers["model"].state.clear()
-        loss = bench.train()
-        steps = training.steps_of_round(bench.cases.steps)
-        bench.modules["reach"].get_buffer("value").fill_(reach(steps, training.momentum))
+            context.optimizers["model"].state.clear()
+        loss = context.train()
+        steps = training.steps_of_round(context.cases.steps)
+        context.modules["reach"].get_buffer("value").fill_(reach(steps, training.momentum))
         return loss
 
 

@@ -49,9 +49,9 @@ class FedProx(FedAvg):
             ("model",), disclosure_notes="the pull towards the received model is added to the noisy gradient"
         )
 
-    def train_round(self, bench: TrainContext) -> float:
-        straggles, drawn = torch.rand(2, generator=bench.random).tolist()
+    def train_round(self, context: TrainContext) -> float:
+        straggles, drawn = torch.rand(2, generator=context.random).tolist()
         share = drawn if straggles < self.partial else 1.0
-        pull = pull_back(list(bench.modules["model"].parameters()), self.mu)
-        with correcting(bench.optimizers["model"], pull):
-            return bench.train(share=share)
+        pull = pull_back(list(context.modules["model"].parameters()), self.mu)
+        with correcting(context.optimizers["model"], pull):
+            return context.train(share=share)

@@ -29,8 +29,8 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
+from medsilo.mixing.aggregators import Aggregator, Identity, PersonalModelPool, SoftPull, aggregator_of
 from medsilo.mixing.feature_sums import LastSums
-from medsilo.mixing.mixers import Aggregator, Identity, PersonalModelPool, SoftPull, mixer_of
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network, tried
@@ -226,19 +226,19 @@ class ModelsAndSelector(Algorithm):
         """Return the selector's aggregator: the mean of line 15 of Algorithm 1, or an Adam step at the server."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
-        return mixer_of(sample_mean, server)
+        return aggregator_of(sample_mean, server)
 
     @contextmanager
-    def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
-        optimizer = bench.optimizers["selector"]
-        moments = cast(Moments | None, bench.modules.get("moments"))
+    def learning_selector(self, context: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
+        optimizer = context.optimizers["selector"]
+        moments = cast(Moments | None, context.modules.get("moments"))
         if moments:
             moments.lend(optimizer)
         if self.selector_step == "batch":
-            yield bench.lesson("selector", objective, plain_step)
+            yield context.train_step("selector", objective, plain_step)
         else:
             total = GradientSum(optimizer)
-            yield bench.lesson("selector", objective, total.collect)
+            yield context.train_step("selector", objective, total.collect)
             total.step(optimizer)
         if moments:
             moments.take_back(optimizer)
@@ -256,7 +256,7 @@ def experts() -> Group:
     return Group(
         "experts",
         network("experts"),
-        lambda server: PersonalModelPool(server.mixers["personal"], server.mixers["global"], server.sharing),
+        lambda server: PersonalModelPool(server.aggregators["personal"], server.aggregators["global"], server.sharing),
         travels="down",
         personal=True,
         apply_locally=own_expert,
@@ -359,7 +359,7 @@ class FedSM(ModelsAndSelector):
         kept = tuple(group.given_only() for group in (common, *selector))
         return [
             Phase("train", rounds, (common, *selector), self.train_all_three),
-            Phase("collect", 1, (*kept, personal), lambda bench: math.nan),
+            Phase("collect", 1, (*kept, personal), lambda context: math.nan),
         ]
 
     @property
@@ -422,34 +422,34 @@ class FedSM(ModelsAndSelector):
             disclosure_notes="each batch has three noisy gradients, which count together",
         )
 
-    def train_all_three(self, bench: TrainContext) -> float:
+    def train_all_three(self, context: TrainContext) -> float:
         """Train the personal model, the global model and the selector on each batch (lines 6 to 12 of Algorithm 1)."""
-        label = bench.sites.index(bench.site)
+        label = context.sites.index(context.site)
 
         def tell_apart(scores: Tensor, targets: Tensor) -> Tensor:
             """Return the selector's loss (Equation 2), in which every image of hospital k has the label k."""
             return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
         chosen = OutputLoss(tell_apart)
-        with self.learning_models(bench) as models, self.learning_selector(bench, chosen) as selector:
-            return bench.train(*models, selector)
+        with self.learning_models(context) as models, self.learning_selector(context, chosen) as selector:
+            return context.train(*models, selector)
 
     @contextmanager
-    def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
+    def learning_selector(self, context: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
         if self.selector_sync != "closed-form":
-            with super().learning_selector(bench, objective) as lesson:
-                yield lesson
+            with super().learning_selector(context, objective) as train_step:
+                yield train_step
             return
-        selector, sums = bench.modules["selector"], cast(FeatureSums, bench.modules["sums"])
-        with sums.collecting(selector, bench.sites.index(bench.site)) as lesson:
-            yield lesson
+        selector, sums = context.modules["selector"], cast(FeatureSums, context.modules["sums"])
+        with sums.collecting(selector, context.sites.index(context.site)) as train_step:
+            yield train_step
 
-    def learning_models(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
+    def learning_models(self, context: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
         """Return the training steps of the personal and the global model (lines 8 and 9 of Algorithm 1)."""
         if self.personal_method:
-            return self.personal_method.learning(bench)
-        return nullcontext([bench.lesson("model"), bench.lesson("global")])
+            return self.personal_method.learning(context)
+        return nullcontext([context.train_step("model"), context.train_step("global")])
 
-    def personalise(self, bench: TrainContext) -> None:
+    def personalise(self, context: TrainContext) -> None:
         if self.personal_method:
-            self.personal_method.personalise(bench)
+            self.personal_method.personalise(context)

@@ -51,22 +51,22 @@ class SelectorAfterwards(ModelsAndSelector):
             Phase("select", last, (*done, *self.selector_groups()), self.train_selector),
         ]
 
-    def train_models(self, bench: TrainContext) -> float:
-        return bench.train(bench.lesson("model"), bench.lesson("global"))
+    def train_models(self, context: TrainContext) -> float:
+        return context.train(context.train_step("model"), context.train_step("global"))
 
-    def train_selector(self, bench: TrainContext) -> float:
+    def train_selector(self, context: TrainContext) -> float:
         """Train the selector on the outputs of all K + 1 models."""
-        frozen = [bench.modules["global"], *bench.modules["experts"].children()]
+        frozen = [context.modules["global"], *context.modules["experts"].children()]
         for model in frozen:
             model.eval()
 
         def objective(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             with torch.no_grad():
                 outputs = [model(inputs) for model in frozen]
-            return self.objective(selector(inputs), outputs, targets, bench.loss)
+            return self.objective(selector(inputs), outputs, targets, context.loss)
 
-        with self.learning_selector(bench, objective) as selector:
-            return bench.train(selector)
+        with self.learning_selector(context, objective) as selector:
+            return context.train(selector)
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:

@@ -38,14 +38,14 @@ class FineTuning(SharedAndOwn):
         description="number of mini-batches for fine-tuning; if this key is set, `epochs` has no effect",
     )
 
-    def personalise(self, bench: TrainContext) -> None:
-        copy_into(bench.modules["model"], bench.modules["global"])
-        tune = bench.lesson("model")
-        most = self.epochs * bench.cases.steps if self.steps is None else self.steps
-        for number, done in enumerate(range(0, most, bench.cases.steps)):
-            bench.cases.epoch([tune], number, most - done)
-        bench.optimizers["model"].state.clear()  # the next fine-tuning starts with a fresh optimizer state
+    def personalise(self, context: TrainContext) -> None:
+        copy_into(context.modules["model"], context.modules["global"])
+        tune = context.train_step("model")
+        most = self.epochs * context.cases.steps if self.steps is None else self.steps
+        for number, done in enumerate(range(0, most, context.cases.steps)):
+            context.cases.epoch([tune], number, most - done)
+        context.optimizers["model"].state.clear()  # the next fine-tuning starts with a fresh optimizer state
 
     @contextmanager
-    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        yield [bench.lesson("global")]
+    def learning(self, context: TrainContext) -> Iterator[Sequence[TrainStep]]:
+        yield [context.train_step("global")]

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.methods.fedavg import Averaging
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.schedule.additions import Amplitude, Perturbation
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import ServerSide

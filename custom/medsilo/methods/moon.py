@@ -45,17 +45,17 @@ class Moon(FedAvg):
     def check(self, modules: Modules) -> None:
         require_features(modules["model"], self.name)
 
-    def train_round(self, bench: TrainContext) -> float:
-        arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False)
-        previous = bench.modules["previous"]
+    def train_round(self, context: TrainContext) -> float:
+        arrived = copy.deepcopy(context.modules["model"]).requires_grad_(False)
+        previous = context.modules["previous"]
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             output, z = with_features(model, inputs)
             near, far = frozen_features(arrived, inputs), frozen_features(previous, inputs)
-            return bench.loss(output, targets) + self.mu * contrast(z, near, far, self.temperature)
+            return context.loss(output, targets) + self.mu * contrast(z, near, far, self.temperature)
 
-        loss = bench.train(bench.lesson(objective=objective))
-        previous.load_state_dict(bench.modules["model"].state_dict())
+        loss = context.train(context.train_step(objective=objective))
+        previous.load_state_dict(context.modules["model"].state_dict())
         return loss
 
 

@@ -40,17 +40,21 @@ class PerFedAvg(SharedAndOwn):
         "learning rate",
     )
 
-    def personalise(self, bench: TrainContext) -> None:
-        model = bench.modules["model"]
-        copy_into(model, bench.modules["global"])
+    def personalise(self, context: TrainContext) -> None:
+        model = context.modules["model"]
+        copy_into(model, context.modules["global"])
         adapt(
-            model, OutputLoss(bench.loss), self.inner_lr, lambda lessons: bench.cases.epoch(lessons, 0), bench.compute
+            model,
+            OutputLoss(context.loss),
+            self.inner_lr,
+            lambda train_steps: context.cases.epoch(train_steps, 0),
+            context.compute,
         )
 
     @contextmanager
-    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute)
-        yield [meta.lesson(bench.lesson("global", meta.objective))]
+    def learning(self, context: TrainContext) -> Iterator[Sequence[TrainStep]]:
+        meta = MetaGradient(context.modules["global"], context.loss, self.inner_lr, context.compute)
+        yield [meta.train_step(context.train_step("global", meta.objective))]
 
 
 class MetaGradient:
@@ -65,7 +69,7 @@ class MetaGradient:
         self.model, self.loss, self.rate, self.compute = model, loss, rate, compute
         self.batches: list[Case] = []
 
-    def lesson(self, inner: TrainStep) -> TrainStep:
+    def train_step(self, inner: TrainStep) -> TrainStep:
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             self.batches = [*self.batches[-1:], (inputs, targets)]
             return inner(inputs, targets)

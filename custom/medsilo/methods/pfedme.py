@@ -12,7 +12,7 @@ from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import TrainStep
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.bases import SharedAndOwn
-from medsilo.mixing.mixers import Aggregator
+from medsilo.mixing.aggregators import Aggregator
 from medsilo.schedule.phase import ServerSide
 from medsilo.schedule.train_context import TrainContext
 
@@ -64,15 +64,15 @@ class PFedMe(SharedAndOwn):
         return super().mean(server, self.server_lr)
 
     @contextmanager
-    def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        own, shared = bench.modules["model"], bench.modules["global"]
+    def learning(self, context: TrainContext) -> Iterator[Sequence[TrainStep]]:
+        own, shared = context.modules["model"], context.modules["global"]
         theta, w = (list[Tensor](network.parameters()) for network in (own, shared))
         with torch.no_grad():
             # only weights are copied, so the running statistics of the personal model stay unchanged
             torch._foreach_copy_(theta, w)
         pull = pull_towards(theta, w, self.pull)
-        with correcting(bench.optimizers["model"], pull):
-            yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]
+        with correcting(context.optimizers["model"], pull):
+            yield [moreau(context.train_step("model"), own, shared, self.steps, self.outer_lr * self.pull)]
 
 
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:

@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.core.text import plain
-from medsilo.learning.drawn import drawn_cases
-from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, train_epoch, train_step
+from medsilo.learning.sampling import drawn_cases
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import ServerSide
 
@@ -85,7 +85,7 @@ class Pretraining(Section):
         compute = at.compute()
         model.to(compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
-        learn = lesson(model, OutputLoss(at.task.goal.loss), optimizer, compute)
+        learn = train_step(model, OutputLoss(at.task.goal.loss), optimizer, compute)
         loss = math.nan
         with compute.reproducible(seed_for(at.seed, "pre-training")):
             for epoch in range(self.epochs):

@@ -10,7 +10,7 @@ from medsilo.core.tensors import Modules
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
-from medsilo.mixing.mixers import Aggregator, UniformMean
+from medsilo.mixing.aggregators import Aggregator, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
 from medsilo.schedule.algorithm import BY_ITSELF
 from medsilo.schedule.phase import Group, ModelFactory, ServerSide, network
@@ -74,15 +74,15 @@ class Scaffold(ServerStep):
     def step(self, server: ServerSide) -> Aggregator:
         return UniformMean(rate=self.server_lr)
 
-    def train_round(self, bench: TrainContext) -> float:
-        model = bench.modules["model"]
-        control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
+    def train_round(self, context: TrainContext) -> float:
+        model = context.modules["model"]
+        control, own = (list(context.modules[name].parameters()) for name in ("control", "own-control"))
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
         # AdamW applies weight decay separately from the gradient, so control variates must not contain weight decay.
-        decay = 0.0 if bench.training.optimizer == "adamw" else bench.training.weight_decay
+        decay = 0.0 if context.training.optimizer == "adamw" else context.training.weight_decay
         shift = Shift(learning_weights(model), shifts, decay)
-        with correcting(bench.optimizers["model"], shift):
-            loss = bench.train()
+        with correcting(context.optimizers["model"], shift):
+            loss = context.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
                 # the value that the server's control variate would have if every site had changed its control variate

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import PlanError
+from medsilo.mixing.aggregators import WeightedMean
 from medsilo.mixing.contributions import Contributions
-from medsilo.mixing.forms import Form, ServerReadable
 from medsilo.mixing.layout import Layout, Numbers, numbers_of, spread
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.mean_forms import Form, ServerReadable
 
 
 class MeanByElement(WeightedMean):

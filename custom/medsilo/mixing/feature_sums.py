@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.mixing.forms import Form, MeanForm
+from medsilo.mixing.aggregators import UniformMean
 from medsilo.mixing.layout import Layout, Tensors
-from medsilo.mixing.mixers import UniformMean
+from medsilo.mixing.mean_forms import Form, MeanForm
 
 
 class LastSums(UniformMean):

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.mmap_store import let_go, stored, stretches_of
-from medsilo.mixing.forms import Form, MeanForm
+from medsilo.mixing.aggregators import UniformMean, WeightedMean
 from medsilo.mixing.layout import Layout, Tensors
-from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.mean_forms import Form, MeanForm
 
 REACH = "reach"  # name of the tensor ‖a_i‖₁, which FedNova's sites send with their weights
 FURTHEST = 1e9

@@ -109,7 +109,7 @@ class Request(MessageFacts):
     # Values for secure aggregation, which the package medsilo_secagg validates.
     secagg: dict[str, Any] = Field({}, exclude_if=not_)
 
-    def parcel(self, groups: Groups) -> StudyMessage:
+    def message(self, groups: Groups) -> StudyMessage:
         return StudyMessage(groups, self.model_dump(mode="json"))
 
 
@@ -201,7 +201,7 @@ class SiteAnswer(MessageFacts):
             raise ValueError(f"the site has more patients than cases in the {odd[0]} part")
         return self
 
-    def parcel(self, groups: Groups | None = None) -> StudyMessage:
+    def message(self, groups: Groups | None = None) -> StudyMessage:
         return StudyMessage(groups or {}, self.model_dump(mode="json"))
 
 

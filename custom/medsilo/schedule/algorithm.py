@@ -103,9 +103,9 @@ class Algorithm(Section):
     def groups(self) -> tuple[Group, ...]:
         return ()
 
-    def train_round(self, bench: "TrainContext") -> float:
+    def train_round(self, context: "TrainContext") -> float:
         """Train a site's networks for one round, and return the training loss, or NaN if training computes no loss."""
-        return bench.train()
+        return context.train()
 
     @property
     def outcome(self) -> Outcome:
@@ -123,7 +123,7 @@ class Algorithm(Section):
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
         return training.make_optimizer(module.parameters())
 
-    def personalise(self, bench: "TrainContext") -> None:
+    def personalise(self, context: "TrainContext") -> None:
         """Adapt the received networks to a site before validation. For adapting the networks, the method may use only
         the site's training data.
         """

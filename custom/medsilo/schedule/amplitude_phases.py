@@ -58,12 +58,12 @@ def _groups(addition: Amplitude) -> tuple[Group, Group]:
     return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
 
 
-def _measure(bench: "TrainContext") -> float:
+def _measure(context: "TrainContext") -> float:
     """Set a site's amplitude to the mean over the site's images, with noise under differential privacy."""
-    norm = cast(AmplitudeNorm, bench.modules[INPUT])
-    found = (norm.amplitudes(inputs) for inputs, _ in bench.cases.in_order())
-    if bench.private:
-        norm.take(bench.private.noisy_mean(found))
+    norm = cast(AmplitudeNorm, context.modules[INPUT])
+    found = (norm.amplitudes(inputs) for inputs, _ in context.cases.in_order())
+    if context.private:
+        norm.take(context.private.noisy_mean(found))
     else:
         norm.take(torch.cat(list(found)).double().mean(0))
     return math.nan

@@ -14,7 +14,7 @@ class Layer(Feature):
 
     >>> class Silent(Layer):
     ...     name: str = "silent"
-    >>> Silent().site("a site", place=None)
+    >>> Silent().site("a site", context=None)
     'a site'
     """
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Mean
+from medsilo.mixing.mean_forms import Mean
 from medsilo.tasks.task import Task
 
 # imported only for type checkers: the server does not need the modules for training, and sites do not need the modules
 # for aggregation
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
-    from medsilo.mixing.mixers import Aggregator
+    from medsilo.mixing.aggregators import Aggregator
     from medsilo.schedule.train_context import TrainContext
     from medsilo.tasks.sources import DataSource
 
@@ -44,7 +44,7 @@ class ServerSide:
 
     sites: Sequence[str]  # the training sites, sorted
     # By tensor group, the aggregators of the groups of earlier phases, and of the groups declared before in this phase.
-    mixers: Mapping[str, "Aggregator"]
+    aggregators: Mapping[str, "Aggregator"]
     joined: Mapping[str, Any]  # each site's answer to the request "join"
     contributed: Callable[[], Set[str]]  # a function that returns the sites that have contributed to at least one round
     task: Task
@@ -139,7 +139,7 @@ class Group:
     # function's second argument is False if the server omitted this tensor group.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # A function that returns facts about the sites for the summary.
-    site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
+    site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda aggregator, sites: {}
     # A function that returns additional lines about the tensor group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     # describes the average if the tensors are an average over a site's training images, and otherwise None
@@ -192,7 +192,7 @@ class Phase:
     rounds: int
     groups: tuple[Group, ...] = ()
     # A function that trains a site's networks and returns the loss, or NaN if training computes no loss.
-    train_round: Callable[["TrainContext"], float] = lambda bench: bench.train()
+    train_round: Callable[["TrainContext"], float] = lambda context: context.train()
     # A function that chooses the only site that trains in a round and sends tensors; None if all sites train in every
     # round. If one site is chosen, all other sites only validate the received tensors in this round.
     turn: Turn | None = None

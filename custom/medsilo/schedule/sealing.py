@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Groups, Modules
-from medsilo.mixing.forms import Form
+from medsilo.mixing.mean_forms import Form
 from medsilo.schedule.phase import Phase
 
 
@@ -43,5 +43,5 @@ class SecureAggregation(Feature):
         """Return the object that masks the tensors which a site sends (`UpdateCodec` in federation/site_context.py)."""
 
     @abstractmethod
-    def server(self, asker: Any, state: Any, kit: Any) -> Any:
+    def server(self, scheduler: Any, state: Any, kit: Any) -> Any:
         """Return the object that unmasks sums over sites (`RoundAggregation` in medsilo_server/server_state.py)."""

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Groups
+from medsilo.mixing.aggregators import Aggregator, UniformMean, WeightedMean
 from medsilo.mixing.by_element import MeanByElement
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.phase import ServerSide
 
 PLAIN = (WeightedMean, UniformMean)
 
 
 def mix_by_structure(
-    mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
+    aggregators: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
     """If a site did not annotate all structures, replace the aggregators of the network's last layer, so that each
     output is averaged separately.
@@ -26,7 +26,7 @@ def mix_by_structure(
     a plain mean.
 
     Args:
-        mixers: The aggregators by group, which the function changes in place.
+        aggregators: The aggregators by group, which the function changes in place.
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names
@@ -43,11 +43,11 @@ def mix_by_structure(
         return dict.fromkeys(names, samples) | own
 
     for group, tensors in groups.items():
-        mixer = mixers[group]
+        aggregator = aggregators[group]
         same = axes and all(name in tensors and tensors[name].shape == shapes[name] for name in axes)
-        if isinstance(mixer, WeightedMean) and type(mixer) in PLAIN and same:
-            mixers[group] = MeanByElement(partial(weigh, tensors), mixer.rate, mixer.uniform)
-            mixers[group].load_state(*mixer.state())
+        if isinstance(aggregator, WeightedMean) and type(aggregator) in PLAIN and same:
+            aggregators[group] = MeanByElement(partial(weigh, tensors), aggregator.rate, aggregator.uniform)
+            aggregators[group].load_state(*aggregator.state())
 
 
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:

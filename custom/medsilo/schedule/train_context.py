@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
 from medsilo.learning.compute import Compute, LossFunction
-from medsilo.learning.loop import ObjectiveFunction, OutputLoss, Step, TrainStep, lesson, plain_step
+from medsilo.learning.loop import ObjectiveFunction, OutputLoss, Step, TrainStep, plain_step, train_step
 from medsilo.learning.training import Training
 
 if TYPE_CHECKING:  # these imports are late, because only differential privacy needs them
@@ -23,12 +23,12 @@ class TrainingCases(Protocol):
     def steps(self) -> int:
         """The number of mini-batches in one epoch."""
 
-    def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
+    def epoch(self, train_steps: Sequence[TrainStep], number: int, most: int | None = None) -> float:
         """Apply each training step to each mini-batch of one epoch, and return the mean of the losses that the first
         training step computes.
 
         Args:
-            lessons: The training steps, which are applied in this order.
+            train_steps: The training steps, which are applied in this order.
             most: The largest number of mini-batches, or None for the whole epoch.
         """
 
@@ -71,7 +71,7 @@ class TrainContext:
     # An object that creates noisy training steps; None if the study has no differential privacy.
     private: "PrivateSteps | None" = None
 
-    def lesson(
+    def train_step(
         self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
     ) -> TrainStep:
         """Return a training step for one network.
@@ -85,26 +85,26 @@ class TrainContext:
             step = self.rule(model, optimizer) if self.rule else plain_step
         objective = objective or OutputLoss(self.loss)
         if self.private is None:
-            return lesson(model, objective, optimizer, self.compute, step)
+            return train_step(model, objective, optimizer, self.compute, step)
         if name in self.private.exact_networks:
-            return self.private.unless_empty(lesson(model, objective, optimizer, self.compute, step))
+            return self.private.unless_empty(train_step(model, objective, optimizer, self.compute, step))
         if not isinstance(objective, OutputLoss):
             raise MedsiloError(
                 f"privacy: {name} learns from more than a loss of its output, which needs noise of its own"
             )
-        return self.private.lesson(model, objective.loss, optimizer, step)
+        return self.private.train_step(model, objective.loss, optimizer, step)
 
-    def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
+    def train(self, *train_steps: TrainStep, share: float = 1.0) -> float:
         """Train for one round, and return the mean of the losses that the first training step computes in the last
         epoch.
 
         Args:
-            lessons: The training steps, of which all are applied to a mini-batch before the next mini-batch is loaded.
+            train_steps: The training steps. All are applied to a mini-batch before the next mini-batch is loaded.
                 By default, one step trains the network "model".
             share: The fraction of the round's mini-batches that are used.
         """
-        lessons = lessons or (self.lesson(),)
+        train_steps = train_steps or (self.train_step(),)
         steps = self.cases.steps
         most = max(1, math.ceil(share * self.training.steps_of_round(steps)))
         epochs = enumerate(range(0, most, steps))
-        return [self.cases.epoch(lessons, number, most - done) for number, done in epochs][-1]
+        return [self.cases.epoch(train_steps, number, most - done) for number, done in epochs][-1]

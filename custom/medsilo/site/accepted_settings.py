@@ -44,13 +44,18 @@ class AcceptedSettings:
     ledger but no record of accepted settings, somebody removed the record, which is always created before the ledger.
     """
 
-    def __init__(self, kit: KitFiles, book: Path | None = None) -> None:
+    def __init__(self, kit: KitFiles, folder_of_budget: Path | None = None) -> None:
         """Prepare the check of a kit's settings.
 
         Args:
-            book: folder of the hospital's query budget, if known
+            folder_of_budget: folder of the hospital's query budget, if known
         """
-        self.file, self.local, self._kit, self._book = kit.kit / REMEMBERED, kit.kit / "local", kit, book
+        self.file, self.local, self._kit, self._folder_of_budget = (
+            kit.kit / REMEMBERED,
+            kit.kit / "local",
+            kit,
+            folder_of_budget,
+        )
 
     def check(self) -> str:
         """Return the time of the last acceptance as text; the text is empty if nobody has accepted settings. Raises
@@ -59,7 +64,7 @@ class AcceptedSettings:
         if not self.file.exists():
             from medsilo.site.ledger import ledgers
 
-            if ledgers(self._book, self._kit.kit):
+            if ledgers(self._folder_of_budget, self._kit.kit):
                 raise Refused(
                     f"this hospital's {REMEMBERED} is missing, although it has a privacy ledger; its engineer must "
                     "check local/, then run: medsilo ledger accept --kit KIT"

@@ -190,13 +190,13 @@ class _Register(Section):
 
 
 class Approvals:
-    def __init__(self, book: Path, key: UseKey, data: str = "") -> None:
+    def __init__(self, folder_of_budget: Path, key: UseKey, data: str = "") -> None:
         """Prepare the approvals of a hospital.
 
         Args:
-            book: folder of the hospital's query budget
+            folder_of_budget: folder of the hospital's query budget
         """
-        self.folder, self.data, self._key = book / FOLDER_NAME, data, key
+        self.folder, self.data, self._key = folder_of_budget / FOLDER_NAME, data, key
         public = bytes.fromhex(public_text(key))
         self.file = self.folder / f"{hashlib.sha256(public).hexdigest()[:16]}.json"
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's approvals", "nothing is decided")
@@ -365,9 +365,9 @@ def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
 
 
-def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
+def approvals_of(budget: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a hospital's approvals, which are signed with a key of the hospital's kit."""
-    found = Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
+    found = Approvals(budget.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
     if not found.file.exists() and (before := kit.earlier_key_for("approvals")):
-        found.take_over(Approvals(book.folder, before))
+        found.take_over(Approvals(budget.folder, before))
     return found

@@ -498,6 +498,6 @@ def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
     return sorted({path.stem for path in there} | found)
 
 
-def ledger_of(book: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
+def ledger_of(budget: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
     """Return a hospital's ledger for one data set; if the hospital has a kit, the kit's key signs the ledger."""
-    return Ledger(book.folder, data, kit=kit.kit, files=kit) if kit else Ledger(book.folder, data)
+    return Ledger(budget.folder, data, kit=kit.kit, files=kit) if kit else Ledger(budget.folder, data)

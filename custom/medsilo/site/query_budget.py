@@ -199,7 +199,7 @@ class QueryBudget:
         return {**before, **new}
 
     # ------------------------------------------------------------------ answers
-    def admit(self, asker: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
+    def admit(self, requester: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
         """Admit a study if the query budget suffices for the study's planned answers with scores; otherwise, raise
         Refused.
 
@@ -207,14 +207,14 @@ class QueryBudget:
         """
         with self._locked.alone():
             counts = self.counts()
-            self._check_studies(counts, asker, settings)
+            self._check_studies(counts, requester, settings)
             for part in PARTS:
-                self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), settings)
-            self._add(ANSWERS, {**vars(asker), "planned": dict(planned), "time": int(time.time())})
+                self._check(counts, requester, part, max(planned[part], counts[requester].answered[part]), settings)
+            self._add(ANSWERS, {**vars(requester), "planned": dict(planned), "time": int(time.time())})
 
     def note(
         self,
-        asker: Requester,
+        requester: Requester,
         parts: Mapping[DataPart, int],
         settings: SiteSettings,
         sent: Mapping[str, int] | None = None,
@@ -223,26 +223,33 @@ class QueryBudget:
         with self._locked.alone():
             counts = self.counts()
             for part, times in parts.items():
-                self._check(counts, asker, part, counts[asker].answered[part] + times, settings)
+                self._check(counts, requester, part, counts[requester].answered[part] + times, settings)
             bits = {"sent": {MESSAGES: 1, **sent}} if sent is not None else {}
-            self._add(ANSWERS, {**vars(asker), "answered": dict(parts), **bits, "time": int(time.time())})
+            self._add(ANSWERS, {**vars(requester), "answered": dict(parts), **bits, "time": int(time.time())})
 
-    def _check_studies(self, counts: Mapping[Requester, Count], asker: Requester, settings: SiteSettings) -> None:
+    def _check_studies(self, counts: Mapping[Requester, Count], requester: Requester, settings: SiteSettings) -> None:
         """Raise Refused if a lead has begun as many studies of a data set as this hospital allows.
 
         Each study discloses the number of patients, even if the study is rejected after the data are read.
         """
-        begun = {own.study for own in counts if (own.lead, own.data) == (asker.lead, asker.data)}
-        if asker.study not in begun and len(begun) >= settings.most_studies:
+        begun = {own.study for own in counts if (own.lead, own.data) == (requester.lead, requester.data)}
+        if requester.study not in begun and len(begun) >= settings.most_studies:
             raise Refused(
                 f"this lead has begun {len(begun)} studies of this hospital's data, and the hospital "
                 f"allows {settings.most_studies}; it can raise answers in its {FILE_NAME}"
             )
 
     def _check(
-        self, counts: Mapping[Requester, Count], asker: Requester, part: DataPart, wanted: int, settings: SiteSettings
+        self,
+        counts: Mapping[Requester, Count],
+        requester: Requester,
+        part: DataPart,
+        wanted: int,
+        settings: SiteSettings,
     ) -> None:
-        others = [own for own in counts if (own.lead, own.data) == (asker.lead, asker.data) and own != asker]
+        others = [
+            own for own in counts if (own.lead, own.data) == (requester.lead, requester.data) and own != requester
+        ]
         left = settings.most_answers(part) - sum(self._most(other, counts[other], part) for other in others)
         if wanted > left:
             raise Refused(
@@ -250,12 +257,12 @@ class QueryBudget:
                 f"{max(left, 0)} left for this lead (answers in its {FILE_NAME})"
             )
 
-    def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
+    def _most(self, requester: Requester, count: Count, part: DataPart) -> int:
         """Return the number of answers that count for another study: the planned answers while that study runs,
         and afterwards the sent answers.
         """
         most = max(count.answered[part], count.planned[part])
-        return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
+        return most if most > count.answered[part] and self.runs(requester.study) else count.answered[part]
 
     def counts(self) -> dict[Requester, Count]:
         """Return the planned and sent answers of every study.
@@ -280,9 +287,9 @@ class QueryBudget:
     def used(self, data: str) -> dict[str, Counter[str]]:
         """Return the number of sent answers about a data set, by lead and part of the data."""
         leads: dict[str, Counter[str]] = defaultdict(Counter)
-        for asker, count in self.counts().items():
-            if asker.data == data:
-                leads[asker.lead].update(count.answered)
+        for requester, count in self.counts().items():
+            if requester.data == data:
+                leads[requester.lead].update(count.answered)
         return leads
 
     # ------------------------------------------------------------------ studies at once

@@ -139,7 +139,7 @@ class Objective(ABC):
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
 
 
-def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+def judged_by(objective: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
     """Map the name of each structure's score to the sites that annotated this structure.
 
     The function returns an empty dictionary if all sites annotated all structures.
@@ -149,18 +149,20 @@ def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[st
             structures may overlap.
     """
     found = {}
-    for name, labels in goal.structures.items():
-        part = {name} if goal.overlaps else {goal.label_names[label] for label in labels}
-        found[goal.name_of(goal.metric, name)] = [site for site, lacks in absent.items() if part.isdisjoint(lacks)]
+    for name, labels in objective.structures.items():
+        part = {name} if objective.overlaps else {objective.label_names[label] for label in labels}
+        found[objective.name_of(objective.metric, name)] = [
+            site for site, lacks in absent.items() if part.isdisjoint(lacks)
+        ]
     return found if any(len(sites) < len(absent) for sites in found.values()) else {}
 
 
-def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
+def says_of(objective: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
     """Return a weight for the score of each site, so that all structures count equally in the weighted mean.
 
     The weighted mean of the sites' scores selects the best round. Each site sends only one score, the mean over the
     structures that the site annotated.
     """
-    judged = judged_by(goal, absent)
+    judged = judged_by(objective, absent)
     each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
     return each if judged else dict.fromkeys(absent, 1.0)

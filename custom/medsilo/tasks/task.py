@@ -17,7 +17,7 @@ from medsilo.models.network import Network
 from medsilo.tasks.objective import Objective
 
 if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
-    from medsilo.learning.drawn import Draw, DrawBatch
+    from medsilo.learning.sampling import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource

@@ -138,7 +138,7 @@ def _show(screen: Console, place: Path, by: str, kit: Path | None) -> int:
 def _key(kit: Path | None) -> "object | None":
     if kit is None:
         return None
-    from medsilo.check.at_home import KitAtHome
+    from medsilo.check.hospital_checks import KitAtHome
 
     return KitAtHome.read(kit).files.key_for("data set")
 

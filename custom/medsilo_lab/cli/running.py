@@ -103,7 +103,7 @@ def _train_further(
     device, data and settings.
     """
     screen.begin(f"reading {run}")
-    from medsilo_lab.engines.longer import Longer
+    from medsilo_lab.engines.continuation import Longer
 
     longer = Longer(run, more)
     folder = out / (name or f"{run.resolve().name}-to-{longer.plan.rounds}")

@@ -33,14 +33,14 @@ class Pool(Participant):
 
     evaluation: AtHospitals
 
-    def __init__(self, place: SiteContext, hospitals: dict[str, Participant]) -> None:
+    def __init__(self, context: SiteContext, hospitals: dict[str, Participant]) -> None:
         parts = [[getattr(hospital.data, part) for hospital in hospitals.values()] for part in PARTS]
         pooled = SiteData(*(dealt(own, [range(sum(map(len, own)))])[0] for own in parts))
         self.hospitals = hospitals
         self.thresholds: dict[str, float | None] = {}
         scores = partial(AtHospitals, hospitals=hospitals)
         embeds = lambda *_: None  # noqa: E731  (the hospitals have made their embeddings)
-        super().__init__(place, parts_of(place, pooled, evaluation=scores, embeds=embeds))
+        super().__init__(context, parts_of(context, pooled, evaluation=scores, embeds=embeds))
 
     def decisive(self, model: nn.Module, stop: Stop) -> None:
         found = {site: hospital.decisive(model, stop) for site, hospital in self.hospitals.items()}
@@ -54,9 +54,9 @@ class AtHospitals(Evaluation):
     """An evaluation that calculates a separate score for each hospital."""
 
     def __init__(
-        self, place: SiteContext, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
+        self, context: SiteContext, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
     ) -> None:
-        super().__init__(place, data, compute, protected)
+        super().__init__(context, data, compute, protected)
         self.hospitals = hospitals
         self.scores: dict[str, list[tuple[float, float, Measures]]] = {site: [] for site in hospitals}
 
@@ -81,7 +81,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
     tested: dict[str, Told] = {}
     for site, hospital in pool.hospitals.items():
         *curve, test = pool.evaluation.scores[site]
-        hospital.disclosure.write_cases(hospital.place.folder, test[2])
+        hospital.disclosure.write_cases(hospital.context.folder, test[2])
         told = tested[site] = hospital.disclosure.tested(selected, ExactScores(*test))
         scored = iter(curve)
         validation = [next(scored)[1] if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]

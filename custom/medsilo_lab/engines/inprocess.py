@@ -49,8 +49,8 @@ class Line:
                 missing[site] = replace(Missing.refused(error), error=error)
         return missing
 
-    def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
-        return self.participants[site].answer(parcel, lambda: None)
+    def answer(self, site: str, message: StudyMessage) -> StudyMessage:
+        return self.participants[site].answer(message, lambda: None)
 
     def pause(self, seconds: float) -> None:
         """Return immediately, because no site in this process can be late."""
@@ -65,10 +65,10 @@ class Loop(Line):
         self.rests = rests
         self.clocks = {site: Clock() for site in participants}
 
-    def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
+    def answer(self, site: str, message: StudyMessage) -> StudyMessage:
         try:
             with self.clocks[site].running():
-                return self.participants[site].answer(parcel, self.clocks[site].check)
+                return self.participants[site].answer(message, self.clocks[site].check)
         finally:
             if self.rests:
                 self.participants[site].offload()

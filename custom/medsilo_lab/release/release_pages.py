@@ -11,7 +11,7 @@ from medsilo.site import signed
 from medsilo_lab.deploy import model_card
 from medsilo_lab.release import external_test
 from medsilo_lab.release.release_folder import Release
-from medsilo_lab.report import deciding
+from medsilo_lab.report import decision
 from medsilo_lab.report.formats import cell, score_cell
 from medsilo_lab.report.run_warnings import GUESSES, is_little, way
 from medsilo_lab.report.template import fill, save
@@ -88,11 +88,11 @@ def write_validation(
 
 def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> dict[str, Any]:
     named = [(release.folder.name, judged.exact) for release, judged in zip(releases, found, strict=True)]
-    rows = [deciding.DecisionRow(name, own.decisions, own.figures) for name, own in named if own.decisions]
+    rows = [decision.DecisionRow(name, own.decisions, own.figures) for name, own in named if own.decisions]
     labels = found[0].labels
     return {
-        "classes": [line for row in rows for line in deciding.against_rest(row, labels)],
-        "few": [few for row in rows[:1] for few in deciding.few_cases(row.decisions, labels)],
+        "classes": [line for row in rows for line in decision.against_rest(row, labels)],
+        "few": [few for row in rows[:1] for few in decision.few_cases(row.decisions, labels)],
     }
 
 

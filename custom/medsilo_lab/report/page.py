@@ -13,7 +13,7 @@ from medsilo.runs import paths
 from medsilo.runs.own_files import Spent, Weighed
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.score import SUPPRESSED, Score, about, interval_text, number_text
-from medsilo_lab.report import data_table, deciding, findings, panels, subgroup_panels
+from medsilo_lab.report import data_table, decision, findings, panels, subgroup_panels
 from medsilo_lab.report.findings import provenance
 from medsilo_lab.report.formats import bytes_text, cell, score_cell, seconds_text, text_table
 from medsilo_lab.report.panels import Subject
@@ -54,7 +54,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         picture=_picture(runs[0]) if len(runs) == 1 else {},
         results=_results(runs),
         figures=_figures(runs),
-        decisions=deciding.section(runs, looks),
+        decisions=decision.section(runs, looks),
         subgroups=subgroup_panels.section({run.label: of_run_subgroups(run.summary) for run in runs}),
         overlays=panels.overlays(subjects),
         holdings=list(data_table.tables(runs)),
@@ -166,7 +166,7 @@ def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
     measure contains a mark.
     """
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
-    names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
+    names = [name for name in found if name not in decision.FIGURES and not decision.OF_CLASS.fullmatch(name)]
     rows = []
     for run in runs:
         if any(run.site(site).figures for site in run.sites):

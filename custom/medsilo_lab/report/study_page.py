@@ -11,7 +11,7 @@ from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.schema import StudyFacts
 from medsilo.runs.score import about, interval_text, number_text
-from medsilo_lab.report import data_table, deciding, findings, panels, subgroup_panels
+from medsilo_lab.report import data_table, decision, findings, panels, subgroup_panels
 from medsilo_lab.report.differences import finding, first_screen
 from medsilo_lab.report.findings import provenance
 from medsilo_lab.report.formats import cell
@@ -90,7 +90,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         others=others,
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
-        decisions=deciding.section(
+        decisions=decision.section(
             [own[0] for own in found.values() if own],
             [look for look, own in zip(looks, found.values(), strict=True) if own],
         ),
@@ -228,7 +228,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _figures(found: Rows) -> dict[str, Any]:
     known = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
-    names = [name for name in known if not deciding.OF_CLASS.fullmatch(name)]
+    names = [name for name in known if not decision.OF_CLASS.fullmatch(name)]
     rows = [(title, [_over_runs(runs, name) for name in names]) for title, runs in found.items()]
     return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
 

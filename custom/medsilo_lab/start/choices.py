@@ -100,11 +100,11 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 
 # ---------------------------------------------------------------------------------------------------- the task
-def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
+def labels_of(facts: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
     """Return the labels for the plan, and a map from the hospital's labels to the labels for the plan."""
-    if looks.segments:
-        values = sorted({value for look in looks.looked for value in look.values} - {0})
-        told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
+    if facts.segments:
+        values = sorted({value for look in facts.looked for value in look.values} - {0})
+        told, known = ", ".join(map(str, values)), dict(facts.layout.named.structures) if facts.layout.named else {}
         named = [known[value] for value in values if known.get(value) and not names_a_person(known[value])]
         if len(named) == len(values) == len(set(named)):
             return Choice(named, f"as dataset.json calls the masks' values {told}"), dict(
@@ -113,7 +113,7 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
         names = ["structure"] if len(values) == 1 else [f"structure-{place}" for place in range(1, len(values) + 1)]
         why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
         return Choice(names, why), dict(zip(values, names, strict=True))
-    words = plans_words(looks.patients_of, looks.patients_known)
+    words = plans_words(facts.patients_of, facts.patients_known)
     own = yes_last(sorted(set(words.values())))
     names = [name if NAME.fullmatch(name) and name == name.strip() else latin(name) for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
@@ -124,78 +124,78 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
             f"each class, or combine rare classes",
             ", ".join(words),
         )
-    where = "the table's" if looks.layout.by_table else "the folders' names"
+    where = "the table's" if facts.layout.by_table else "the folders' names"
     spelt = dict(zip(own, names, strict=True))
     changed = renamed({here: spelt[plans] for here, plans in words.items()})
     return Choice(names, where + renamed_words(names)), dict(changed)
 
 
-def channels_of(looks: DatasetFacts) -> Choices:
-    channels = looks.channels
-    if looks.flat:
+def channels_of(facts: DatasetFacts) -> Choices:
+    channels = facts.channels
+    if facts.flat:
         told = "all images have three channels" if channels == 3 else "all images have 1 channel"
-        if channels == 3 and any(look.channels == 1 for look in looks.looked):
+        if channels == 3 and any(look.channels == 1 for look in facts.looked):
             told = "images in grey are read as three equal channels"
         if channels not in (1, 3):
             raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
         return {"task.colours": ("rgb" if channels == 3 else "grey", told)}
-    if looks.layout.named and len(own := looks.layout.named.channels) == channels == len(set(own)) and all(own):
+    if facts.layout.named and len(own := facts.layout.named.channels) == channels == len(set(own)) and all(own):
         return {"task.modalities": (list(own), "as dataset.json calls them")}
-    if len(files := looks.layout.channels) == channels:
+    if len(files := facts.layout.channels) == channels:
         told = "one file each, in this order" if channels > 1 else "call it what it is, for example t2 or ct"
         return {"task.modalities": (list(files), told)}
     names = [f"channel-{number}" for number in range(channels)]
     return {"task.modalities": (names, "as each file has them, in this order: call them what they are")}
 
 
-def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
+def dimensions_of(facts: DatasetFacts, by_slices: bool = False) -> Choice | None:
     """Choose between a 3-D network and a 2-D network on slices, or return None for 2-D images. `by_slices` is true if
     the user requests a 2-D network on slices.
     """
-    if looks.flat:
+    if facts.flat:
         return None
     if by_slices:
         return Choice(2, "slice by slice, as --slices asked for")
-    slices = looks.middle(2)
+    slices = facts.middle(2)
     if slices < THIN:
         return Choice(2, f"slice by slice: {slices:.0f} slices are few for a network in 3-D")
     return Choice(3, f"whole volumes: {slices:.0f} slices in the median")
 
 
-def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
+def spacing_of(facts: DatasetFacts, dimensions: int) -> Choice | None:
     """Choose the voxel spacing for all hospitals, or return None for 2-D images and for images that are resized to one
     size.
     """
-    if looks.flat or not looks.segments:
+    if facts.flat or not facts.segments:
         return None
-    middle = [float(f"{looks.spaced(axis):.2g}") for axis in range(dimensions)]
-    told = ranges([look.spacing[:dimensions] for look in looks.looked])
+    middle = [float(f"{facts.spaced(axis):.2g}") for axis in range(dimensions)]
+    told = ranges([look.spacing[:dimensions] for look in facts.looked])
     return Choice(middle, f"mm, the median; these images have {told}")
 
 
-def intensity_of(looks: DatasetFacts) -> Choice:
-    low, high = min(look.low for look in looks.looked), max(look.high for look in looks.looked)
-    kinds = {look.kind for look in looks.looked}
-    if looks.flat and kinds == {"uint8"}:
+def intensity_of(facts: DatasetFacts) -> Choice:
+    low, high = min(look.low for look in facts.looked), max(look.high for look in facts.looked)
+    kinds = {look.kind for look in facts.looked}
+    if facts.flat and kinds == {"uint8"}:
         return Choice({"kind": "bytes"}, "images of 8 bits: 0 to 255 becomes 0 to 1")
-    if looks.flat:
+    if facts.flat:
         return Choice({"kind": "percentiles"}, f"values from {low:g} to {high:g}: each image by its own range")
-    if low < AIR and np.median([look.low for look in looks.looked]) < AIR:
-        window = "window of the structures and a quarter more" if looks.segments else "usual window of soft tissue"
-        return Choice(_window(looks), f"a CT, as values begin at {low:g}: the {window}")
+    if low < AIR and np.median([look.low for look in facts.looked]) < AIR:
+        window = "window of the structures and a quarter more" if facts.segments else "usual window of soft tissue"
+        return Choice(_window(facts), f"a CT, as values begin at {low:g}: the {window}")
     return Choice({"kind": "z-score"}, f"values from {low:g} to {high:g}, no CT: they mean nothing across scanners")
 
 
-def _window(looks: DatasetFacts) -> dict[str, Any]:
-    if not looks.segments:
+def _window(facts: DatasetFacts) -> dict[str, Any]:
+    if not facts.segments:
         return {"kind": "window", "low": -160, "high": 240}
-    low, high = (float(np.median([look.tail[end] for look in looks.looked])) for end in (0, 1))
+    low, high = (float(np.median([look.tail[end] for look in facts.looked])) for end in (0, 1))
     more = WIDER * (high - low)
     return {"kind": "window", "low": math.floor((low - more) / 10) * 10, "high": math.ceil((high + more) / 10) * 10}
 
 
-def augmentation_of(looks: DatasetFacts) -> Choice:
-    if looks.flat and looks.channels == 3:
+def augmentation_of(facts: DatasetFacts) -> Choice:
+    if facts.flat and facts.channels == 3:
         return Choice(["flip-x", "flip-y", "intensity"], "colours: no flips where left or up means something")
     return Choice(["affine", "intensity"], "small turns, other brightness; no flips, as bodies have a left and a right")
 
@@ -233,17 +233,17 @@ def _tested(patients: int) -> int:
     return math.floor(_shares(patients)[2] * patients + 1e-9)
 
 
-def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
+def size_of(facts: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
     """Choose the size of the network's input. Large 2-D images with masks are not resized. `limit` is the reason for
     the maximum input size, as a text for the plan's comments.
     """
     axes = len(fit.caps)
-    sizes = [looks.middle(axis) for axis in range(axes)]
+    sizes = [facts.middle(axis) for axis in range(axes)]
     if spacing:
-        sizes = [size * looks.spaced(axis) / spacing.value[axis] for axis, size in enumerate(sizes)]
+        sizes = [size * facts.spaced(axis) / spacing.value[axis] for axis, size in enumerate(sizes)]
     least = fit.multiple(sizes)
     median = " x ".join(f"{size:.0f}" for size in sizes)
-    pieces = looks.flat and looks.segments and max(sizes) > 2 * max(fit.caps)
+    pieces = facts.flat and facts.segments and max(sizes) > 2 * max(fit.caps)
     if pieces or not spacing:
         wanted = [max(least, int(min(size, cap) // least * least)) for size, cap in zip(sizes, fit.caps, strict=True)]
     else:
@@ -274,9 +274,9 @@ def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
+def network_of(fit: Fit, facts: DatasetFacts) -> Choices:
     dimensions = len(fit.caps)
-    if not looks.segments:
+    if not facts.segments:
         norm = "batch" if fit.network == "densenet121" else "group"
         why = "running statistics; with fewer cases than 500 try batch-statistics" if norm == "batch" else _OWN_NORM
         return {
@@ -284,11 +284,11 @@ def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
             "network.dimensions": (dimensions, "those of the images"),
             "network.norm": (norm, why),
         }
-    sizes = [looks.middle(axis) for axis in range(dimensions)]
+    sizes = [facts.middle(axis) for axis in range(dimensions)]
     features = list(fit.levels(sizes))
     return {
         "network.name": (fit.network, MEASURED),
-        "network.dimensions": (dimensions, "those of the images" if looks.flat else "those of task.dimensions"),
+        "network.dimensions": (dimensions, "those of the images" if facts.flat else "those of task.dimensions"),
         "network.features": (features, f"{len(features)} levels: the image is halved {len(features) - 1} times"),
         "network.residual_units": (2, "residual convolutions in each level"),
         "network.norm": ("instance", _OWN_NORM),
@@ -313,24 +313,24 @@ def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
 
 
 # ---------------------------------------------------------------------------------------------------- the settings
-def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
-    source, found = looks.source, dict[str, tuple[Any, str]]()
-    if looks.layout.images:
-        images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)
-        series = ", a DICOM series in each folder" if looks.layout.images[0].endswith("/") else ""
-        each = "" if source.patient or looks.layout.table else "; each counts as one patient, without a line 'patient'"
+def settings_of(facts: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
+    source, found = facts.source, dict[str, tuple[Any, str]]()
+    if facts.layout.images:
+        images = facts.layout.images[0] if len(facts.layout.images) == 1 else list(facts.layout.images)
+        series = ", a DICOM series in each folder" if facts.layout.images[0].endswith("/") else ""
+        each = "" if source.patient or facts.layout.table else "; each counts as one patient, without a line 'patient'"
         found["data.images"] = images, f"the text that * matches is a case's name{series}{each}"
-    if looks.layout.labels:
-        found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
-    if table := looks.layout.table:
+    if facts.layout.labels:
+        found["data.labels"] = facts.layout.labels, "a mask finds its image by that name"
+    if table := facts.layout.table:
         found["data.table"] = table.name, "a line per case"
         if table.head:
             found["data.head"] = list(table.head), "what its columns are called, as its first line is a case"
         found["data.columns"] = table.described()["columns"], table.why
     if source.patient:
-        count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"
+        count = f"{sum(facts.cases.values())} cases of {sum(facts.patients.values())} patients"
         found["data.patient"] = source.patient, f"a guess from the names: {count}; correct it"
     if label_map:
-        what = "values in the masks" if looks.segments else "labels here"
+        what = "values in the masks" if facts.segments else "labels here"
         found["data.label_map"] = label_map, f"{what}: names in the plan"
     return found

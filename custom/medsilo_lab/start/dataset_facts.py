@@ -132,12 +132,12 @@ def facts_of_cases(
     """Open a sample of the hospitals' cases, and return the properties of the folder; raise DataError if the cases are
     unusable.
     """
-    looks = looks_of(layout, source, listings, _look, segments)
-    _refuse_labels(looks)
-    return looks
+    facts = dataset_facts_of(layout, source, listings, _look, segments)
+    _refuse_labels(facts)
+    return facts
 
 
-def looks_of(
+def dataset_facts_of(
     layout: FolderLayout,
     source: DataSource,
     listings: Mapping[str, CaseIndex],
@@ -280,17 +280,17 @@ def _channels_of(look: CaseFacts) -> int:
     return 3 if len(look.size) == 2 and look.channels == 1 else look.channels
 
 
-def _refuse_labels(looks: DatasetFacts) -> None:
+def _refuse_labels(facts: DatasetFacts) -> None:
     """Raise DataError if there is only one class, if masks are empty, or if masks have too many values."""
-    values = {value for look in looks.looked for value in look.values}
-    if not looks.segments:
-        if len(looks.patients_of) < 2:
+    values = {value for look in facts.looked for value in look.values}
+    if not facts.segments:
+        if len(facts.patients_of) < 2:
             raise DataError(
-                f"all images are from one class, {next(iter(looks.patients_of), 'none')}; add the other classes"
+                f"all images are from one class, {next(iter(facts.patients_of), 'none')}; add the other classes"
             )
         return
     if not values - {0}:
-        raise DataError(f"the masks of all {len(looks.looked)} cases that were opened are empty; export them again")
+        raise DataError(f"the masks of all {len(facts.looked)} cases that were opened are empty; export them again")
     if len(values) > MOST_VALUES:
         told = f"masks have {len(values)} different values, so that they count single objects or are pictures"
         raise DataError(f"{told}; save one number for each kind of structure, in PNG or NIfTI and not in JPEG")

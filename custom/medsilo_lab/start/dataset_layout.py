@@ -30,7 +30,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo_lab.jobs import write_job
 from medsilo_lab.start import choices
 from medsilo_lab.start.choices import Choices, Draft
-from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, look_of, looks_of, opened, patient_in
+from medsilo_lab.start.dataset_facts import DatasetFacts, dataset_facts_of, look_at, look_of, opened, patient_in
 from medsilo_lab.start.file_table import FileTable, table_of_files
 from medsilo_lab.start.fitting import fit_for
 from medsilo_lab.start.folder_layout import (
@@ -210,39 +210,39 @@ class DatasetLayout:
             tops: the hospitals' folders
         """
         layout = FolderLayout(kind, hospitals=tuple(tops))
-        looks = looks_of(
+        facts = dataset_facts_of(
             layout, source, listings, lambda entry: look_of(*seen(entry.images, entry.label)), segments=True
         )
-        return self._of_images(task, looks, plan, settings)
+        return self._of_images(task, facts, plan, settings)
 
-    def choose_for(self, looks: DatasetFacts) -> "DatasetLayout":
+    def choose_for(self, facts: DatasetFacts) -> "DatasetLayout":
         """Return a copy of this object with the properties of the images, and with choices for images."""
-        return self._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
+        return self._of_images("image-folder" if facts.flat else "nifti-folder", facts, {}, {})
 
-    def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
-        dimensions = choices.dimensions_of(looks, self.by_slices)
+    def _of_images(self, task: str, facts: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
+        dimensions = choices.dimensions_of(facts, self.by_slices)
         axes = dimensions.value if dimensions else 2
-        fit, limit = fit_for(looks.segments, axes, self.gpu), LIMITS[self.gpu]
-        (labels, label_map), spacing = choices.labels_of(looks), choices.spacing_of(looks, axes)
+        fit, limit = fit_for(facts.segments, axes, self.gpu), LIMITS[self.gpu]
+        (labels, label_map), spacing = choices.labels_of(facts), choices.spacing_of(facts, axes)
         of_images = {
-            "task.kind": ("segmentation" if looks.segments else "classification", looks.layout.kind),
+            "task.kind": ("segmentation" if facts.segments else "classification", facts.layout.kind),
             "task.labels": labels,
-            **choices.channels_of(looks),
+            **choices.channels_of(facts),
             **({"task.dimensions": dimensions} if dimensions else {}),
             **({"task.target_spacing": spacing} if spacing else {}),
-            "task.intensity": choices.intensity_of(looks),
-            "task.augmentation": choices.augmentation_of(looks),
-            **({"training.learning_rate": (0.0005, choices.ADAMS_RATE)} if looks.segments else {}),
-            **choices.size_of(looks, fit, spacing, limit),
-            **choices.network_of(fit, looks),
+            "task.intensity": choices.intensity_of(facts),
+            "task.augmentation": choices.augmentation_of(facts),
+            **({"training.learning_rate": (0.0005, choices.ADAMS_RATE)} if facts.segments else {}),
+            **choices.size_of(facts, fit, spacing, limit),
+            **choices.network_of(fit, facts),
             "training.batch_size": (fit.batch, limit),
             **plan,
         }
-        slices = 1 if looks.flat or axes == 3 else looks.middle(2)
-        examples = {site: count * slices for site, count in looks.cases.items()}
-        said = {**choices.settings_of(looks, label_map), **settings}
-        own = self.folders_of(looks.layout.hospitals)
-        return self.choose(task, looks.summary, looks.patients, of_images, said, examples=examples, sites=own)
+        slices = 1 if facts.flat or axes == 3 else facts.middle(2)
+        examples = {site: count * slices for site, count in facts.cases.items()}
+        said = {**choices.settings_of(facts, label_map), **settings}
+        own = self.folders_of(facts.layout.hospitals)
+        return self.choose(task, facts.summary, facts.patients, of_images, said, examples=examples, sites=own)
 
 
 def _refuse_people(plan: Choices, sites: Iterable[str]) -> None:

@@ -172,10 +172,10 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
 
 def sight_of(found: FoundCases, folder: DatasetLayout) -> DatasetLayout:
     source = DataSource(folder=folder.path)
-    looks = facts_of_cases(found.layout(), source, found.listings(folder.path), found.segments)
+    facts = facts_of_cases(found.layout(), source, found.listings(folder.path), found.segments)
     if found.layout().hospitals:
-        looks.left_out.update(found.left_out)
-    return replace(folder, hospitals=found.told).choose_for(looks)
+        facts.left_out.update(found.left_out)
+    return replace(folder, hospitals=found.told).choose_for(facts)
 
 
 def _found(seen: Images, ask: Ask) -> FoundCases | None:

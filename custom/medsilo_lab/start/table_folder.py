@@ -698,71 +698,71 @@ def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
-    several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
+def choose_tables(facts: TableFacts, folder: DatasetLayout) -> DatasetLayout:
+    several, trained = len(facts.sites) > 1, sorted(facts.sites[site] for site in trained_of(facts.sites))
     batch = BATCH, "lines are small: any machine has room"
-    if looks.kind == "survival":
+    if facts.kind == "survival":
         batch = LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large"
     dealt = (
-        f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
+        f"one table for all, dealt by its column {facts.by_column!r}; leave it out where each has a table of its own"
     )
-    left = f", without {counted(len(looks.left), 'column')} (in data.yaml: which, and why)" if looks.left else ""
+    left = f", without {counted(len(facts.left), 'column')} (in data.yaml: which, and why)" if facts.left else ""
     few = max(trained) < FEW
     plan = {
-        "task.kind": (looks.kind, _why(looks)),
-        **_learned(looks),
-        "task.columns": (list(looks.columns), f"all that hospitals have alike{left}"),
+        "task.kind": (facts.kind, _why(facts)),
+        **_learned(facts),
+        "task.columns": (list(facts.columns), f"all that hospitals have alike{left}"),
         "task.missing": ("mean", "the site's mean takes the place of a value that is not known"),
         "task.standardise": ("site", "each hospital by its own training cases"),
-        **({"task.partition": ({"kind": "column"}, dealt)} if looks.by_column else {}),
+        **({"task.partition": ({"kind": "column"}, dealt)} if facts.by_column else {}),
         "network.name": ("linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
         **({} if few else {"network.norm": ("none", "small numbers need none")}),
         "training.batch_size": batch,
         **({"training.learning_rate": (0.01, ADAMS_RATE)} if few else {}),
     }
-    own = {site: _settings(looks, site, table) for site, table in looks.tables.items()}
-    return replace(folder, path=looks.folder, site=next(iter(looks.sites))).choose(
+    own = {site: _settings(facts, site, table) for site, table in facts.tables.items()}
+    return replace(folder, path=facts.folder, site=next(iter(facts.sites))).choose(
         "table",
-        found_lines(looks),
-        looks.sites if several else {"": trained[0]},
+        found_lines(facts),
+        facts.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
         # number of patients of the hospital of median size; with an even number of hospitals, of the larger of the two
         # middle hospitals
-        examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
+        examples=dict.fromkeys([*facts.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )
 
 
-def _why(looks: TableFacts) -> str:
-    if looks.kind == "regression":
+def _why(facts: TableFacts) -> str:
+    if facts.kind == "regression":
         return "many numbers; for classes write classification, and labels in place of range"
-    if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
+    if facts.labels and all(TableReader.number(name) is not None for name in facts.classes):
         return "few numbers; to learn a number write regression, and range: [least, greatest] in place of labels"
     return "by the column that is learned"
 
 
-def _learned(looks: TableFacts) -> Choices:
+def _learned(facts: TableFacts) -> Choices:
     """Return the plan's keys that name the outcome columns. If the spelling of a column name differs between tables,
     the spelling of the first table is used.
     """
-    names = looks.outcomes[next(iter(looks.tables))]
-    if looks.kind == "survival":
+    names = facts.outcomes[next(iter(facts.tables))]
+    if facts.kind == "survival":
         why = "a guess by the names: correct it, and data.columns where a hospital has others"
         return {"task.time": (names[0], why), "task.event": (names[1], "1 where it came, 0 where not yet")}
-    asked = next(iter(looks.tables.values())).asked
+    asked = next(iter(facts.tables.values())).asked
     target = names[0], "as --target asked for" if asked else "a guess by its name: correct it"
-    if looks.kind == "regression":
+    if facts.kind == "regression":
         known = [
             TableReader.number(value) or 0.0
-            for site, table in looks.tables.items()
-            for value in table.distinct(looks.outcomes[site][0])
+            for site, table in facts.tables.items()
+            for value in table.distinct(facts.outcomes[site][0])
         ]
         why = "round numbers around what is there: an outcome outside is cut, so widen it where others may have more"
         return {"task.target": target, "task.range": (list(_around(min(known), max(known))), why)}
     return {
         "task.target": target,
-        "task.labels": (looks.classes, "the column's values" + renamed_words(looks.classes)),
+        "task.labels": (facts.classes, "the column's values" + renamed_words(facts.classes)),
     }
 
 
@@ -772,23 +772,23 @@ def _around(least: float, most: float) -> tuple[float, float]:
     return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
-def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
+def _settings(facts: TableFacts, site: str, table: CaseTable) -> Choices:
     found: dict[str, tuple[Any, str]] = {
-        "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
+        "data.table": (table.path.relative_to(facts.folder).as_posix(), "a line per case")
     }
-    roles = {role: name for role, name in (("patient", table.patient), ("site", looks.by_column)) if name}
-    plans, own = looks.outcomes[next(iter(looks.tables))], looks.outcomes[site]
-    read = [column["name"] if isinstance(column, dict) else column for column in looks.columns]
+    roles = {role: name for role, name in (("patient", table.patient), ("site", facts.by_column)) if name}
+    plans, own = facts.outcomes[next(iter(facts.tables))], facts.outcomes[site]
+    read = [column["name"] if isinstance(column, dict) else column for column in facts.columns]
     if called := renamed(roles | dict(zip(plans, own, strict=True))):
         found["data.columns"] = called, "what these, and the plan's columns, are called here: a guess by the names"
-    levels = {name: _here(words, table, name) for name, words in looks.words.items() if name in read}
+    levels = {name: _here(words, table, name) for name, words in facts.words.items() if name in read}
     if levels := {name: words for name, words in levels.items() if words}:
         found["data.levels"] = levels, f"values here that the plan calls otherwise, as {OTHER} where they are rare"
-    if looks.kind == "survival" and ((values := table.distinct(own[1])) != ["0", "1"] or "event" in table.said):
+    if facts.kind == "survival" and ((values := table.distinct(own[1])) != ["0", "1"] or "event" in table.said):
         came = table.said.get("event", yes_last(values)[-1])
         both = {_number(value): "event" if value == came else "censored" for value in values}
         found["data.label_map"] = both, "values of the event's column; a guess: correct it"
-    if looks.kind == "classification" and (words := _here(looks.words[looks.target], table, own[0])):
+    if facts.kind == "classification" and (words := _here(facts.words[facts.target], table, own[0])):
         both = {_number(value): name for value, name in words.items()}
         found["data.label_map"] = both, "the column's values: names in the plan"
     for key, why in SAID.items():
@@ -811,24 +811,24 @@ def _number(value: str) -> int | str:
     return int(value) if value.isdecimal() else value
 
 
-def found_lines(looks: TableFacts) -> list[str]:
-    patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
-    if looks.by_column:
-        first = next(iter(looks.tables.values())).of(looks.by_column)
-        known = {place for place, name in enumerate(first.distinct) if looks.called.get(name) in looks.sites}
+def found_lines(facts: TableFacts) -> list[str]:
+    patients, lines = sum(facts.sites.values()), sum(table.lines for table in facts.tables.values())
+    if facts.by_column:
+        first = next(iter(facts.tables.values())).of(facts.by_column)
+        known = {place for place, name in enumerate(first.distinct) if facts.called.get(name) in facts.sites}
         lines = int(np.isin(first.codes, [*known]).sum())
-    learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
+    learned = " and ".join(facts.outcomes[next(iter(facts.tables))])
     found = [
-        f"{looks.kind} by a table: {counted(lines, 'line')} of {counted(patients, 'patient')}, "
-        f"{learned} told by {counted(len(looks.columns), 'column')}"
+        f"{facts.kind} by a table: {counted(lines, 'line')} of {counted(patients, 'patient')}, "
+        f"{learned} told by {counted(len(facts.columns), 'column')}"
     ]
-    if len(looks.sites) > 1:
-        how = f"by column {looks.by_column!r}" if looks.by_column else "each with a table"
-        told = ", ".join(f"{site} ({count})" for site, count in looks.sites.items())
-        found.append(f"{len(looks.sites)} hospitals, {how}: {told}")
-    found += [f"hospital {name!r} is called {own} in the plan" for name, own in looks.called.items() if own != name]
-    found += [f"left out: hospital {name!r} ({why.removeprefix('a hospital ')})" for name, why in looks.small.items()]
-    return [*found, *(f"not read: {name} ({why})" for name, why in looks.left.items())]
+    if len(facts.sites) > 1:
+        how = f"by column {facts.by_column!r}" if facts.by_column else "each with a table"
+        told = ", ".join(f"{site} ({count})" for site, count in facts.sites.items())
+        found.append(f"{len(facts.sites)} hospitals, {how}: {told}")
+    found += [f"hospital {name!r} is called {own} in the plan" for name, own in facts.called.items() if own != name]
+    found += [f"left out: hospital {name!r} ({why.removeprefix('a hospital ')})" for name, why in facts.small.items()]
+    return [*found, *(f"not read: {name} ({why})" for name, why in facts.left.items())]
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
@@ -847,8 +847,8 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
         said = {"target": folder.target, **folder.said, **folder.said_of.get(site, {})}
         asked = said.pop("target")
         tables[site] = with_answers(_asked_of(table, asked) if asked else table, said)
-    looks = look_at_tables(place, tables, folder.site)
-    return replace(choose_tables(looks, folder), facts=looks)
+    facts = look_at_tables(place, tables, folder.site)
+    return replace(choose_tables(facts, folder), facts=facts)
 
 
 def _refuse_several(tables: Mapping[str, CaseTable]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from medsilo.check.result import Report
-from medsilo.check.visit import Visit, check
+from medsilo.check.site_check import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings

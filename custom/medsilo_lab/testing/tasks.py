@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.drawn import Draw
+from medsilo.learning.sampling import Draw
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings, of_each

@@ -115,7 +115,7 @@ class MedsiloController(Controller):
             absent=running.absent,
             away=self.presence.absences() if self.presence else {},
             rounds=new_rounds(running.rounds, after or 0, TOLD),
-            turns=running.asker.turns.now(),
+            turns=running.scheduler.turns.now(),
         )
         return told.as_json()
 
@@ -211,8 +211,8 @@ class MedsiloController(Controller):
     def _watch(self, study: Coordinator) -> None:
         sites = SlowSites(self.events)
         while not self.ended.wait(LOOK):
-            sites.look(study.asker.turns.now(), [*study.rounds])
-            self.events.on_asking(dict(study.asker.channel.again))
+            sites.look(study.scheduler.turns.now(), [*study.rounds])
+            self.events.on_asking(dict(study.scheduler.channel.again))
 
     @staticmethod
     def _among(plan: Plan, begun: Record | None, sites: Sequence[str]) -> Plan:

@@ -62,10 +62,10 @@ class _Question:
         return task
 
     def _before_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        parcel = self.outgoing(client_task.client.name)
-        if parcel.facts.get("task") == "round":
+        message = self.outgoing(client_task.client.name)
+        if message.facts.get("task") == "round":
             client_task.task.name = self.transport.rounds  # NVFlare chooses filters by the name of a task
-        client_task.task.data = self.transport.wrap(parcel)
+        client_task.task.data = self.transport.wrap(message)
 
     def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         # this reference to the message is not needed, because NVFlare keeps the message until the site has fetched it

@@ -37,7 +37,7 @@ from medsilo.check.kit import check_certificates, check_network, check_seal, rea
 from medsilo.check.machine import check_environment, kept, required_versions
 from medsilo.check.rehearsal import Rehearsal, rehearsal_findings, round_seconds
 from medsilo.check.result import Finding, Report
-from medsilo.check.visit import Visit, check
+from medsilo.check.site_check import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import parse_plan
 from medsilo.site.job_code import JobCode
@@ -252,7 +252,7 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
 
 def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "medsilo.check.job_visit.rehearse", lambda *_: pytest.fail("the rehearsal started without enough memory")
+        "medsilo.check.job_check.rehearse", lambda *_: pytest.fail("the rehearsal started without enough memory")
     )
     report = check(visit(free_memory=lambda compute: 1000))
     (finding,) = found(report, "memory", "stops")
@@ -271,7 +271,7 @@ def test_memory_that_ends_in_the_middle_is_a_finding(monkeypatch: pytest.MonkeyP
     def bursts(*_: object) -> list:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB at /secret")
 
-    monkeypatch.setattr("medsilo.check.job_visit.rehearse", bursts)
+    monkeypatch.setattr("medsilo.check.job_check.rehearse", bursts)
     report = check(visit())
     (finding,) = found(report, "memory", "stops")
     assert "batch_size" in finding.remedy and "secret" not in json.dumps(report.as_json())
@@ -796,7 +796,7 @@ def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatc
     def bursts(*_: object) -> list:
         raise KeyError("/data/mueller/4711.nii.gz")
 
-    monkeypatch.setattr("medsilo.check.job_visit.rehearse", bursts)
+    monkeypatch.setattr("medsilo.check.job_check.rehearse", bursts)
     report = check(visit())
     (finding,) = found(report, "rehearsal", "stops")
     assert finding.what == "it failed with KeyError"

@@ -19,8 +19,8 @@ from tests.federation.test_without_the_lab import HIDDEN
 from tools.words import helps, messages, templates
 
 PASSAGES = all_passages()
-# for at least 18 of 20 questions, the table of contents or the first search results name the right page
-TWO_CLICKS = 18
+# for at least 18 of 20 questions, the first search results name the right page
+TWO_CLICKS = 0.9
 FIRST = 5
 
 
@@ -133,7 +133,7 @@ def test_a_hospital_s_wheel_has_each_page_that_a_hospital_s_program_names(root: 
 
 def test_questions_of_a_new_user_have_answers_in_two_clicks(root: Path) -> None:
     questions = load_yaml((root / "tests/questions.yaml").read_text("utf-8"))
-    assert len(questions) == 20
+    assert len(questions) == len({question["ask"] for question in questions}) >= 100
     lost = {}
     for question in questions:
         exact = [one.place for one in PASSAGES if one.is_about(question["ask"])]
@@ -142,7 +142,25 @@ def test_questions_of_a_new_user_have_answers_in_two_clicks(root: Path) -> None:
             place == own or place.startswith((f"{own}#", f"{own}/")) for place in places for own in question["answers"]
         ):
             lost[question["ask"]] = places
-    assert len(questions) - len(lost) >= TWO_CLICKS, lost
+    assert len(lost) <= (1 - TWO_CLICKS) * len(questions), lost
+
+
+def test_a_search_lists_each_place_once_and_knows_synonyms() -> None:
+    for words in ("training loop", "the machine of a hospital", "out of memory"):
+        places = [one.place for one in search(PASSAGES, words)]
+        assert len(places) == len({*places}) > 3
+    assert "study/consortium#choose-a-method" in [one.place for one in search(PASSAGES, "pick an algorithm")]
+
+
+def test_a_paragraph_that_begins_in_bold_is_found_by_its_first_words() -> None:
+    [first, *_] = search(PASSAGES, "back up the kit of a site")
+    assert first.place == "study/join#what-the-machine-needs" and "startup/" in first.text and len(first.text) < 300
+
+
+def test_a_page_prints_each_row_once_and_a_command_s_name_is_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = said(capsys, "help")
+    assert whole.count("command not found") == whole.count("fed_admin.json: tampered") == 1
+    assert not any(one.is_about("test my script before I submit it") for one in PASSAGES)
 
 
 def test_each_place_of_an_answer_is_there(root: Path) -> None:

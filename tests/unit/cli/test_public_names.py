@@ -38,11 +38,11 @@ def test_they_are_where_scripts_import_them(place: str) -> None:
 @pytest.mark.parametrize("name", MIXED)
 def test_mixers_take_and_give_by_site(name: str) -> None:
     given, expected = MIXED[name]
-    mixer = getattr(import_module("medsilo.mixing.mixers"), name)(*given)
-    mixer.start(["a", "b", "c"])
+    aggregator = getattr(import_module("medsilo.mixing.aggregators"), name)(*given)
+    aggregator.start(["a", "b", "c"])
     for site, number in {"c": 2, "a": 0, "b": 1}.items():
-        mixer.add(site, {"w": torch.full((2,), float(number))}, number + 1.0)
-    mixer.finish()
+        aggregator.add(site, {"w": torch.full((2,), float(number))}, number + 1.0)
+    aggregator.finish()
     torch.testing.assert_close(
-        torch.stack([mixer.current(site)["w"] for site in "abc"]), torch.tensor(expected)[:, None].expand(3, 2)
+        torch.stack([aggregator.current(site)["w"] for site in "abc"]), torch.tensor(expected)[:, None].expand(3, 2)
     )

@@ -65,8 +65,8 @@ def test_no_exact_number_is_in_any_message(heard: list[StudyMessage], tmp_path: 
     for method in ("fedavg", "fedbn", "ditto"):
         plan = parse_plan({**STUDY, "algorithm": {"name": method}})
         assert inprocess.run(plan, folder=tmp_path / method / "study", settings=settings).summary.finished
-    assert {parcel.facts["task"] for parcel in heard} == {"join", "round", "deliver", "test"}
-    told = [one for parcel in heard for one in numbers(parcel.facts)]
+    assert {message.facts["task"] for message in heard} == {"join", "round", "deliver", "test"}
+    told = [one for message in heard for one in numbers(message.facts)]
     assert {name for name, _ in told} >= {".validation", ".test", ".cases.train"}
     cases = [round(share * len(NAMES)) for share in (0.6, 0.2, 0.2)]
     assert cases == [36, 12, 12]
@@ -91,10 +91,10 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     settings = hospital(tmp_path / "photos")
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4
-    for parcel, own in zip(heard, told, strict=True):
+    for message, own in zip(heard, told, strict=True):
         # the privacy ledger adds the field `ledger` to an answer, and a canary adds the field `readiness`
         beside = {"ledger", "readiness"}
-        assert set(ANSWERS[parcel.facts["task"]].model_fields) == own | MACHINE | beside
+        assert set(ANSWERS[message.facts["task"]].model_fields) == own | MACHINE | beside
 
 
 def test_no_message_is_forgotten() -> None:

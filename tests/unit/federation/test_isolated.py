@@ -65,7 +65,7 @@ def of(trainer: type[Trainer]) -> Callable[..., Participant]:
 class Refusing(Trainer):
     def work(self, number: int, phase: Phase, stop: Any) -> float:
         loss = super().work(number, phase, stop)
-        if number == 2 and self.place.site == B:
+        if number == 2 and self.context.site == B:
             self.state.begin()
             raise Refused("killed")
         return loss

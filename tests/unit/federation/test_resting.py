@@ -40,7 +40,7 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
     assert len(sites) == len(plan.participation.sites) == len(rested.models)
     assert rested.summary.mean_test == awake.summary.mean_test
     for site in sites:
-        one, other = (run.models[site.place.site].state_dict() for run in (awake, rested))
+        one, other = (run.models[site.context.site].state_dict() for run in (awake, rested))
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(KeyError):
         rested.models["nobody"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.check.visit import Visit, check
+from medsilo.check.site_check import Visit, check
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
@@ -117,7 +117,7 @@ def test_a_hospital_that_does_not_train_refuses_to(tmp_path: Path) -> None:
     site = site_of(plan, SMALL, [A, B, SMALL], settings, tmp_path / "run/sites" / SMALL)
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=(A, B, SMALL))
     with pytest.raises(Refused, match="does not train in this study"):
-        site.answer(StudyMessage(asked.parcel({}).groups, asked.parcel({}).facts))
+        site.answer(StudyMessage(asked.message({}).groups, asked.message({}).facts))
 
 
 def test_check_lets_it_go(tmp_path: Path) -> None:

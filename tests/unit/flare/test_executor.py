@@ -63,8 +63,8 @@ def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeyp
 def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert ABORT_POLL <= 0.5
     executor, over = MedsiloExecutor(), threading.Event()
-    slow = SimpleNamespace(answer=lambda parcel, stop: over.wait(60))  # a batch that cannot be interrupted
-    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
+    slow = SimpleNamespace(answer=lambda message, stop: over.wait(60))  # a batch that cannot be interrupted
+    monkeypatch.setattr(executor, "_begin", lambda message, fl_ctx, stop: (slow, Clock()))
     started = time.monotonic()
     reply = executor.execute("medsilo", to_shareable(StudyMessage()), FLContext(), Abort(after=0.2))
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
@@ -75,8 +75,8 @@ def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytes
 def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A site ends its training after participation.timeout, because the server no longer waits for the answer."""
     executor, over = MedsiloExecutor(), threading.Event()
-    slow = SimpleNamespace(answer=lambda parcel, stop: over.wait(60))
-    monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
+    slow = SimpleNamespace(answer=lambda message, stop: over.wait(60))
+    monkeypatch.setattr(executor, "_begin", lambda message, fl_ctx, stop: (slow, Clock()))
     monkeypatch.setattr(executor, "_write_private", lambda error, fl_ctx: None)
     with pytest.raises(Refused, match=r"took longer than participation\.timeout"):
         to_parcel(

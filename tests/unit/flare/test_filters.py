@@ -21,7 +21,7 @@ from medsilo_lab.testing import assert_equal
 FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
-def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
+def message(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
     chance = torch.Generator().manual_seed(0)
     model = {
         "weight": torch.randn(40, 5, generator=chance).to(dtype),
@@ -71,7 +71,7 @@ def test_a_parcel_stays_a_parcel_under_nvflares_filters(
     make: Callable[[pytest.MonkeyPatch], list[Filter]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = make(monkeypatch)
-    sent = parcel()
+    sent = message()
     # ModelQuantizer raises an error for integer tensors
     if any(type(one).__name__ == "ModelQuantizer" for one in theirs):
         del sent.groups["model"]["bn.num_batches_tracked"]
@@ -88,7 +88,7 @@ def test_a_parcel_stays_a_parcel_under_nvflares_filters(
 
 
 def test_percentile_privacy_changes_values_as_it_says() -> None:
-    sent = parcel()
+    sent = message()
     got = through(sent, PercentilePrivacy(30, 0.5)).groups["amplitude"]["mean"].numpy()
     values = sent.groups["amplitude"]["mean"].numpy()
     cut = np.percentile(values, 30)
@@ -96,12 +96,12 @@ def test_percentile_privacy_changes_values_as_it_says() -> None:
 
 
 def test_what_is_excluded_is_missing_and_the_sites_own_copy_is_not() -> None:
-    sent = parcel()
+    sent = message()
     got = through(sent, ExcludeVars("bn"))
     assert list(got.groups["model"]) == ["weight"] and len(sent.groups["model"]) == 3
 
 
 def test_what_came_as_no_number_is_not_made_one() -> None:
-    answer = to_shareable(parcel())
+    answer = to_shareable(message())
     from_shareable(answer).data["model"].data["bn.num_batches_tracked"] = torch.tensor(float("nan"))
     assert to_parcel(answer).groups["model"]["bn.num_batches_tracked"].isnan()

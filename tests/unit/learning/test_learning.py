@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import is_finite
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, batches, evaluate, lesson, plain_step, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, evaluate, plain_step, train_epoch, train_step
 from medsilo.learning.optimizers import begin_round
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import correcting, pull_back
@@ -47,7 +47,7 @@ def network() -> nn.Module:
 
 
 def one_epoch(model, data, loss, optimizer, compute=CPU, **others) -> float:
-    return train_epoch(data, [lesson(model, OutputLoss(loss), optimizer, compute)], compute, **others)
+    return train_epoch(data, [train_step(model, OutputLoss(loss), optimizer, compute)], compute, **others)
 
 
 def states_equal(one: nn.Module, other: nn.Module) -> bool:
@@ -298,7 +298,7 @@ def test_every_lesson_learns_from_the_same_batches_which_are_loaded_once() -> No
 
     def lesson_for(model: nn.Module):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return lesson(model, OutputLoss(functional.cross_entropy), optimizer, CPU)
+        return train_step(model, OutputLoss(functional.cross_entropy), optimizer, CPU)
 
     loss = train_epoch(once(), [lesson_for(model) for model in together], CPU)
     assert len(served) == 3

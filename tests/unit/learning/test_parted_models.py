@@ -285,7 +285,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
 # -------------------------------------------------------------------------------------- parts of the methods
 def test_the_body_of_fedrep_keeps_its_statistics_while_the_head_learns(start: Theta) -> None:
     site = Site("a", METHODS["fedrep"](head_epochs=4), two_layers(start, nn.BatchNorm1d(5)))
-    site.phase.train_round(site.bench)
+    site.phase.train_round(site.context)
     assert int(site.modules["model"][3].num_batches_tracked) == EPOCHS * len(site.data)
     assert all(weight.requires_grad for weight in site.modules["model"].parameters())
 
@@ -342,7 +342,7 @@ def test_no_head_of_fedbabu_travels_and_the_lead_gets_the_one_that_was_drawn(tmp
     transport, _ = listen(plan, tmp_path)
     first, (lead, _) = plan.build_networks()["model"], load_tensors(tmp_path / "global" / "last.safetensors")
     head = set(head_names(first))
-    parcels = [parcel.groups.get("global", {}).keys() for _, parcel in [*transport.sent, *transport.received]]
+    parcels = [message.groups.get("global", {}).keys() for _, message in [*transport.sent, *transport.received]]
     assert any(parcels) and not any(names & head for names in parcels)
     assert {name for name, tensor in first.state_dict().items() if torch.equal(lead[name], tensor)} == head
 

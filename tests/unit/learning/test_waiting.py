@@ -24,7 +24,7 @@ from medsilo.learning import compute, loop
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.class_weights import balanced_softmax, weighted
 from medsilo.learning.compute import Compute, know_marks, marks_in, part_of
-from medsilo.learning.loop import ForCard, OutputLoss, batches, lesson, passed_through, train_epoch
+from medsilo.learning.loop import ForCard, OutputLoss, batches, passed_through, train_epoch, train_step
 from medsilo.learning.partial_labels import mark_of, marked
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.private import PoissonSample
@@ -88,7 +88,7 @@ def test_no_step_asks_a_card(perturbed: bool) -> None:
     optimizer = PerturbedOptimizer(optimizer, 0.1, module=model) if perturbed else optimizer
     goal = make_plan("fedavg", "task.name=synthetic-prostate").task.goal
     step = (lambda optimizer, closure: optimizer.step(closure)) if perturbed else loop.plain_step
-    learn = lesson(model, OutputLoss(goal.loss), optimizer, Compute(), step)
+    learn = train_step(model, OutputLoss(goal.loss), optimizer, Compute(), step)
     batch = torch.rand(2, 1, 8, 8, device=META), on_card(torch.randint(2, (2, 8, 8)))
     assert learn(*batch).device == META
 

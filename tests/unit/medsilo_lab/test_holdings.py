@@ -85,7 +85,7 @@ def test_the_server_refuses_what_does_not_add_up(told: object, tmp_path: Path) -
     plan, site = make_plan("fedavg", *SMALL), SITES[0]
     acceptance, asked = Acceptance(plan, "s", SITES, SITES), ("join", 0)
     request = Request(task="join", round=0, study="s", plan=plan.hash, sites=tuple(SITES))
-    reply = of_site(plan, site, tmp_path).answer(request.parcel({}))
+    reply = of_site(plan, site, tmp_path).answer(request.message({}))
     reply.facts["cases"] = {"train": 5, "validation": 2, "test": 1}
     reply.facts["classes"] = {"train": [3, 2, 0, 0, 0, 0], "validation": None, "test": [0, 1, 0, 0, 0, 0]}
     assert acceptance.accept(site, reply, asked, ()).cases.train == 5

@@ -16,7 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job
 from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 
-from medsilo.check.at_home import files_of
+from medsilo.check.hospital_checks import files_of
 from medsilo.check.kit import check_certificates, check_seal, read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.site.kit import BEFORE

@@ -202,7 +202,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
 
 
-def looks_of(folder: Path) -> DatasetFacts:
+def dataset_facts_of(folder: Path) -> DatasetFacts:
     return look_at(folder, layout_of_folder(folder))
 
 
@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[int, np.ndarray, np.ndarray], tuple], str]] =
 def test_odd_images_are_refused(kind: str, tmp_path: Path) -> None:
     change, words = REFUSED[kind]
     with pytest.raises(DataError) as caught:
-        looks_of(write_seg(tmp_path, change=change))
+        dataset_facts_of(write_seg(tmp_path, change=change))
     assert words in str(caught.value)
 
 
@@ -246,17 +246,17 @@ def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "images/a.png").write_bytes(b"no image")
     write_pixels(tmp_path / "masks/a.png", photograph(1)[1])
     with pytest.raises(DataError, match="no case can be used"):
-        looks_of(tmp_path)
+        dataset_facts_of(tmp_path)
     write_pixels(tmp_path / "images/b.png", photograph(1)[0])
     (tmp_path / "masks/a.png").rename(tmp_path / "masks/c.png")
     with pytest.raises(DataError, match="no image has.*give each image"):
-        looks_of(tmp_path)
+        dataset_facts_of(tmp_path)
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    looks = looks_of(write_seg(tmp_path, change=small_masks))
-    assert list(looks.left_out.values()) == [1] and "different sizes" in next(iter(looks.left_out))
-    assert len(looks.looked) == 17 and looks.cases == {"": 18}
+    facts = dataset_facts_of(write_seg(tmp_path, change=small_masks))
+    assert list(facts.left_out.values()) == [1] and "different sizes" in next(iter(facts.left_out))
+    assert len(facts.looked) == 17 and facts.cases == {"": 18}
 
 
 # ---------------------------------------------------------------------------------------------------- choices
@@ -295,8 +295,8 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
     write_seg(tmp_path / "files", 18)
     rows = [{"image": f"files/images/{n}.png", "label": f"files/masks/{n}.png", "patient": n // 2} for n in range(18)]
     write_table(tmp_path / "cases.csv", rows)
-    looks = looks_of(tmp_path)
-    assert looks.segments and looks.patients == {"": 9} and looks.layout.by_table
+    facts = dataset_facts_of(tmp_path)
+    assert facts.segments and facts.patients == {"": 9} and facts.layout.by_table
     write_table(tmp_path / "cases.csv", [{**row, "label": f"c{n % 2}"} for n, row in enumerate(rows)])
     draft = drafted(tmp_path)
     assert nested(draft.plan)["task"]["labels"] == ["c0", "c1"] and "images" not in nested(draft.settings)["data"]

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from medsilo.core.errors import PlanError
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, lesson
+from medsilo.learning.loop import OutputLoss, train_step
 from medsilo.learning.optimizers import begin_round
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.cache import held_case
@@ -229,7 +229,7 @@ def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, tr
     ours = plan.build_networks()["model"]
     trainer.network.load_state_dict(ours.network.state_dict())
     optimizer = training.make_optimizer(ours.parameters())
-    learn = lesson(ours, OutputLoss(plan.task.goal.loss), optimizer, Compute())
+    learn = train_step(ours, OutputLoss(plan.task.goal.loss), optimizer, Compute())
     for number in range(1, rounds + 1):
         begin_round(training, optimizer, number, rounds)
         trainer.network.train()

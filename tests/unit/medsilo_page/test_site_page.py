@@ -22,8 +22,8 @@ import pytest
 from psutil import CONN_LISTEN, Process
 
 from medsilo.airlock.room import ability
-from medsilo.check.approving import approved_before
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import approved_before
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.cli import main
 from medsilo.core.errors import Refused
 from medsilo.federation.permission import Permission
@@ -291,7 +291,7 @@ def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch:
 def test_names_from_elsewhere_are_shown_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A lead's and a hospital's name contain a character that reverses the order of the following letters."""
     home, odd = Home(tmp_path / "kit"), "lead\u202egro.cinilc@"
-    place = replace(home.permission().place, lead=odd, sites=(odd,))
+    place = replace(home.permission().context, lead=odd, sites=(odd,))
     Permission(place)._keep()
     assert main(["approve", "--kit", str(home.folder)]) == 0
     shown = capsys.readouterr().out

@@ -524,8 +524,8 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
             return {}
 
     class Inner:
-        def answer(self, parcel: StudyMessage, stop: Any) -> StudyMessage:
-            return StudyMessage({}, {"groups": sorted(parcel.groups)})
+        def answer(self, message: StudyMessage, stop: Any) -> StudyMessage:
+            return StudyMessage({}, {"groups": sorted(message.groups)})
 
     def asked(line: Line) -> list[StudyMessage]:
         answers: list[StudyMessage] = []

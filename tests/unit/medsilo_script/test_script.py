@@ -99,9 +99,9 @@ class Shuffled:
 
 
 class Loss(nn.Module):
-    def __init__(self, goal: Objective) -> None:
+    def __init__(self, objective: Objective) -> None:
         super().__init__()
-        self.goal = goal
+        self.goal = objective
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         return self.goal.loss(output, target)
@@ -143,10 +143,10 @@ class Script:
             torch.cat([(net(x).argmax(1) == y).double() for x, y in batches(self.data.test, 64, Compute())]).mean()
         )
 
-    def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
+    def answer(self, message: StudyMessage, stop: object) -> StudyMessage:
         site = self.started = self.start() if self.restarts or not self.started else self.started
-        self.loader.round = parcel.facts["round"]
-        if (reply := site.ask(parcel)) is not None:
+        self.loader.round = message.facts["round"]
+        if (reply := site.ask(message)) is not None:
             return reply
         for net, optimizer in site.networks():
             net.train()
@@ -241,8 +241,8 @@ class Tiny:
     def score(self, net: nn.Module) -> float:
         return float(torch.cat([(net(x).argmax(1) == y).double() for x, y in self.loader]).mean())
 
-    def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
-        if (reply := self.site.ask(parcel)) is not None:
+    def answer(self, message: StudyMessage, stop: object) -> StudyMessage:
+        if (reply := self.site.ask(message)) is not None:
             return reply
         for net, optimizer in self.site.networks():
             for x, y in self.loader:
@@ -329,7 +329,7 @@ def ends_of(method: str, folder: Path, scheduled: bool, restarts: bool = False, 
                 1, {name: {key: own.clone() for key, own in model.state_dict().items()} for name in GIVEN[method]}
             )
         asked = Request(task="round", round=number, study="s", plan=plan.hash, sites=("a",), last=number - 1)
-        assert site.ask(asked.parcel(given[number])) is None
+        assert site.ask(asked.message(given[number])) is None
         for net, stepping in site.networks():
             net.train()
             for inputs, targets in loader:
@@ -513,8 +513,8 @@ def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str
     site = ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([batch]))
 
     class Answers:
-        def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
-            if (reply := site.ask(parcel)) is not None:
+        def answer(self, message: StudyMessage, stop: object) -> StudyMessage:
+            if (reply := site.ask(message)) is not None:
                 return reply
             for net, optimizer in site.networks():
                 nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
@@ -533,7 +533,7 @@ class Flare:
     def __init__(self, plan: Plan, groups: dict[str, dict[str, Tensor]]) -> None:
         tasks = [("join", 0), ("round", 1), ("round", 2), ("deliver", 2)]
         self.asked = [
-            Request(task=task, round=number, study="study", plan=plan.hash, sites=("a",), last=2).parcel(groups)
+            Request(task=task, round=number, study="study", plan=plan.hash, sites=("a",), last=2).message(groups)
             for task, number in tasks
         ]
         self.sent: list[FLModel] = []
@@ -944,14 +944,14 @@ def stepped(
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data(batch, loss=loss))
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
     groups = {"model": dict(model.state_dict())} if method != "ditto" else {"global": dict(model.state_dict())}
-    site.ask(asked.parcel(groups))
+    site.ask(asked.message(groups))
     return site, model, optimizer
 
 
 def asked_of(site: ScriptSite, task: str, number: int, last: int) -> StudyMessage:
     shared = {name: own.clone() for name, own in site.plan.build_networks()["model"].state_dict().items()}
     groups = {"model": {name: own for name, own in shared.items() if not name.startswith("1.")}}
-    return Request(task=task, round=number, study="s", plan=site.plan.hash, sites=("a",), last=last).parcel(groups)
+    return Request(task=task, round=number, study="s", plan=site.plan.hash, sites=("a",), last=last).message(groups)
 
 
 def site_of_fedbn(tmp_path: Path, evaluate: Any = None) -> ScriptSite:
@@ -994,7 +994,7 @@ def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path
     group = {"global": dict(model.state_dict())} if method == "ditto" else {}
     group = group or asked_of(site, "round", 1, 0).groups
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
-    assert site.ask(asked.parcel(group)) is None
+    assert site.ask(asked.message(group)) is None
     for net, _ in site.networks():
         assert [layer.training for layer in net] == [True, False, True]
 
@@ -1070,7 +1070,7 @@ def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> No
     optimizer = torch.optim.Adam([*model.parameters(), nn.Parameter(torch.zeros(()))])
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
     with pytest.raises(MedsiloError, match="besides the model"):
-        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
+        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({}))
 
 
 def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1186,7 +1186,7 @@ def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp
     site = ScriptSite(plan, "a", tmp_path / "site", model, optimizer, Data([(torch.ones(1, 2), torch.zeros(1))]))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(MedsiloError, match="study"):
-        site.ask(Request(task="join", round=0, study=study, plan=plan.hash, sites=("a",)).parcel({}))
+        site.ask(Request(task="join", round=0, study=study, plan=plan.hash, sites=("a",)).message({}))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -1281,7 +1281,7 @@ def test_a_copy_of_a_network_has_its_input_layer(tmp_path: Path) -> None:
         Data(Shuffled(own, "a", site.data.train)),
     )
     begun = Request(task="join", round=0, study="s", plan=plan.among(("a",)).hash, sites=("a",))
-    started.ask(begun.parcel({}))
+    started.ask(begun.message({}))
     images = next(iter(started.data.loader))[0]
     model(images)
     assert not torch.equal(passed[-1], images)
@@ -1330,7 +1330,7 @@ def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_st
     site = ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), data)
     first = plan.build_networks()
     groups = {own.name: dict(own.of(first)) for own in plan.course.phase_of(1).given}
-    site.ask(Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",)).parcel(groups))
+    site.ask(Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",)).message(groups))
     train = partial(rounds_of, site, lambda net, _: learn(net, torch.optim.SGD(net.parameters(), lr=0.1)))
     if method == "fedavg":
         train()
@@ -1394,7 +1394,7 @@ def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: 
         plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), Data([(1, 2)], samples=1)
     )
     with pytest.raises(MedsiloError, match="0.bias learns either here or in the recipe's model; SCAFFOLD"):
-        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({}))
+        site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({}))
 
 
 def test_a_network_that_can_not_be_copied_or_is_wrapped_is_told_with_what_to_do(tmp_path: Path) -> None:
@@ -1445,7 +1445,7 @@ def test_what_fails_in_a_methods_own_pass_is_told_in_a_line(batch: Any, told: st
     data = Data([batch], samples=2, loss=nn.CrossEntropyLoss())
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, data)
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
-    site.ask(asked.parcel({"model": dict(model.state_dict())}))
+    site.ask(asked.message({"model": dict(model.state_dict())}))
     with pytest.raises(MedsiloError, match=told):
         site.finish()
 
@@ -1462,7 +1462,7 @@ def test_what_fails_in_a_scripts_own_loss_is_told_with_its_line(tmp_path: Path) 
     site = ScriptSite(plan, "a", tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), data)
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",))
     line = counts_classes.__code__.co_firstlineno + 1
-    site.ask(asked.parcel({"model": dict(model.state_dict())}))
+    site.ask(asked.message({"model": dict(model.state_dict())}))
     with pytest.raises(MedsiloError, match=rf"\(test_script.py, line {line}, in counts_classes\)") as caught:
         site.finish()
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -1480,7 +1480,7 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
     model_folders.look_in(tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(1, 2)], [], 1))
-    site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a", "b")).parcel({}))
+    site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a", "b")).message({}))
     assert "logits" in model(torch.ones(1, 2))
     with pytest.raises(MedsiloError, match="model: the network returns a dict.*one tensor"):
         model.eval()(torch.ones(1, 2))
@@ -1501,7 +1501,7 @@ def test_a_loop_that_trains_where_the_method_does_so_by_itself_is_refused(
     data = Data([(torch.randn(6, 2), torch.tensor([0, 1] * 3))], loss=nn.CrossEntropyLoss())
     site = ScriptSite(plan, "a", tmp_path, model, own, data)
     groups = {group.name: dict(group.of(plan.build_networks())) for group in plan.course.phase_of(1).given}
-    assert site.ask(Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",)).parcel(groups)) is None
+    assert site.ask(Request(task="round", round=1, study="s", plan=plan.hash, sites=("a",)).message(groups)) is None
     with pytest.raises(MedsiloError, match=r"optimizer.step: .* loop of its own.*flare\.networks\(\)"):
         learn(model, own if joined else torch.optim.SGD(model.parameters(), lr=0.1))
         site.finish()
@@ -1511,10 +1511,10 @@ def test_a_method_with_a_loop_of_its_own_takes_the_scores_of_the_model_as_it_arr
     own = make_plan("moon", "training.rounds=3")
 
     class Scoring(Script):
-        def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
+        def answer(self, message: StudyMessage, stop: object) -> StudyMessage:
             site = self.started = self.started or self.start()
-            self.loader.round = parcel.facts["round"]
-            if (reply := site.ask(parcel)) is not None:
+            self.loader.round = message.facts["round"]
+            if (reply := site.ask(message)) is not None:
                 return reply
             score, before = self.evaluate(self.model.eval()), site.weights()
             assert not list(site.networks()) and not torch.equal(
@@ -1709,7 +1709,7 @@ def asked_of_script(
     script.begin()
     torch.manual_seed(SECRET), np.random.seed(SECRET), random.seed(SECRET)
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=(site,))
-    joined.ask(asked.parcel({"model": {name: own.clone() for name, own in script.model.state_dict().items()}}))
+    joined.ask(asked.message({"model": {name: own.clone() for name, own in script.model.state_dict().items()}}))
     return joined
 
 
@@ -1759,7 +1759,7 @@ def test_a_script_that_asks_for_no_repetition_keeps_its_generators(method: str, 
     groups = {own.name: dict(own.of(fresh)) for own in plan.course.phase_of(1).given}
     for task, number in (("join", 0), ("round", 1)):
         asked = Request(task=task, round=number, study="s", plan=plan.hash, sites=tuple(SITES))
-        assert (site.ask(asked.parcel(groups if number else {})) is None) == (task == "round")
+        assert (site.ask(asked.message(groups if number else {})) is None) == (task == "round")
     assert states() == before
 
 
@@ -1874,8 +1874,8 @@ def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
     heard: dict[str, list[StudyMessage]] = {}
 
     class Heard(Script):
-        def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
-            heard.setdefault(self.name, []).append(reply := super().answer(parcel, stop))
+        def answer(self, message: StudyMessage, stop: object) -> StudyMessage:
+            heard.setdefault(self.name, []).append(reply := super().answer(message, stop))
             return reply
 
     scripted(make_plan(method, "training.rounds=2"), tmp_path, by=Heard)
@@ -1924,7 +1924,7 @@ def test_a_sites_versions_are_versions(told: dict[str, str], tmp_path: Path) -> 
     own = make_plan("fedavg", "training.rounds=1")
     site = scripted_site(own, tmp_path)
     asked = Request(task="join", round=0, study="s", plan=site.plan.hash, sites=tuple(SITES))
-    reply = site.answer(asked.parcel({}), lambda: None)
+    reply = site.answer(asked.message({}), lambda: None)
     accept = Acceptance(site.plan, "s", SITES, SITES).accept
     assert accept(SITES[0], reply, ("join", 0), ()).machine == machine_facts()
     reply.facts["machine"] |= told
@@ -1976,11 +1976,11 @@ def unequal(
     model_folders.look_in(folder / "job")
 
     class Far(Script):
-        def answer(self, parcel: StudyMessage, stop: object) -> StudyMessage:
-            number = parcel.facts["round"]
-            if self.name == late and parcel.facts["task"] == "join":
+        def answer(self, message: StudyMessage, stop: object) -> StudyMessage:
+            number = message.facts["round"]
+            if self.name == late and message.facts["task"] == "join":
                 raise Refused("it is away")
-            reply = super().answer(parcel, stop)
+            reply = super().answer(message, stop)
             if self.name == SITES[2] and number == 1:
                 for name, own in reply.groups.get("model", {}).items():
                     if own.is_floating_point() and "running" not in name:
@@ -2062,10 +2062,10 @@ def test_no_round_counts_for_more_cases_than_its_site_joined_with(tmp_path: Path
     site = scripted_site(own, tmp_path)
     acceptance = Acceptance(site.plan, "s", SITES, SITES)
     request = partial(Request, study="s", plan=site.plan.hash, sites=tuple(SITES))
-    joined = site.answer(request(task="join", round=0).parcel({}), lambda: None)
+    joined = site.answer(request(task="join", round=0).message({}), lambda: None)
     acceptance.stated[SITES[0]] = acceptance.accept(SITES[0], joined, ("join", 0), ())
     groups = {own.name: dict(own.of(site.plan.build_networks())) for own in site.plan.course.phase_of(1).given}
-    reply = site.answer(request(task="round", round=1).parcel(groups), lambda: None)
+    reply = site.answer(request(task="round", round=1).message(groups), lambda: None)
     acceptance.accept(SITES[0], reply, ("round", 1), ())
     reply.facts |= {"samples": 10_000_000, "cases": reply.facts["cases"] | {"train": 10_000_000}}
     with pytest.raises(Refused, match="differ from those at joining"):

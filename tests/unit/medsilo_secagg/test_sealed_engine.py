@@ -164,7 +164,7 @@ def test_a_silent_hospital_s_features_still_count_for_fedsm_s_selector(tmp_path:
         return LOST if site == "d" and asked.facts["round"] in (2, 3) else honest(site, asked, work)
 
     masked, open_ = (
-        lead(plan_of("fedsm", how, *GO_ON), tmp_path / how, away).state.mixers["sums"].current("a")
+        lead(plan_of("fedsm", how, *GO_ON), tmp_path / how, away).state.aggregators["sums"].current("a")
         for how in ("pairwise", "none")
     )
     assert torch.allclose(masked["present"], torch.full((4,), 0.25).double(), atol=1e-6)

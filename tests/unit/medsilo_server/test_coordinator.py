@@ -60,9 +60,11 @@ class Scripted:
         missing: dict[str, Missing] = {}
         answered: set[str] = set()
         for site in self.order(sites):
-            parcel = outgoing(site)
-            self.sent.append((site, parcel))
-            answers = self.script(site, parcel, lambda site=site, parcel=parcel: self.participants[site].answer(parcel))
+            message = outgoing(site)
+            self.sent.append((site, message))
+            answers = self.script(
+                site, message, lambda site=site, message=message: self.participants[site].answer(message)
+            )
             if isinstance(answers, Missing):
                 missing[site] = answers
                 continue
@@ -111,8 +113,8 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def task_and_round(parcel: StudyMessage) -> tuple[str, int]:
-    return parcel.facts["task"], parcel.facts["round"]
+def task_and_round(message: StudyMessage) -> tuple[str, int]:
+    return message.facts["task"], message.facts["round"]
 
 
 @cache
@@ -281,7 +283,7 @@ def test_wait_asks_again_and_changes_nothing(task: str, tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL, "participation.when_missing=wait"), tmp_path / "run", loses(2, task=task))
     summary = study.run()
     assert study.transport.pauses == [RETRY_PAUSE, RETRY_PAUSE]
-    asked = [site for site, parcel in study.transport.sent if parcel.facts["task"] == task][:5]
+    asked = [site for site, message in study.transport.sent if message.facts["task"] == task][:5]
     assert asked == [A, B, C, C, C]  # the server repeats the request only to the missing site
     assert all(record.answered == SITES and not record.lost for record in study.rounds)
     assert all(site.missed == {} for site in summary.sites.values())
@@ -402,8 +404,8 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
-        for parcel in (asked, reply):
-            for group in parcel.groups.values():
+        for message in (asked, reply):
+            for group in message.groups.values():
                 copies.append((group, {name: tensor.clone() for name, tensor in group.items()}))
         return [(site, reply)]
 
@@ -447,7 +449,7 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
     study = Study(plan, tmp_path / "run", scores(*values, spread=0.1))
     summary = study.run()
     assert summary.selected == Selection(by="mean", rounds=dict.fromkeys(SITES, chosen))
-    given = {task_and_round(parcel): parcel.groups["model"] for _, parcel in study.transport.sent if parcel.groups}
+    given = {task_and_round(message): message.groups["model"] for _, message in study.transport.sent if message.groups}
     after = [given["round", 1], given["round", 2], given["round", 3], given["deliver", 3]]
     assert_equal(study.model("global/best"), after[chosen])
     assert_equal(study.model("global/last"), after[3])

@@ -11,7 +11,7 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines import inprocess, simulator
-from medsilo_lab.engines.longer import Longer
+from medsilo_lab.engines.continuation import Longer
 from tests.conftest import METHODS, SITES, make_plan, over_all
 from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.federation.test_participant import SMALL

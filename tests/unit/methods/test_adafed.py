@@ -169,14 +169,14 @@ class Carrier(inprocess.Loop):
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         missing = {}
         for site in sites:
-            parcel = outgoing(site)
-            task, number = parcel.facts["task"], parcel.facts["round"]
+            message = outgoing(site)
+            task, number = message.facts["task"], message.facts["round"]
             if task == "round" and self.lost(site, number):
                 missing[site] = Missing("lost", "no answer")
                 continue
             try:
-                reply = self.participants[site].answer(parcel)
-                self.carried.append((task, number, site, parcel, copy.copy(reply)))
+                reply = self.participants[site].answer(message)
+                self.carried.append((task, number, site, message, copy.copy(reply)))
                 self.change(site, reply)
                 receive(site, reply)
             except MedsiloError as error:
@@ -210,8 +210,8 @@ def test_statistics_go_up_once_and_never_down(tmp_path: Path) -> None:
     assert study.groups(1) == [({"pretrained"}, {"statistics"})] * 3
     for number in (2, 3, 4):
         assert study.groups(number) == [({"model"}, {"model"})] * 3
-    assert all("statistics" not in parcel.groups for *_, parcel, _ in study.transport.carried)
-    assert set(study.coordinator.state.mixers) == {"model", "statistics"}
+    assert all("statistics" not in message.groups for *_, message, _ in study.transport.carried)
+    assert set(study.coordinator.state.aggregators) == {"model", "statistics"}
 
 
 def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_path: Path) -> None:

@@ -175,9 +175,9 @@ class Listening(inprocess.Loop):
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         def send(site: str) -> StudyMessage:
-            parcel = outgoing(site)
-            self.sent.append((site, parcel))
-            return parcel
+            message = outgoing(site)
+            self.sent.append((site, message))
+            return message
 
         def take(site: str, reply: StudyMessage) -> None:
             self.received.append((site, reply))
@@ -197,14 +197,14 @@ def listen(
 
 
 def names_in(parcels: list[tuple[str, StudyMessage]]) -> set[str]:
-    return {name for _, parcel in parcels for group in parcel.groups.values() for name in group}
+    return {name for _, message in parcels for group in message.groups.values() for name in group}
 
 
 def test_local_training_sends_no_tensor_either_way(tmp_path: Path) -> None:
     transport, coordinator = listen(make_plan("local", *SMALL), tmp_path / "run")
     assert len(transport.received) == len(transport.sent) == len(SITES) * (1 + 2 + 1 + 1)
     assert names_in(transport.sent) == names_in(transport.received) == set()
-    assert coordinator.state.mixers == {}
+    assert coordinator.state.aggregators == {}
     for facts in Record(tmp_path / "run").summary().sites.values():
         assert facts.bytes_up == facts.bytes_down == 0
     assert not (tmp_path / "run" / "global").exists()

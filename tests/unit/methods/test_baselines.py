@@ -125,15 +125,15 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
         runs.append(listen(plan, tmp_path / name, participants)[1])
     assert "reach is 1000000000000.0" in runs[0].rounds[0].refused["hospital-a"]
     for group in ("model", "buffers"):
-        one, other = (run.state.mixers[group].current("hospital-b") for run in runs)
+        one, other = (run.state.aggregators[group].current("hospital-b") for run in runs)
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def lie(participant: TrainingSite) -> None:
     answer = participant.answer
 
-    def too_far(parcel: StudyMessage, *more: Any) -> StudyMessage:
-        reply = answer(parcel, *more)
+    def too_far(message: StudyMessage, *more: Any) -> StudyMessage:
+        reply = answer(message, *more)
         if reply.groups:
             groups = {group: reply.groups[group] for group in ("buffers", "model")}
             groups["model"]["reach"] = torch.tensor(1e12, dtype=torch.float64)
@@ -180,7 +180,7 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3, 3]
-    control = coordinator.state.mixers["control"].current(SITES[0])
+    control = coordinator.state.aggregators["control"].current(SITES[0])
     own = [participant.participant.state.modules["own-control"].state_dict() for participant in participants.values()]
     for name, tensor in control.items():
         torch.testing.assert_close(tensor, sum(one[name] for one in own) / 3, rtol=0, atol=1e-6)
@@ -189,10 +189,10 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
 def away(participant: TrainingSite, number: int) -> None:
     answer = participant.answer
 
-    def sometimes(parcel: StudyMessage, *more: Any) -> StudyMessage:
-        if parcel.facts["task"] == "round" and parcel.facts["round"] == number:
+    def sometimes(message: StudyMessage, *more: Any) -> StudyMessage:
+        if message.facts["task"] == "round" and message.facts["round"] == number:
             raise MedsiloError("away")
-        return answer(parcel, *more)
+        return answer(message, *more)
 
     participant.answer = sometimes  # type: ignore[method-assign]
 
@@ -210,7 +210,7 @@ def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) ->
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3]
     own = [list(one.participant.state.modules["gradient"].parameters()) for one in participants.values()]
     last = [p.groups["model"] for _, p in transport.received if p.facts["round"] == 3 and "model" in p.groups]
-    final = coordinator.state.mixers["model"].current(SITES[0])
+    final = coordinator.state.aggregators["model"].current(SITES[0])
     for place, (name, tensor) in enumerate(final.items()):
         h = sum(gradients[place] for gradients in own) / 3
         torch.testing.assert_close(tensor, sum(one[name] for one in last) / 3 - h / 0.1, rtol=0, atol=1e-5)

@@ -137,10 +137,10 @@ def carried(folder: Path, changed: dict[str, float], *changes: str) -> list[Stud
     plan = make_plan("fedmap", *SMALL, "algorithm.hidden=[8, 4]", *changes)
     settings, asked = SiteSettings(device="cpu", public_data=True), list[StudyMessage]()
 
-    def carry(site: str, parcel: StudyMessage, answer: partial) -> StudyMessage | Missing:
+    def carry(site: str, message: StudyMessage, answer: partial) -> StudyMessage | Missing:
         reply = answer()
-        if site == SITES[0] and parcel.facts["task"] == "round":
-            asked.append(parcel)
+        if site == SITES[0] and message.facts["task"] == "round":
+            asked.append(message)
         if "contribution" in reply.groups and site in changed:
             reply.groups["contribution"]["logarithm"].fill_(changed[site])
         return reply
@@ -170,7 +170,7 @@ def test_who_lies_about_its_contribution_counts_for_the_largest_share_at_most(tm
 
 def test_the_prior_goes_down_in_every_round_and_never_up(tmp_path: Path) -> None:
     asked = carried(tmp_path / "run", {}, "training.rounds=3")
-    priors = [parcel.groups["prior"] for parcel in asked]
+    priors = [message.groups["prior"] for message in asked]
     assert len(priors) == 3 and all(own.keys() == priors[0].keys() for own in priors)
     moved = [max(float((own[name] - priors[0][name]).abs().max()) for name in own) for own in priors]
     assert moved[0] == 0 < moved[1] < moved[2]

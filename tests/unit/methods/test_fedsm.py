@@ -172,7 +172,7 @@ RULES = [
 
 
 def assert_server_holds(study: Study, hand: ByHand) -> None:
-    mixers = study.coordinator.state.mixers
+    mixers = study.coordinator.state.aggregators
     for site in SITES:
         close(mixers["personal"].current(site), wide(hand.nets[site]["model"].state_dict()), 1e-5)
     close(mixers["global"].current(A), wide(hand.nets[A]["global"].state_dict()), 1e-5)
@@ -187,8 +187,8 @@ def test_two_rounds_are_the_paper_s(rule: list[str], tmp_path: Path) -> None:
     for number in (1, 2):
         hand.round(number)
     assert_server_holds(study, hand)
-    if "moments" in study.coordinator.state.mixers:
-        moments = study.coordinator.state.mixers["moments"].current(A)
+    if "moments" in study.coordinator.state.aggregators:
+        moments = study.coordinator.state.aggregators["moments"].current(A)
         names = [name for name, _ in hand.nets[A]["selector"].named_parameters()]
         close({f"first_{i}": hand.first[A][name] for i, name in enumerate(names)}, _only(moments, "first"), 1e-5)
         close({f"second_{i}": hand.second[A][name] for i, name in enumerate(names)}, _only(moments, "second"), 1e-5)
@@ -425,11 +425,11 @@ def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(meth
     study = refusing(Study(plan, tmp_path / "run"), C)
     found = study.run().details.super_model
     assert found.agreed == [A, B]
-    personal = {site: study.coordinator.state.mixers["personal"].current(site) for site in SITES}
-    common = study.coordinator.state.mixers["global"].current(A)
+    personal = {site: study.coordinator.state.aggregators["personal"].current(site) for site in SITES}
+    common = study.coordinator.state.aggregators["global"].current(A)
     shown = {site: {} for site in SITES}
-    for site, parcel in study.transport.sent:
-        shown[site] |= parcel.groups.get("experts", {})
+    for site, message in study.transport.sent:
+        shown[site] |= message.groups.get("experts", {})
     for site, theirs in shown.items():
         for place, owner in enumerate(SITES):
             expected = personal[owner] if owner == site or (owner != C and site != C) else common
@@ -451,7 +451,7 @@ def test_a_site_that_never_trained_is_nobody_s_expert(tmp_path: Path) -> None:
 def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned()
     study = Study(plan, tmp_path / "run")
-    joined = Request(task="join", round=0, study="run", plan=plan.hash, sites=tuple(SITES)).parcel({})
+    joined = Request(task="join", round=0, study="run", plan=plan.hash, sites=tuple(SITES)).message({})
     answers = [study.participants[A].answer(joined).facts["shares"]]
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     answers.append(study.participants[A].answer(joined).facts["shares"])
@@ -496,7 +496,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         for participant in study.participants.values():
             with_settings(participant, public_data=True)
     summary = study.run()
-    asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
+    asked = {message.facts["task"] for site, message in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
     assert list(summary.sites) == [A, B] and list(summary.evaluation_sites) == [C]
     test = summary.evaluation_sites[C].test
@@ -516,7 +516,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         )
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
-        for name, tensor in study.coordinator.state.mixers["global"].current(A).items():
+        for name, tensor in study.coordinator.state.aggregators["global"].current(A).items():
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
 
@@ -593,10 +593,10 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     ]
     study = Study(plan, tmp_path / "run")
     summary = study.run()
-    groups = [set(parcel.groups) for site, parcel in study.transport.sent if site == B]
+    groups = [set(message.groups) for site, message in study.transport.sent if site == B]
     everything = {"global", "personal", "experts", "selector"}
     assert groups[1:5] == [{"global", "personal"}, everything, {"selector"}, {"selector"}]
-    selector = study.coordinator.state.mixers["selector"].current(A)
+    selector = study.coordinator.state.aggregators["selector"].current(A)
     assert not torch.equal(
         next(iter(selector.values())), next(iter(plan.build_networks()["selector"].state_dict().values()))
     )

@@ -240,10 +240,10 @@ def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Pa
     absent = participants["hospital-c"]
     answer = absent.answer
 
-    def sometimes(parcel: StudyMessage, *more: Any) -> StudyMessage:
-        if parcel.facts["task"] == "round" and parcel.facts["round"] in (1, 2):
+    def sometimes(message: StudyMessage, *more: Any) -> StudyMessage:
+        if message.facts["task"] == "round" and message.facts["round"] in (1, 2):
             raise MedsiloError("away")
-        return answer(parcel, *more)
+        return answer(message, *more)
 
     absent.answer = sometimes  # type: ignore[method-assign]
     transport, coordinator = listen(plan, tmp_path / "run", participants)
@@ -262,12 +262,12 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
     loser = participants["hospital-c"]
     answer = loser.answer
 
-    def after_a_fire(parcel: StudyMessage, *more: Any) -> StudyMessage:
-        if parcel.facts["task"] == "round" and parcel.facts["round"] == 3:
+    def after_a_fire(message: StudyMessage, *more: Any) -> StudyMessage:
+        if message.facts["task"] == "round" and message.facts["round"] == 3:
             for path in loser.folder.glob("state-*"):
                 path.unlink()
             loser.participant.state.done = -1
-        return answer(parcel, *more)
+        return answer(message, *more)
 
     loser.answer = after_a_fire  # type: ignore[method-assign]
     _, coordinator = listen(plan, tmp_path / "run", participants)
@@ -345,9 +345,9 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
 
     any_average = SiteSettings(device="cpu", public_data=True)
     site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
-    groups = views(site.participant.place.plan.course.phase_of(1).given, site.participant.state.modules)
+    groups = views(site.participant.context.plan.course.phase_of(1).given, site.participant.state.modules)
     with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
-        site.answer(first_round(site.participant.place.plan).parcel(groups))
+        site.answer(first_round(site.participant.context.plan).message(groups))
 
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
 def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> None:
     site = participant(harmofl("training.truncate=true"), tmp_path)
     with pytest.raises(DataError, match="averages too few images"):
-        site.answer(first_round(site.participant.place.plan, train_cases=4).parcel({}))
+        site.answer(first_round(site.participant.context.plan, train_cases=4).message({}))
 
 
 @pytest.mark.slow

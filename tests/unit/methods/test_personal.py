@@ -15,11 +15,11 @@ from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.compute import Compute
-from medsilo.learning.loop import OutputLoss, TrainStep, lesson, passed_through, train_epoch
+from medsilo.learning.loop import OutputLoss, TrainStep, passed_through, train_epoch, train_step
 from medsilo.learning.training import Training
 from medsilo.methods.per_fedavg import MetaGradient, adapt
 from medsilo.methods.pfedme import moreau
-from medsilo.mixing.mixers import mixer_of
+from medsilo.mixing.aggregators import aggregator_of
 from medsilo.registry import METHODS
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import ModelFactory, ServerSide, views
@@ -216,7 +216,7 @@ class Site:
             if any(parameter.requires_grad for parameter in module.parameters())
         }
         self.data = [(torch.tensor(x)[..., None].repeat(1, 1, 4), torch.tensor(y)) for x, y in data_of(name)]
-        self.bench = TrainContext(
+        self.context = TrainContext(
             site=name,
             sites=list(SIZES),
             modules=self.modules,
@@ -238,8 +238,8 @@ class Site:
     def labels(self) -> list[int]:
         return np.bincount(np.concatenate([y for _, y in self.data]), minlength=3).tolist()
 
-    def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-        return train_epoch(iter(in_epoch(self.data, number)[:most]), lessons, CPU)
+    def epoch(self, train_steps: Sequence[TrainStep], number: int, most: int | None = None) -> float:
+        return train_epoch(iter(in_epoch(self.data, number)[:most]), train_steps, CPU)
 
     def receive(self, groups: dict[str, dict[str, Tensor]]) -> None:
         with torch.no_grad():
@@ -273,28 +273,28 @@ def curve_of(
     sites = {name: Site(name, algorithm, build) for name in SIZES}
     first = sites["a"]
     groups = [group for group in first.phase.groups if group.of(first.modules)]
-    mixers = {group.name: mixer_of(group.mix, SERVER) for group in groups}
+    mixers = {group.name: aggregator_of(group.mix, SERVER) for group in groups}
     for group in groups:
         mixers[group.name].start(SIZES, {name: tensor.clone() for name, tensor in group.of(first.modules).items()})
     shared = mixers.get("global", mixers[groups[0].name])
     curve = []
     for number in range(ROUNDS + 1):
         for name, site in sites.items():
-            site.receive({group: mixer.current(name) for group, mixer in mixers.items()})
-            algorithm.personalise(site.bench)
+            site.receive({group: aggregator.current(name) for group, aggregator in mixers.items()})
+            algorithm.personalise(site.context)
         ends = {name: of(site.modules["model"].state_dict()) for name, site in sites.items()}
         curve.append(ends | {"shared": of(shared.current("a"))})
         if number == ROUNDS:
             break
-        for mixer in mixers.values():
-            mixer.start(SIZES)
+        for aggregator in mixers.values():
+            aggregator.start(SIZES)
         for name, site in sites.items():
-            site.phase.train_round(site.bench)
+            site.phase.train_round(site.context)
             for group in groups:
                 sent = {key: tensor.detach().clone() for key, tensor in group.of(site.modules).items()}
                 mixers[group.name].add(name, sent, SIZES[name])
-        for mixer in mixers.values():
-            mixer.finish()
+        for aggregator in mixers.values():
+            aggregator.finish()
     return curve
 
 
@@ -346,7 +346,7 @@ def test_pfedme_s_shared_network_has_statistics_of_its_own_passes(pair: tuple) -
     own, shared, inputs, targets = pair
     mean = shared[0](inputs).mean(0).detach()
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-    inner = lesson(own, OutputLoss(functional.cross_entropy), optimizer, CPU)
+    inner = train_step(own, OutputLoss(functional.cross_entropy), optimizer, CPU)
     shared.eval()
     moreau(inner, own, shared, 4, 0.5)(inputs, targets)
     assert (int(own[1].num_batches_tracked), int(shared[1].num_batches_tracked)) == (4, 1)
@@ -362,7 +362,7 @@ def test_the_meta_gradient_counts_each_batch_once_and_leaves_the_weights(pair: t
         return closure()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learn = meta.lesson(lesson(model, meta.objective, optimizer, CPU, without_step))
+    learn = meta.train_step(train_step(model, meta.objective, optimizer, CPU, without_step))
     for _ in range(3):
         learn(inputs, targets)
     assert int(model[1].num_batches_tracked) == 3
@@ -380,7 +380,7 @@ def test_an_adaptation_goes_over_all_cases_and_forgets_its_gradients(pair: tuple
             total += one * len(x) / 8
     before = [parameter.detach().clone() for parameter in model.parameters()]
     loss_of = OutputLoss(functional.cross_entropy)
-    adapt(model, loss_of, 0.3, lambda lessons: train_epoch(iter(halves), lessons, CPU), CPU)
+    adapt(model, loss_of, 0.3, lambda train_steps: train_epoch(iter(halves), train_steps, CPU), CPU)
     for parameter, old, g in zip(model.parameters(), before, expected, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.3 * g)
         assert parameter.grad is None

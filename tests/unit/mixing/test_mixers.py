@@ -15,8 +15,8 @@ import torch
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.mmap_store import stored
 from medsilo.mixing import contributions
-from medsilo.mixing.forms import MeanForm, ServerReadable
-from medsilo.mixing.mixers import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.mean_forms import MeanForm, ServerReadable
 from medsilo_secagg.pairwise import form_of
 from tests.mixed import result_of
 
@@ -48,14 +48,14 @@ def copy(tensors):
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def play(mixer, contributions, sites="abc", initial=None):
-    mixer.start(list(sites), initial)
+def play(aggregator, contributions, sites="abc", initial=None):
+    aggregator.start(list(sites), initial)
     for site, tensors, weight in contributions:
-        mixer.add(site, copy(tensors), weight)
+        aggregator.add(site, copy(tensors), weight)
     results = {}
     for site in sorted(sites):
         with suppress(MedsiloError):
-            results[site] = result_of(mixer, site)
+            results[site] = result_of(aggregator, site)
     return results
 
 
@@ -122,27 +122,27 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
 
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(os, "pwritev", write_what_fits)
-    mixer = WeightedMean()
-    mixer.start(list("abc"))
+    aggregator = WeightedMean()
+    aggregator.start(list("abc"))
     for _ in range(2):
         with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
-            mixer.add(*sent[1])
+            aggregator.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
     room[0] = 100_000
     for contribution in reversed(sent):
-        mixer.add(*contribution)
-    assert_same(result_of(mixer, "a"), wanted)
+        aggregator.add(*contribution)
+    assert_same(result_of(aggregator, "a"), wanted)
 
 
 def test_what_waits_goes_to_the_disk_once_it_is_too_much_together(monkeypatch):
     written, write = [], os.pwritev
     monkeypatch.setattr(contributions, "MEMORY", 2 * 1200)
     monkeypatch.setattr(os, "pwritev", lambda *given: written.append(1) or write(*given))
-    mixer = WeightedMean()
-    mixer.start(list("abcd"))
+    aggregator = WeightedMean()
+    aggregator.start(list("abcd"))
     for site, times in (("d", 0), ("c", 0), ("b", 1), ("a", 1)):
-        mixer.add(site, {"w": torch.full((300,), 1.0)}, 1)
+        aggregator.add(site, {"w": torch.full((300,), 1.0)}, 1)
         assert len(written) == times, site
 
 
@@ -182,7 +182,7 @@ def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
     assert form_of(WeightedMean()) == MeanForm(weighted=True)
     # UniformMean and its base class compute sums in the same way
     assert form_of(UniformMean()) == MeanForm(weighted=False)
-    assert all(isinstance(form_of(mixer), ServerReadable) for mixer in (Otherwise(), More()))
+    assert all(isinstance(form_of(aggregator), ServerReadable) for aggregator in (Otherwise(), More()))
     assert form_of(SaysSo()) == MeanForm(weighted=False)
 
 
@@ -202,14 +202,14 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("the tensors were written again"))
-    mixer = WeightedMean()
-    mixer.start(list("abc"))
+    aggregator = WeightedMean()
+    aggregator.start(list("abc"))
     before = in_files()
     for site, tensors, weight in reversed(filed):
         assert tensors["w"].isfinite().all()  # the server reads all values before accepting a contribution
-        mixer.add(site, tensors, weight)
+        aggregator.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
-    assert_same(result_of(mixer, "a"), wanted)
+    assert_same(result_of(aggregator, "a"), wanted)
 
 
 def in_files():
@@ -221,10 +221,10 @@ def in_files():
 def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatch, tmp_path, fresh_spills):
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    mixer = WeightedMean()
-    mixer.start(["a", "b"])
+    aggregator = WeightedMean()
+    aggregator.start(["a", "b"])
     with pytest.raises(MedsiloError, match="No such file"):
-        mixer.add("b", model(1.0), 1)
+        aggregator.add("b", model(1.0), 1)
 
 
 # -- rounds -----------------------------------------------------------------------------------------------------------
@@ -240,78 +240,78 @@ def test_an_absent_site_gets_the_mean_but_keeps_a_personal_model():
         "identity": [4.0, 8.0, 10.0],
     }
     for kind, make in MAKERS.items():
-        mixer = make()
-        play(mixer, THREE)
-        assert values(play(mixer, second)) == pytest.approx(expected[kind], rel=1e-6), kind
+        aggregator = make()
+        play(aggregator, THREE)
+        assert values(play(aggregator, second)) == pytest.approx(expected[kind], rel=1e-6), kind
 
 
 @every_mixer
 def test_a_round_without_answers_changes_nothing(kind):
-    mixer = MAKERS[kind]()
-    before = play(mixer, THREE)
-    after = play(mixer, [])
-    assert mixer.shares == {}
+    aggregator = MAKERS[kind]()
+    before = play(aggregator, THREE)
+    after = play(aggregator, [])
+    assert aggregator.shares == {}
     for site in "abc":
         assert_same(after[site], before[site])
-    mixer.start(list("abc"))
-    mixer.finish()
-    assert_same(mixer.current("b"), before["b"])
+    aggregator.start(list("abc"))
+    aggregator.finish()
+    assert_same(aggregator.current("b"), before["b"])
 
 
 @every_mixer
 def test_current_is_the_round_start_until_the_round_closes(kind):
-    mixer, initial = MAKERS[kind](), model(-7.0)
-    mixer.start(list("abc"), initial)
+    aggregator, initial = MAKERS[kind](), model(-7.0)
+    aggregator.start(list("abc"), initial)
     for site in "abc":
-        assert all(mixer.current(site)[name] is tensor for name, tensor in initial.items())
-    before = play(mixer, THREE)
-    mixer.start(list("abc"))
-    assert_same(mixer.current("c"), before["c"])
-    mixer.add("a", model(3.0), 1)
-    mixer.add("b", model(5.0), 1)
-    assert_same(mixer.current("c"), before["c"])
+        assert all(aggregator.current(site)[name] is tensor for name, tensor in initial.items())
+    before = play(aggregator, THREE)
+    aggregator.start(list("abc"))
+    assert_same(aggregator.current("c"), before["c"])
+    aggregator.add("a", model(3.0), 1)
+    aggregator.add("b", model(5.0), 1)
+    assert_same(aggregator.current("c"), before["c"])
     if kind in MEANS:
-        assert_same(mixer.current("a"), before["a"])
+        assert_same(aggregator.current("a"), before["a"])
     else:
         with pytest.raises(MedsiloError, match="a: the site has answered"):
-            mixer.current("a")
-    mixer.finish()
+            aggregator.current("a")
+    aggregator.finish()
     for site in "abc":
-        assert_same(mixer.current(site), result_of(mixer, site))
-    assert first_of(result_of(mixer, "b")) != first_of(before["b"])
+        assert_same(aggregator.current(site), result_of(aggregator, site))
+    assert first_of(result_of(aggregator, "b")) != first_of(before["b"])
 
 
 @every_mixer
 def test_initial_is_only_for_who_has_nothing(kind):
-    mixer = MAKERS[kind]()
-    play(mixer, THREE[:2])
-    mixer.start(list("abc"), model(-3.0))
-    assert mixer.current("a")["body.weight"][0, 0] > 0
-    assert (first_of(mixer.current("c")) == -3.0) == (kind in PERSONAL)
+    aggregator = MAKERS[kind]()
+    play(aggregator, THREE[:2])
+    aggregator.start(list("abc"), model(-3.0))
+    assert aggregator.current("a")["body.weight"][0, 0] > 0
+    assert (first_of(aggregator.current("c")) == -3.0) == (kind in PERSONAL)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "similarity"])
 def test_sites_may_come_and_go_between_rounds(kind):
-    mixer = MAKERS[kind]()
-    before = play(mixer, THREE)
-    results = play(mixer, [("d", model(6.0), 1)], "bd", initial=model(0.0))
+    aggregator = MAKERS[kind]()
+    before = play(aggregator, THREE)
+    results = play(aggregator, [("d", model(6.0), 1)], "bd", initial=model(0.0))
     assert first_of(results["d"]) == 6.0
     assert first_of(results["b"]) == (6.0 if kind in MEANS else first_of(before["b"]))
-    assert first_of(play(mixer, [("a", model(9.0), 1)])["a"]) == 9.0
+    assert first_of(play(aggregator, [("a", model(9.0), 1)])["a"]) == 9.0
 
 
 @every_mixer
 def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
-    mixer, initial = MAKERS[kind](), model(0.5)
+    aggregator, initial = MAKERS[kind](), model(0.5)
     kept = [(initial, copy(initial))]
     for turn in range(4):
-        mixer.start(list("abc"), initial)
-        kept += [(tensors, copy(tensors)) for tensors in map(mixer.current, "abc")]
+        aggregator.start(list("abc"), initial)
+        kept += [(tensors, copy(tensors)) for tensors in map(aggregator.current, "abc")]
         for site, tensors, weight in THREE[: 1 + turn % 3]:
             sent = {name: tensor + turn if tensor.dtype != torch.bool else tensor for name, tensor in tensors.items()}
             kept.append((sent, copy(sent)))
-            mixer.add(site, sent, weight)
-        kept += [(tensors, copy(tensors)) for tensors in (result_of(mixer, site) for site in "abc")]
+            aggregator.add(site, sent, weight)
+        kept += [(tensors, copy(tensors)) for tensors in (result_of(aggregator, site) for site in "abc")]
     for tensors, snapshot in kept:
         assert_same(tensors, snapshot)
 
@@ -319,13 +319,13 @@ def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
 @every_mixer
 def test_results_do_not_hang_together(kind):
     """Returned tensors share no memory, because the server may send each tensor separately."""
-    mixer = MAKERS[kind]()
-    results = play(mixer, THREE)
+    aggregator = MAKERS[kind]()
+    results = play(aggregator, THREE)
     for tensors in results.values():
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
     results["a"].clear()
-    assert result_of(mixer, "a").keys() == THREE[0][1].keys()
-    assert all(result_of(mixer, "a")[name] is tensor for name, tensor in result_of(mixer, "a").items())
+    assert result_of(aggregator, "a").keys() == THREE[0][1].keys()
+    assert all(result_of(aggregator, "a")[name] is tensor for name, tensor in result_of(aggregator, "a").items())
 
 
 @every_mixer
@@ -337,22 +337,22 @@ def test_views_gradients_and_strides_are_taken_as_they_are(kind):
         "parameter": torch.nn.Parameter(base.clone()),
         "channels last": base.view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
     }
-    mixer = MAKERS[kind]()
-    mixer.start(list("abc"))
-    mixer.add("b", sent, 2)
-    mixer.add("a", dict(reversed(sent.items())), 3)
-    for name, tensor in result_of(mixer, "a").items():
+    aggregator = MAKERS[kind]()
+    aggregator.start(list("abc"))
+    aggregator.add("b", sent, 2)
+    aggregator.add("a", dict(reversed(sent.items())), 3)
+    for name, tensor in result_of(aggregator, "a").items():
         assert torch.equal(tensor, sent[name].detach())
         assert not tensor.requires_grad
 
 
 @every_mixer
 def test_a_site_without_tensors_is_an_error_that_names_it(kind):
-    mixer = MAKERS[kind]()
-    mixer.start(list("abc"))
+    aggregator = MAKERS[kind]()
+    aggregator.start(list("abc"))
     for site in "az":
         with pytest.raises(MedsiloError, match=f"^{site}: the site has no tensors"):
-            mixer.current(site)
+            aggregator.current(site)
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -362,19 +362,19 @@ def test_a_site_without_tensors_is_an_error_that_names_it(kind):
 def test_a_state_before_the_first_round_is_empty(kind):
     tensors, facts = MAKERS[kind]().state()
     assert tensors == {}
-    mixer = MAKERS[kind]()
-    mixer.load_state({}, json.loads(json.dumps(facts)))
-    mixer.start(list("abc"))
+    aggregator = MAKERS[kind]()
+    aggregator.load_state({}, json.loads(json.dumps(facts)))
+    aggregator.start(list("abc"))
     with pytest.raises(MedsiloError, match="a: the site has no tensors"):
-        mixer.current("a")
+        aggregator.current("a")
 
 
 def test_the_state_holds_one_mean_and_every_shared_model_once():
     initial = model(0.5)
     for kind, make in MAKERS.items():
-        mixer = make()
-        play(mixer, THREE[:1], initial=initial)
-        tensors, _ = mixer.state()
+        aggregator = make()
+        play(aggregator, THREE[:1], initial=initial)
+        tensors, _ = aggregator.state()
         groups = [""] if kind in MEANS else ["a/", "b/"]
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
@@ -386,8 +386,8 @@ import sys, torch
 from pathlib import Path
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.forms import MeanForm, ServerReadable
-from medsilo.mixing.mixers import *
+from medsilo.mixing.mean_forms import MeanForm, ServerReadable
+from medsilo.mixing.aggregators import *
 from medsilo.mixing.server import *
 
 PARCEL = 24_000_000
@@ -461,10 +461,10 @@ def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float
     theta, sent = drawn(3), {site: drawn(5) for site in "xyz"}
     weights = dict(zip("xyz", (1.0, 2.0, 5.0), strict=True)) if kind is WeightedMean else dict.fromkeys("xyz", 1.0)
     stepping, plain = kind(rate=rate), kind()
-    for mixer in (stepping, plain):
-        mixer.start(["x", "y", "z"], theta)
+    for aggregator in (stepping, plain):
+        aggregator.start(["x", "y", "z"], theta)
         for site in "zyx":
-            mixer.add(site, sent[site], weights[site])
+            aggregator.add(site, sent[site], weights[site])
     result = result_of(stepping, "y")
     # batch-norm statistics take the whole step, because a step beyond the mean could make a variance negative
     for name, step in (("a", rate), ("norm.running_var", 1.0)):

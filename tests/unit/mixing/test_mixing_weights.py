@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from medsilo.mixing import contributions, layout
+from medsilo.mixing.aggregators import Aggregator, SimilarityMix
 from medsilo.mixing.by_element import MeanByElement
-from medsilo.mixing.mixers import Aggregator, SimilarityMix
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)
@@ -43,13 +43,15 @@ def wide(tensors: Mapping[str, Any]) -> Numbers:
     return {name: torch.as_tensor(tensors[name], dtype=torch.float64).numpy() for name in SHAPES}
 
 
-def play(mixer: Aggregator, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None) -> Aggregator:
-    mixer.start(SITES, initial)
+def play(
+    aggregator: Aggregator, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None
+) -> Aggregator:
+    aggregator.start(SITES, initial)
     for site in order:
         if site in sent:
-            mixer.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
-    mixer.finish()
-    return mixer
+            aggregator.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
+    aggregator.finish()
+    return aggregator
 
 
 def assert_near(mine: Mapping[str, Tensor], expected: Numbers, tolerance: float = 1e-12) -> None:
@@ -131,23 +133,23 @@ def test_weights_of_other_types(dtype: torch.dtype) -> None:
 
 # ---------------------------------------------------------------------------------------------------- site pairs
 def test_what_a_site_sent_is_there_until_the_round_closes() -> None:
-    mixer = SimilarityMix(torch.eye(3))
-    mixer.start(SITES, START)
-    mixer.add("a", models()["a"], 1.0)
-    assert mixer.sent("a").keys() == models()["a"].keys()
-    assert all(torch.equal(tensor, models()["a"][name]) for name, tensor in mixer.sent("a").items())
-    mixer.finish()
+    aggregator = SimilarityMix(torch.eye(3))
+    aggregator.start(SITES, START)
+    aggregator.add("a", models()["a"], 1.0)
+    assert aggregator.sent("a").keys() == models()["a"].keys()
+    assert all(torch.equal(tensor, models()["a"][name]) for name, tensor in aggregator.sent("a").items())
+    aggregator.finish()
     with pytest.raises(KeyError):
-        mixer.sent("a")
+        aggregator.sent("a")
 
 
 def test_a_saved_mean_goes_on_with_its_weights_and_rate() -> None:
     def make() -> MeanByElement:
         return MeanByElement(SITE_WEIGHTS["per element"], rate=0.7)
 
-    mixer = play(make(), models(), initial=START)
+    aggregator = play(make(), models(), initial=START)
     other = make()
-    other.load_state(*mixer.state())
+    other.load_state(*aggregator.state())
     again = {site: {**drawn(70 + place), "steps": torch.tensor(1)} for place, site in enumerate(SITES)}
-    one, two = (play(each, again).current("a") for each in (mixer, other))
+    one, two = (play(each, again).current("a") for each in (aggregator, other))
     assert all(torch.equal(one[name], two[name]) for name in one)

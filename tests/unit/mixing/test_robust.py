@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from medsilo.core.errors import PlanError
+from medsilo.mixing.aggregators import SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.rules import Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import FedAdam, FedAvgM, Scaffold
 from tests.conftest import SITES, make_plan
@@ -41,14 +41,14 @@ SENT = {
 CASES = {"a": 10, "b": 20, "c": 30, "d": 40, "e": 1000}
 
 
-def mixed(mixer, shield, sent=SENT, order=FIVE, given=GIVEN):
-    mixer.start(FIVE, given)
-    mixer.defend(shield)
-    mixer.start(FIVE)
+def mixed(aggregator, shield, sent=SENT, order=FIVE, given=GIVEN):
+    aggregator.start(FIVE, given)
+    aggregator.defend(shield)
+    aggregator.start(FIVE)
     for site in order:
         if site in sent:
-            mixer.add(site, sent[site], CASES[site])
-    return result_of(mixer, "a")
+            aggregator.add(site, sent[site], CASES[site])
+    return result_of(aggregator, "a")
 
 
 def shield_of(rule, max_weight=None):
@@ -106,12 +106,12 @@ def test_multi_krum_picks_the_best_of_all_choices():
     draw = np.random.default_rng(5)
     points = draw.normal(size=(7, 3))
     sites = list("abcdefg")
-    mixer = UniformMean()
-    mixer.start(sites, {"w": torch.zeros(3).double()})
-    mixer.defend(Shield(MultiKrum(bad=2, keep=1)))
-    mixer.start(sites)
+    aggregator = UniformMean()
+    aggregator.start(sites, {"w": torch.zeros(3).double()})
+    aggregator.defend(Shield(MultiKrum(bad=2, keep=1)))
+    aggregator.start(sites)
     for site, point in zip(sites, points, strict=True):
-        mixer.add(site, {"w": torch.tensor(point)}, 1)
+        aggregator.add(site, {"w": torch.tensor(point)}, 1)
 
     def score(one):
         others = [other for other in range(7) if other != one]
@@ -120,7 +120,7 @@ def test_multi_krum_picks_the_best_of_all_choices():
             for chosen in itertools.combinations(others, 7 - 2 - 2)
         )
 
-    assert np.allclose(result_of(mixer, "a")["w"].numpy(), points[min(range(7), key=score)])
+    assert np.allclose(result_of(aggregator, "a")["w"].numpy(), points[min(range(7), key=score)])
 
 
 @pytest.mark.parametrize("cap", [0.21, 0.25, 0.3, 0.5, 0.9, 1.0])
@@ -202,14 +202,14 @@ def test_scaffolds_control_goes_as_far_as_sites_answered():
 
 
 def test_shares_tell_who_counted():
-    mixer = WeightedMean()
+    aggregator = WeightedMean()
     far = {site: dict(own) for site, own in SENT.items()}
     # an extreme statistic of site a does not change the sites' weights in the mean, which depend on trained weights
     # only
     far["a"]["norm.running_var"] = far["a"]["norm.running_var"] * 1e6
     far["e"] |= {name: far["e"][name] * 1e6 for name in ("conv.weight", "head.bias")}
-    mixed(mixer, shield_of(MultiKrum()), far)
-    assert mixer.shares == {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25, "e": 0.0}
+    mixed(aggregator, shield_of(MultiKrum()), far)
+    assert aggregator.shares == {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25, "e": 0.0}
     plain = WeightedMean()
     plain.start(FIVE, GIVEN)
     for site in "ab":

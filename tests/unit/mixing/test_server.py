@@ -13,8 +13,8 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.mixing import layout
-from medsilo.mixing.forms import MeanForm
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
+from medsilo.mixing.mean_forms import MeanForm
 from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 from medsilo_lab.testing import assert_equal
 from tests.mixed import result_of
@@ -50,12 +50,14 @@ def numbers(tensors: Tensors) -> np.ndarray:
     return np.concatenate([tensors[name].double().numpy().ravel() for name in ("layer.weight", "layer.bias")])
 
 
-def play(mixer: WeightedMean, sent: dict[str, Tensors], initial: Tensors | None = None, order: str = "abc") -> Tensors:
-    mixer.start(SITES, initial)
+def play(
+    aggregator: WeightedMean, sent: dict[str, Tensors], initial: Tensors | None = None, order: str = "abc"
+) -> Tensors:
+    aggregator.start(SITES, initial)
     for site in order:
         if site in sent:
-            mixer.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
-    return result_of(mixer, "b")
+            aggregator.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
+    return result_of(aggregator, "b")
 
 
 # ---------------------------------------------------------------------------------------------------- in numpy
@@ -153,14 +155,14 @@ def test_three_rounds_equal_the_equations(
     make, rule = CASES[case][0], CASES[case][1]()
     reached = case.startswith("fednova")
     given = drawn(1, 1.0 if reached else None, dtype)
-    mixer, w = make(), numbers(given)
+    aggregator, w = make(), numbers(given)
     for number in (1, 2, 3):
         sent = contributions(number, reached, dtype)
         if number == 2:
             del sent["b"]
         reach = {site: float(tensors[REACH]) for site, tensors in sent.items() if reached}
         w = rule(w, {site: numbers(tensors) for site, tensors in sent.items()}, reach)
-        given = play(mixer, sent, given if number == 1 else None)
+        given = play(aggregator, sent, given if number == 1 else None)
         np.testing.assert_allclose(numbers(given), w, rtol=0, atol=tolerance)
         assert given["count"] == sent["a"]["count"]
         assert given["layer.weight"].dtype == dtype
@@ -174,16 +176,18 @@ def test_the_mean_alone_makes_the_same_step(case: str) -> None:
     for own in (given, *sent.values()):
         del own["count"]
     del sent["b"]
-    mixer = CASES[case][0]()
-    mixer.start(SITES, given)
-    form = mixer.sealed
+    aggregator = CASES[case][0]()
+    aggregator.start(SITES, given)
+    form = aggregator.sealed
     assert isinstance(form, MeanForm)
     weights = {site: N[site] if form.weighted else 1.0 for site in sent}
     entered = {site: form.enter(own, given) if form.enter else own for site, own in sent.items()}
     mean = {name: sum(weights[s] * entered[s][name] for s in sent) / sum(weights.values()) for name in given}
-    mixer.take_mean(mean, weights)
-    result, clear = result_of(mixer, "b"), play(CASES[case][0](), sent, given)
-    assert mixer.shares == pytest.approx({site: weight / sum(weights.values()) for site, weight in weights.items()})
+    aggregator.take_mean(mean, weights)
+    result, clear = result_of(aggregator, "b"), play(CASES[case][0](), sent, given)
+    assert aggregator.shares == pytest.approx(
+        {site: weight / sum(weights.values()) for site, weight in weights.items()}
+    )
     for name in given:
         torch.testing.assert_close(result[name], clear[name], rtol=1e-9, atol=1e-9)
 
@@ -222,11 +226,11 @@ def assert_same(one: list[Tensors], other: list[Tensors]) -> None:
 @every_step
 def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
     """The next round must not change a saved state, because the server may still be writing the checkpoint."""
-    mixer, reached = CASES[case][0](), case.startswith("fednova")
-    play(mixer, contributions(1, reached), drawn(1, 1.0 if reached else None))
-    tensors, _ = mixer.state()
+    aggregator, reached = CASES[case][0](), case.startswith("fednova")
+    play(aggregator, contributions(1, reached), drawn(1, 1.0 if reached else None))
+    tensors, _ = aggregator.state()
     before = read(tensors)
-    play(mixer, contributions(2, reached))
+    play(aggregator, contributions(2, reached))
     assert_same([read(tensors)], [before])
 
 
@@ -234,23 +238,23 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
 def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk has space for the optimizer's vectors of one step, but not for the vectors of two steps."""
     monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
-    mixer, large = FedAdam(0.1), {"w": torch.ones(80_000)}
-    assert "w" in play(mixer, dict.fromkeys(SITES, large), large)
-    mixer.start(SITES)
+    aggregator, large = FedAdam(0.1), {"w": torch.ones(80_000)}
+    assert "w" in play(aggregator, dict.fromkeys(SITES, large), large)
+    aggregator.start(SITES)
     for site in SITES:
-        mixer.add(site, {"w": torch.zeros(80_000)}, 1.0)
-    before = mixer.current("a")
+        aggregator.add(site, {"w": torch.zeros(80_000)}, 1.0)
+    before = aggregator.current("a")
     with pytest.raises(MedsiloError, match="No space left.*room for temporary files"):
-        mixer.finish()
-    assert_same([mixer.current("a")], [before])
+        aggregator.finish()
+    assert_same([aggregator.current("a")], [before])
 
 
 @pytest.mark.parametrize("reach", [0.0, -1.0, 1e10, float("nan"), float("inf"), None])
 def test_fednova_refuses_an_impossible_reach_and_takes_the_site_s_next_answer(reach: float | None) -> None:
-    mixer, sent = FedNova(), contributions(1, reached=True)
-    mixer.start(SITES, drawn(1, 1.0))
+    aggregator, sent = FedNova(), contributions(1, reached=True)
+    aggregator.start(SITES, drawn(1, 1.0))
     with pytest.raises(Refused, match="reach is"):
-        mixer.add("a", drawn(100, reach), N["a"])
+        aggregator.add("a", drawn(100, reach), N["a"])
     for site in SITES:
-        mixer.add(site, sent[site], N[site])
-    assert_same([result_of(mixer, "b")], [play(FedNova(), sent, drawn(1, 1.0))])
+        aggregator.add(site, sent[site], N[site])
+    assert_same([result_of(aggregator, "b")], [play(FedNova(), sent, drawn(1, 1.0))])

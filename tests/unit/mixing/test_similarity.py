@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from medsilo.methods.adafed import mixing_weights, uniform_weights, wasserstein_distances
-from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
+from medsilo.mixing.aggregators import SimilarityMix, UniformMean, WeightedMean
 from tests.conftest import over_all
 from tests.mixed import result_of
 
@@ -81,11 +81,11 @@ def test_the_smallest_distances_overflow_nothing(tiny: float) -> None:
 
 
 # -------------------------------------------------------------------------- cases in which AdaFed equals another method
-def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
-    mixer.start(sorted(models))
+def mixed(aggregator, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
+    aggregator.start(sorted(models))
     for site, model in models.items():
-        mixer.add(site, model, samples[site])
-    return [result_of(mixer, site) for site in sorted(models)]
+        aggregator.add(site, model, samples[site])
+    return [result_of(aggregator, site) for site in sorted(models)]
 
 
 @over_all("seed", SEEDS)

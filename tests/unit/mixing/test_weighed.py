@@ -17,8 +17,8 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.learning.compute import Compute
 from medsilo.learning.training import Training
-from medsilo.mixing.late import StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import mixer_of
+from medsilo.mixing.aggregators import aggregator_of
+from medsilo.mixing.staleness import StalenessWeightedMean, at_most
 from medsilo.schedule.phase import ServerSide
 from medsilo.site.settings import SiteSettings
 from medsilo_server.coordinator import Coordinator
@@ -68,13 +68,13 @@ def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(
 
     results = []
     for order in (list(sent), list(sent)[::-1]):
-        mixer = StalenessWeightedMean(weigh)
-        mixer.start(sent, given)
+        aggregator = StalenessWeightedMean(weigh)
+        aggregator.start(sent, given)
         for site in order:
-            mixer.add(site, sent[site], 5)
-        assert torch.equal(mixer.current("s0")["a.bias"], given["a.bias"])
-        results.append(result_of(mixer, "s1"))
-        assert mixer.shares == pytest.approx({"s0": 2 / 7, "s1": 0, "s2": 5 / 7})
+            aggregator.add(site, sent[site], 5)
+        assert torch.equal(aggregator.current("s0")["a.bias"], given["a.bias"])
+        results.append(result_of(aggregator, "s1"))
+        assert aggregator.shares == pytest.approx({"s0": 2 / 7, "s1": 0, "s2": 5 / 7})
     for name, tensor in results[0].items():
         expected = (0.2 * sent["s0"][name].numpy() + 0.5 * sent["s2"][name].numpy()) / 0.7
         np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-12, atol=1e-12)
@@ -156,16 +156,16 @@ def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict
 # with these three values, τ is at its lower bound, between its bounds, and at its upper bound
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0])
 def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
-    mixer, samples = FedLWS().step(SERVER), {"s0": 5.0, "s1": 7.0, "s2": 3.0}
+    aggregator, samples = FedLWS().step(SERVER), {"s0": 5.0, "s1": 7.0, "s2": 3.0}
     given = contributions(1)[0]
-    mixer.start(samples, given)
+    aggregator.start(samples, given)
     for number in (2, 3):
         sent = {s: {n: given[n] + spread * t for n, t in m.items()} for s, m in contributions(number)[1].items()}
         expected = shrunk(given, sent, {site: count / 15 for site, count in samples.items()})
-        mixer.start(samples)
+        aggregator.start(samples)
         for site in samples:
-            mixer.add(site, sent[site], samples[site])
-        given = result_of(mixer, "s0")
+            aggregator.add(site, sent[site], samples[site])
+        given = result_of(aggregator, "s0")
         for name, tensor in given.items():
             np.testing.assert_allclose(tensor.numpy(), expected[name], rtol=1e-9, atol=1e-12)
 
@@ -182,10 +182,10 @@ def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
-    mixer = mixer_of(FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).groups()[0].mix, SERVER)
+    aggregator = aggregator_of(FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).groups()[0].mix, SERVER)
     samples = {"s0": 5.0, "s1": 7.0, "s2": 3.0}
     given, t = contributions(1)[0], np.array([5.0, 7.0, 3.0]) / 15
-    mixer.start(samples, given)
+    aggregator.start(samples, given)
     for number in (2, 3):
         sent = contributions(number)[1]
         w, vectors = flat(given, ""), [flat(sent[site], "") for site in samples]
@@ -196,12 +196,12 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
             first, second = 0.5 * first + 0.5 * slope, 0.999 * second + 0.001 * slope**2
             rates = np.sqrt(second / (1 - 0.999**step)) + 1e-8
             t = t - 0.05 * first / (1 - 0.5**step) / rates
-        mixer.start(samples)
+        aggregator.start(samples)
         for site in samples:
-            mixer.add(site, sent[site], samples[site])
-        given = result_of(mixer, "s0")
+            aggregator.add(site, sent[site], samples[site])
+        given = result_of(aggregator, "s0")
         weights = np.exp(t) / np.exp(t).sum()
-        assert list(mixer.shares.values()) == pytest.approx(weights, abs=1e-7)
+        assert list(aggregator.shares.values()) == pytest.approx(weights, abs=1e-7)
         expected = sum(weight * own for weight, own in zip(weights, vectors, strict=True))
         np.testing.assert_allclose(flat(given, ""), expected, atol=1e-6)
 
@@ -209,9 +209,9 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
 # ---------------------------------------------------------------------------------------------------- FedCE
 def fedce_server() -> Mapping[str, Any]:
     mixers: dict[str, Any] = {}
-    server = replace(SERVER, mixers=mixers)
+    server = replace(SERVER, aggregators=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups
-    mixers |= {own.name: mixer_of(own.mix, server) for own in (model, contribution)}
+    mixers |= {own.name: aggregator_of(own.mix, server) for own in (model, contribution)}
     return mixers
 
 
@@ -229,14 +229,14 @@ def test_fedce_s_server_equals_its_equations_written_by_hand() -> None:
         gradient, data = 1 - np.mean(cosines, axis=0), np.array(missed)
         gradient, data = gradient / gradient.sum(), data / data.sum()
         a = (gradient + data) / 2
-        for mixer in mixers.values():
-            mixer.start(samples)
+        for aggregator in mixers.values():
+            aggregator.start(samples)
         for site, own in zip(samples, missed, strict=True):
             mixers["model"].add(site, sent[site], samples[site])
             numbers = {"missed": torch.tensor(own, dtype=torch.float64), "share": torch.zeros(()).double()}
             mixers["contribution"].add(site, numbers, samples[site])
-        for mixer in mixers.values():
-            mixer.finish()
+        for aggregator in mixers.values():
+            aggregator.finish()
         given = mixers["model"].current("s0")
         expected = sum(share * flat(sent[site], "") for share, site in zip(a, samples, strict=True))
         np.testing.assert_allclose(flat(given, ""), expected, rtol=1e-9, atol=1e-12)

@@ -12,7 +12,7 @@ import pytest
 import medsilo
 from medsilo import extend, registry
 from medsilo.cli import PLUGGED_IN, all_commands, main
-from medsilo.cli.reviewing import PAGES
+from medsilo.cli.review import PAGES
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.tasks.inference import Inference
 from medsilo_lab.cli.running import REPORTS

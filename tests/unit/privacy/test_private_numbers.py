@@ -173,7 +173,7 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
     for shift in (0.0, 0.1, 0.2):
         one = site(tmp_path, photos, plan=NOISY, public={})
         model = {"model": {name: tensor + shift for name, tensor in weights(one)["model"].items()}}
-        told.append(one.answer(ask(one.participant.place.plan, model, 1)))
+        told.append(one.answer(ask(one.participant.context.plan, model, 1)))
     assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].facts["samples"] == told[1].facts["samples"]
     # some scores may be outside of the range, and are clipped
     assert len({one.facts["validation"] for one in told}) > 1

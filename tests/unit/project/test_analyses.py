@@ -130,7 +130,7 @@ def test_gamma_is_equation_9(tmp_path: Path) -> None:
                 ((after.numpy().astype(np.float64) - before) ** 2).sum()
                 for after, before in zip(step, start, strict=True)
             )
-            for step in parted[participant.place.site]
+            for step in parted[participant.context.site]
         ]
         assert participant.trainer.rounds[1]["steps"] == len(squares) > 1
         assert participant.trainer.rounds[1]["gamma"] == pytest.approx(np.mean(squares), rel=1e-5)

@@ -38,12 +38,12 @@ def five(method: str = "fedavg", *changes: str) -> Plan:
 
 
 def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[float, ...] = (1.0, 2.0)) -> Turn:
-    def parcel(weights: Tensor, statistic: float) -> StudyMessage:
+    def message(weights: Tensor, statistic: float) -> StudyMessage:
         tensors = {"layer.weight": weights, "norm.running_var": torch.tensor([statistic])}
         return StudyMessage({"model": {**tensors, "norm.num_batches_tracked": torch.tensor(7)}})
 
-    asked = {site: parcel(torch.tensor(given), 1.0) for site in sent}
-    answers = {site: parcel(torch.tensor(weights), 3.0) for site, weights in sent.items()}
+    asked = {site: message(torch.tensor(given), 1.0) for site in sent}
+    answers = {site: message(torch.tensor(weights), 3.0) for site, weights in sent.items()}
     return Turn(plan or five(), "round", 1, asked, answers)
 
 

@@ -49,8 +49,10 @@ def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
 @linux
 def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
     mixing = bench("mixing")
-    for name, (loop, mixer) in mixing.CASES.items():
-        slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
+    for name, (loop, aggregator) in mixing.CASES.items():
+        slow, fast = (
+            play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, aggregator)
+        )
         if name == "UniformMean" or "reverse" in name:
             # the two networks have equally many weights with different values
             assert len(slow) == len(fast) == 3

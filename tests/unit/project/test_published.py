@@ -72,7 +72,7 @@ def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: 
     study = Study(make_plan(method, *SMALL), tmp_path / "run")
     with_settings(study.participants[C], share_personal_model=False)
     study.run()
-    personal = {site: study.coordinator.state.mixers["personal"].current(site) for site in SITES}
+    personal = {site: study.coordinator.state.aggregators["personal"].current(site) for site in SITES}
     download = published(study.folder, tmp_path / "server")
     assert SuperModel.load(download / "medsilo/run/supermodel").agreed == (A, B)
     assert [holds(download, personal[site]) for site in SITES] == [True, True, False]

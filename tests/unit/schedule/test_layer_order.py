@@ -62,11 +62,11 @@ def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monke
     order = Server(home.plan).ask("join", 0)
     order.groups[FILES] = {f"{name}.0": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
     permission = home.permission()
-    right = answering(permission.place, permission)
+    right = answering(permission.context, permission)
     with pytest.raises(Refused, match="has not approved"):
         right.answer(order, lambda: None)
     assert not kept.exists()
-    wrong = SuppliedSite(permission.place, home.permission)
+    wrong = SuppliedSite(permission.context, home.permission)
     with pytest.raises(Refused, match="has not approved"):
         wrong.answer(order, lambda: None)
     assert (kept / name).read_bytes() == content

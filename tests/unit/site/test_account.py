@@ -146,14 +146,14 @@ def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> Traini
 def weights(site: TrainingSite) -> Groups:
     return {
         "model": {
-            name: t.clone() for name, t in site.participant.place.plan.build_networks()["model"].state_dict().items()
+            name: t.clone() for name, t in site.participant.context.plan.build_networks()["model"].state_dict().items()
         }
     }
 
 
 def ask(plan: Plan, groups: Groups, number: int, **facts: Any) -> StudyMessage:
     request = Request(task="round", round=number, study="study", plan=plan.hash, sites=("a",), **facts)
-    return request.parcel(groups)
+    return request.message(groups)
 
 
 def same(one: StudyMessage, other: StudyMessage) -> bool:
@@ -163,7 +163,7 @@ def same(one: StudyMessage, other: StudyMessage) -> bool:
 @pytest.mark.slow
 def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(photos: Path, tmp_path: Path) -> None:
     first = site(tmp_path, photos)
-    request = ask(first.participant.place.plan, weights(first), 1)
+    request = ask(first.participant.context.plan, weights(first), 1)
     answer = first.answer(request)
     spent = standing(tmp_path).epsilon(1e-3)
     again = site(tmp_path, photos).answer(request)
@@ -171,7 +171,7 @@ def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(p
     # the fact "ledger" may differ, because the ledger's head has changed
     assert {**answer.facts, "ledger": 0} == {**again.facts, "ledger": 0}
     moved = {name: tensor + 0.01 for name, tensor in request.groups["model"].items()}
-    other = ask(first.participant.place.plan, {"model": moved}, 1)
+    other = ask(first.participant.context.plan, {"model": moved}, 1)
     assert not same(site(tmp_path, photos).answer(other), answer)
     assert standing(tmp_path).epsilon(1e-3) > spent
 
@@ -181,14 +181,14 @@ def test_noise_is_new_in_every_attempt(photos: Path, tmp_path: Path) -> None:
     answers = []
     for number in range(2):
         one = site(tmp_path / str(number), photos)
-        answers.append(one.answer(ask(one.participant.place.plan, weights(one), 1)))
+        answers.append(one.answer(ask(one.participant.context.plan, weights(one), 1)))
     assert not same(*answers)
 
 
 @pytest.mark.slow
 def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first = site(tmp_path, photos)
-    request = ask(first.participant.place.plan, weights(first), 1)
+    request = ask(first.participant.context.plan, weights(first), 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
@@ -240,7 +240,7 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
     with pytest.raises(Refused, match=r"privacy\.epsilon"):
         for number in range(50):
             shifted = {name: tensor + number * 1e-3 for name, tensor in model["model"].items()}
-            one.answer(ask(one.participant.place.plan, {"model": shifted}, 1))
+            one.answer(ask(one.participant.context.plan, {"model": shifted}, 1))
     assert number >= 2 and standing(tmp_path).epsilon(1e-3) <= 2.2
 
 
@@ -316,5 +316,5 @@ def test_a_hospital_that_only_sees_the_outcome_pays_for_its_numbers_alone(photos
     folder = site_folder(tmp_path / "study", "a")
     unseen = training_site(SiteContext(plan, "a", ["a", "b"], settings_of(photos), folder))
     joined = Request(task="join", round=0, study="study", plan=plan.hash, sites=("a", "b"))
-    assert unseen.answer(joined.parcel({})).facts["task"] == "join"
+    assert unseen.answer(joined.message({})).facts["task"] == "join"
     assert standing(tmp_path).epsilon(1e-3) == 0

@@ -24,8 +24,8 @@ from nvflare.apis.workspace import Workspace
 from nvflare.private.event import fire_event
 from nvflare.private.fed.utils.fed_utils import get_job_launcher
 
-from medsilo.check.approving import changes_since
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.approval import changes_since
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.cli import main
 from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError, Passing, Refused
@@ -99,7 +99,7 @@ class Home:
     def site(self) -> Permission:
         permission = self.permission()
         permission.check()
-        permission.inner = training_site(permission.place)
+        permission.inner = training_site(permission.context)
         return permission
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("known_key")
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> QueryBudget:
+def budget(tmp_path: Path) -> QueryBudget:
     return QueryBudget(tmp_path / "book")
 
 
@@ -87,36 +87,36 @@ def test_how_many_answers_a_lead_may_have_over_each_part() -> None:
     assert told == [[2000, 41, 3], [3000, 3000, 150]]
 
 
-def test_each_lead_has_a_budget_of_its_own_for_each_data_set(book: QueryBudget) -> None:
-    book.admit(FIRST, PLANNED, FEW)
+def test_each_lead_has_a_budget_of_its_own_for_each_data_set(budget: QueryBudget) -> None:
+    budget.admit(FIRST, PLANNED, FEW)
     for _ in range(6):
-        book.note(FIRST, {"validation": 1}, FEW)
+        budget.note(FIRST, {"validation": 1}, FEW)
     with pytest.raises(Refused, match=r"needs 6 .* has 4 left .*\(answers in"):
-        book.admit(SECOND, PLANNED, FEW)
-    book.admit(OTHER, PLANNED, FEW)
-    book.admit(ELSEWHERE, PLANNED, FEW)
-    book.note(OTHER, {"validation": 6}, FEW)
-    assert book.used("data") == {"lead@a": {"validation": 6}, "lead@b": {"validation": 6}}
+        budget.admit(SECOND, PLANNED, FEW)
+    budget.admit(OTHER, PLANNED, FEW)
+    budget.admit(ELSEWHERE, PLANNED, FEW)
+    budget.note(OTHER, {"validation": 6}, FEW)
+    assert budget.used("data") == {"lead@a": {"validation": 6}, "lead@b": {"validation": 6}}
 
 
-def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget(book: QueryBudget) -> None:
-    book.admit(FIRST, PLANNED, FEW)
+def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget(budget: QueryBudget) -> None:
+    budget.admit(FIRST, PLANNED, FEW)
     for _ in range(10):
-        book.note(FIRST, {"train": 1, "validation": 1}, FEW)
+        budget.note(FIRST, {"train": 1, "validation": 1}, FEW)
     with pytest.raises(Refused, match="has 10 left"):
-        book.note(FIRST, {"train": 1, "validation": 1}, FEW)
-    assert book.counts()[FIRST].answered == {"train": 10, "validation": 10}
+        budget.note(FIRST, {"train": 1, "validation": 1}, FEW)
+    assert budget.counts()[FIRST].answered == {"train": 10, "validation": 10}
 
 
-def test_what_a_running_study_planned_is_spoken_for(book: QueryBudget) -> None:
+def test_what_a_running_study_planned_is_spoken_for(budget: QueryBudget) -> None:
     """Without reserved answers, two studies admitted one after the other could both run out of their query budget."""
-    place = book.begin(FIRST.study, None)
-    book.admit(FIRST, PLANNED, FEW)
+    place = budget.begin(FIRST.study, None)
+    budget.admit(FIRST, PLANNED, FEW)
     with pytest.raises(Refused, match="has 4 left"):
-        book.admit(SECOND, PLANNED, FEW)
-    book.note(FIRST, {"validation": 1}, FEW)
+        budget.admit(SECOND, PLANNED, FEW)
+    budget.note(FIRST, {"validation": 1}, FEW)
     place.release()
-    book.admit(SECOND, PLANNED, FEW)
+    budget.admit(SECOND, PLANNED, FEW)
 
 
 # ---------------------------------------------------------------------------------------------------- processes
@@ -158,9 +158,9 @@ from medsilo.plan import parse_plan
 from medsilo.runs.messages import Trained
 from medsilo.site.settings import make_settings
 from tests.unit.federation.test_protection import STUDY
-def parcel(self, groups):
+def message(self, groups):
     os.kill(os.getpid(), 9)  # after the note, before the answer
-Trained.parcel = parcel
+Trained.message = message
 settings = make_settings({"device": "cpu", "data": sys.argv[2]}, "x")
 inprocess.run(parse_plan(STUDY), folder=Path(sys.argv[1]), settings=settings)
 """
@@ -176,14 +176,14 @@ def test_a_process_killed_between_note_and_answer_has_counted_it(photos: Path, t
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, book: QueryBudget) -> None:
+def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, budget: QueryBudget) -> None:
     for _ in range(3):
-        book.note(FIRST, {"validation": 1}, FEW)
-    path = book.folder / ANSWERS
+        budget.note(FIRST, {"validation": 1}, FEW)
+    path = budget.folder / ANSWERS
     path.write_bytes(path.read_bytes()[:-cut])
-    book.note(FIRST, {"validation": 1}, FEW)
+    budget.note(FIRST, {"validation": 1}, FEW)
     unknown = int(cut > 1)  # a partly written line counts as an answer over training, validation and test cases
-    assert book.counts()[FIRST].answered == Counter(validation=4, train=unknown, test=unknown)
+    assert budget.counts()[FIRST].answered == Counter(validation=4, train=unknown, test=unknown)
     for line in path.read_text().splitlines()[-1:]:
         assert json.loads(line)["answered"] == {"validation": 1}
 
@@ -242,35 +242,35 @@ def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) ->
     assert link == folder == data_set(DataSource(folder=tmp_path), "y") != data_set(None, "x")
 
 
-def test_numbers_that_only_this_hospital_knows(book: QueryBudget) -> None:
+def test_numbers_that_only_this_hospital_knows(budget: QueryBudget) -> None:
     """torch accepts a hospital's secret numbers as seeds."""
-    numbers = [book.number(f"purpose {place}") for place in range(64)]
+    numbers = [budget.number(f"purpose {place}") for place in range(64)]
     assert all(0 <= number < 2**63 for number in numbers) and max(numbers) > 2**62 and len(set(numbers)) == 64
-    assert numbers[:3] == [QueryBudget(book.folder).number(f"purpose {place}") for place in range(3)]
+    assert numbers[:3] == [QueryBudget(budget.folder).number(f"purpose {place}") for place in range(3)]
 
 
-def test_groups_near_each_other(book: QueryBudget) -> None:
+def test_groups_near_each_other(budget: QueryBudget) -> None:
     names = [f"p{number}" for number in range(40)]
     first = {"train": names[:20], "validation": names[20:30], "test": names[30:]}
-    assert book.near("data", first, 5) == set() == book.near("data", first, 5)
-    assert book.near("data", {**first, "test": names[31:]}, 5) == {"test"}
-    assert book.near("data", {**first, "test": [*names[31:], "new"]}, 5) == {"test"}
-    assert book.near("data", {**first, "test": names[35:]}, 5) == set()
-    assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}
-    assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}
-    assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
-    assert book.near("other", {**first, "test": names[31:]}, 5) == set()
+    assert budget.near("data", first, 5) == set() == budget.near("data", first, 5)
+    assert budget.near("data", {**first, "test": names[31:]}, 5) == {"test"}
+    assert budget.near("data", {**first, "test": [*names[31:], "new"]}, 5) == {"test"}
+    assert budget.near("data", {**first, "test": names[35:]}, 5) == set()
+    assert budget.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}
+    assert budget.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}
+    assert budget.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
+    assert budget.near("other", {**first, "test": names[31:]}, 5) == set()
     windows = {"test": names[30:] * 2}  # shorter windows make more cases of each patient
-    assert book.near("data", windows, 5) == set()
-    assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}
-    assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
+    assert budget.near("data", windows, 5) == set()
+    assert budget.near("data", {"test": names[31:] * 3}, 5) == {"test"}
+    assert not any(name in (budget.folder / "patients.jsonl").read_text() for name in names)
 
 
-def test_a_book_of_many_answers_is_read_fast(book: QueryBudget) -> None:
-    book.note(FIRST, {"validation": 1}, FEW)
-    path = book.folder / ANSWERS
+def test_a_book_of_many_answers_is_read_fast(budget: QueryBudget) -> None:
+    budget.note(FIRST, {"validation": 1}, FEW)
+    path = budget.folder / ANSWERS
     path.write_text(path.read_text() * 20_000)
     started = time.process_time()
     with pytest.raises(Refused):
-        book.note(FIRST, {"validation": 1}, FEW)
+        budget.note(FIRST, {"validation": 1}, FEW)
     assert time.process_time() - started < 10

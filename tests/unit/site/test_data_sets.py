@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from medsilo.check.at_home import KitAtHome
+from medsilo.check.hospital_checks import KitAtHome
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.plan import load_plan, parse_plan
@@ -166,7 +166,7 @@ STUDY: dict[str, Any] = {
 def joined(settings: SiteSettings, folder: Path, **place: Any) -> dict[str, Any]:
     plan = parse_plan(STUDY)
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a", **place)
-    return site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
+    return site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({})).facts
 
 
 def test_a_hospital_takes_part_with_what_was_accepted(tmp_path: Path) -> None:

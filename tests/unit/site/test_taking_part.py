@@ -9,7 +9,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
 from medsilo.check.disclosure import describe
-from medsilo.check.visit import Visit, check
+from medsilo.check.site_check import Visit, check
 from medsilo.cli import main
 from medsilo.core.errors import Refused
 from medsilo.flare.executor import MedsiloExecutor, SiteEvents

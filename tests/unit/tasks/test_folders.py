@@ -25,8 +25,8 @@ from PIL import Image
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.learning.compute import Compute
-from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.loop import batches
+from medsilo.learning.sampling import drawn_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings

@@ -19,7 +19,7 @@ from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.compute import labels_in, marks_in
 from medsilo.learning.partial_labels import absent_in, mark_of
-from medsilo.mixing.mixers import WeightedMean
+from medsilo.mixing.aggregators import WeightedMean
 from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.paths import SUPER_MODEL, site_folder
@@ -198,11 +198,11 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
     mixers, tensors = {"model": WeightedMean()}, model.state_dict()
     mix_by_structure(mixers, {"model": tensors}, model, server)
-    mixer = mixers["model"]
-    mixer.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
+    aggregator = mixers["model"]
+    aggregator.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
     for site, value, samples in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
-        mixer.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
-    found = result_of(mixer, "a")
+        aggregator.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
+    found = result_of(aggregator, "a")
     for name, axis in axes.items():
         rows = found[name].movedim(axis, 0)
         for place, mean in enumerate(((1 + 2 + 8) / 4, (1 + 8) / 3, (2 + 8) / 3)):

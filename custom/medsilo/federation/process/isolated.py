@@ -86,7 +86,7 @@ class IsolatedParticipant:
 
     def __init__(
         self,
-        place: SiteContext,
+        context: SiteContext,
         kind: Callable[..., Participant] = participant_of,
         tell: Callable[[str], None] = lambda why: None,
     ) -> None:
@@ -95,12 +95,12 @@ class IsolatedParticipant:
         Args:
             tell: a function that gets the reason if the process dies between two messages
         """
-        self.site = {**place.to_facts(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
-        self.folder, self.settings, self.tell = place.folder, place.settings, tell
+        self.site = {**context.to_facts(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
+        self.folder, self.settings, self.tell = context.folder, context.settings, tell
         self.process: subprocess.Popen | None = None
         self.end: socket
 
-    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+    def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         """Send a message to the separate process, and return the answer.
 
         Args:
@@ -108,21 +108,21 @@ class IsolatedParticipant:
         """
         process = self._running()
         try:
-            send(self.end, {"facts": parcel.facts}, parcel.groups)
-            message, groups = self._reply(process, stop)
+            send(self.end, {"facts": message.facts}, message.groups)
+            reply, groups = self._reply(process, stop)
         except (EOFError, OSError) as error:
             raise Died(self._death(process)) from error
-        if "aborted" in message:
-            raise Aborted(message["aborted"])
-        if "reason" in message:
-            if not message["whole"]:
+        if "aborted" in reply:
+            raise Aborted(reply["aborted"])
+        if "reason" in reply:
+            if not reply["whole"]:
                 self._renew()
-            if message["died"]:
-                raise Died(message["reason"], private=message["details"])
-            if message["passes"]:
-                raise Passing(message["reason"], private=message["details"])
-            raise Refused(message["reason"], private=message["details"])
-        return StudyMessage(groups, message["facts"])
+            if reply["died"]:
+                raise Died(reply["reason"], private=reply["details"])
+            if reply["passes"]:
+                raise Passing(reply["reason"], private=reply["details"])
+            raise Refused(reply["reason"], private=reply["details"])
+        return StudyMessage(groups, reply["facts"])
 
     def close(self) -> None:
         if self.process:

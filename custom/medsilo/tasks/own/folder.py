@@ -25,7 +25,7 @@ from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
     import numpy as np
 
-    from medsilo.learning.drawn import Draw, DrawBatch
+    from medsilo.learning.sampling import Draw, DrawBatch
     from medsilo.tasks.cache import HeldEntry, PreparedEntry
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.scans import Scan
@@ -155,7 +155,7 @@ class FolderTask(OwnFolder):
         piece = self._own_piece if self.crops else None
         if not self.augmentation:
             return piece
-        from medsilo.learning.drawn import DrawBatch
+        from medsilo.learning.sampling import DrawBatch
 
         return DrawBatch(piece, self.augmented)
 

@@ -2,10 +2,10 @@
 
 An aggregator exists as long as the study. In each round, the server makes the following calls:
 
-    mixer.start(sites)                    # who takes part in the study
-    mixer.current(site)                   # the tensors from which the site trains
-    mixer.add(site, tensors, weight)      # the tensors that the site sends back, in any order
-    mixer.finish()                        # `current` then returns the tensors for the site's next round
+    aggregator.start(sites)                    # who takes part in the study
+    aggregator.current(site)                   # the tensors from which the site trains
+    aggregator.add(site, tensors, weight)      # the tensors that the site sends back, in any order
+    aggregator.finish()                        # `current` then returns the tensors for the site's next round
 
 Sums run over the sites in sorted order, so that the order in which answers arrive does not change even the last bit.
 A sum that grows answer by answer has at least single precision. Integers and booleans are never averaged: a mean copies
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
-from medsilo.mixing.forms import Form, Mean, MeanForm, PullForm, ServerReadable
 from medsilo.mixing.layout import Block, Layout, Tensors, numbers_of, spread
+from medsilo.mixing.mean_forms import Form, Mean, MeanForm, PullForm, ServerReadable
 
 if TYPE_CHECKING:
     from medsilo.mixing.defence import Shield
@@ -309,7 +309,7 @@ def step(blocks: Iterable[tuple[Tensor, Tensor]], rates: Tensors, layout: Layout
         torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
 
 
-def mixer_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:
+def aggregator_of(mix: Mean | Callable[[Any], Aggregator], server: Any) -> Aggregator:
     if isinstance(mix, Mean):
         return WeightedMean() if mix is Mean.OF_CASES else UniformMean()
     return mix(server)

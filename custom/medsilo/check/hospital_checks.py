@@ -30,7 +30,7 @@ class KitAtHome:
     kit: Kit
     local: Path
     settings: SiteSettings
-    book: QueryBudget
+    budget: QueryBudget
     approvals: Approvals
 
     @classmethod
@@ -38,9 +38,9 @@ class KitAtHome:
         kit, local = read_kit(folder, "hospital"), folder / "local"
         files = files_of(kit)
         settings = SiteSettings.read(local)
-        book = book_of_kit(settings, local, kit.name)
-        assert book
-        return cls(kit, local, settings, book, approvals_of(book, files, settings))
+        budget = budget_of_kit(settings, local, kit.name)
+        assert budget
+        return cls(kit, local, settings, budget, approvals_of(budget, files, settings))
 
     @property
     def files(self) -> KitFiles:
@@ -49,10 +49,10 @@ class KitAtHome:
     @property
     def accepted(self) -> AcceptedSettings:
         """Return the record of the settings that the hospital's engineer accepted."""
-        return AcceptedSettings(self.files, self.book.folder)
+        return AcceptedSettings(self.files, self.budget.folder)
 
     def ledger(self, data: str) -> Ledger:
-        return ledger_of(self.book, data, self.files)
+        return ledger_of(self.budget, data, self.files)
 
     @property
     def output(self) -> Path:
@@ -89,7 +89,7 @@ def files_of(kit: Kit) -> KitFiles:
     return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
 
 
-def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> QueryBudget | None:
+def budget_of_kit(settings: SiteSettings, local: Path | None, site: str) -> QueryBudget | None:
     """Return the query budget of a kit's site, or None if the settings name no folder for the budget."""
     output = settings.studies_in(local.parent) if local else settings.output
     records = settings.state_dir or (output / HOSPITAL if output else None)

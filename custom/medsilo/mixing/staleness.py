@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.mixing.forms import Form, ServerReadable
+from medsilo.mixing.aggregators import Identity, WeightedMean
 from medsilo.mixing.layout import Tensors
-from medsilo.mixing.mixers import Identity, WeightedMean
+from medsilo.mixing.mean_forms import Form, ServerReadable
 from medsilo.mixing.rules import capped
 
 # smallest normalised weight; a site with weight zero would get nothing when the excess over a cap is divided among
@@ -21,7 +21,7 @@ class StalenessWeightedMean(WeightedMean):
     """The mean θ ← Σ_k a_k θ_k over the sites that answered, with weights a that depend on all answers of the round.
 
     Args:
-        late: a function of this mixer that returns the weight of every site that answered; the function may use
+        late: a function of this aggregator that returns the weight of every site that answered; the function may use
             `products`, and groups that were declared earlier, because their rounds are closed
         scale: a function, called after `late`, that returns the factor by which each tensor's mean is multiplied
     """

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
+from medsilo.check.hospital_checks import KitAtHome, budget_of_kit, files_of
 from medsilo.check.kit import Kit
 from medsilo.check.result import APPROVAL, Finding
 from medsilo.core.errors import MedsiloError
@@ -37,8 +37,8 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
         return
     local = kit.folder.parent / "local"
     check_there(local)
-    book = book_of_kit(settings, local, kit.name)
-    accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
+    budget = budget_of_kit(settings, local, kit.name)
+    accepted = AcceptedSettings(files_of(kit), budget.folder if budget else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
     # an empty result of `accept` or `begin` means that the settings promise no protection

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from medsilo.check.approving import approval_findings
-from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
+from medsilo.check.approval import approval_findings
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import limit_findings, privacy_findings, source_of
 from medsilo.check.disclosure import leaks
+from medsilo.check.hospital_checks import KitAtHome, budget_of_kit, files_of
 from medsilo.check.machine import check_memory
 from medsilo.check.plan_words import words_table
 from medsilo.check.rehearsal import free_memory, rehearsal_findings, rehearse, round_seconds
@@ -27,7 +27,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.shares import PARTS
 
 if TYPE_CHECKING:
-    from medsilo.check.visit import Visit
+    from medsilo.check.site_check import Visit
 
 
 def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
@@ -76,9 +76,9 @@ def _look_at_data(
     """Survey the site's data, check quotas and privacy, then rehearse training with a few batches."""
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
-    book = book_of_kit(settings, visit.local, visit.site)
+    budget = budget_of_kit(settings, visit.local, visit.site)
     only_tested = visit.site in plan.participation.evaluation_sites
-    source = source_of(plan, settings, book, only_tested, visit.kit is not None)
+    source = source_of(plan, settings, budget, only_tested, visit.kit is not None)
     if plan.task.synthetic and source is not None:
         told = f"task {plan.task.name} draws its data; none of this hospital's own are read"
         report.findings.append(Finding("data", "note", told, "check the study's own plan, too"))
@@ -86,9 +86,9 @@ def _look_at_data(
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))
     with guarded("quotas", report):
-        report.findings.extend(limit_findings(plan, settings, book, survey))
+        report.findings.extend(limit_findings(plan, settings, budget, survey))
     with guarded("privacy", report):
-        report.findings.extend(privacy_findings(plan, settings, book, files_of(visit.kit) if visit.kit else None))
+        report.findings.extend(privacy_findings(plan, settings, budget, files_of(visit.kit) if visit.kit else None))
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"
         report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))

@@ -11,8 +11,8 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING
 
-from medsilo.check.approving import accepted_findings, event_findings
-from medsilo.check.at_home import files_of
+from medsilo.check.approval import accepted_findings, event_findings
+from medsilo.check.hospital_checks import files_of
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.machine import (
     check_airlock,
@@ -109,7 +109,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
                 settings.data.check_folder()
             report.findings.append(Finding("data", "note", UNSEEN, "give a job or --plan"))
         return report
-    from medsilo.check.job_visit import check_job
+    from medsilo.check.job_check import check_job
 
     check_job(visit, visit.plan, settings, report, say)
     return report

@@ -18,7 +18,7 @@ from medsilo.core.text import counted, plain
 from medsilo.registry import PluginTable
 
 if TYPE_CHECKING:
-    from medsilo.check.at_home import KitAtHome
+    from medsilo.check.hospital_checks import KitAtHome
     from medsilo.plan import Plan
     from medsilo.registry import Registry
     from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
@@ -99,7 +99,7 @@ def approve(
 
 
 def _list(screen: Console, kit: Path) -> None:
-    from medsilo.check.at_home import KitAtHome
+    from medsilo.check.hospital_checks import KitAtHome
     from medsilo.site.accepted_settings import moment
     from medsilo.site.approvals import study_in_words
 
@@ -161,12 +161,12 @@ def _decide(
 ) -> None:
     import getpass
 
-    from medsilo.check.at_home import KitAtHome
+    from medsilo.check.hospital_checks import KitAtHome
 
     home = KitAtHome.read(kit)
     meant, asked, job_code = _meant(home, given, changes)
     if asked and verdict == "approved":  # a person can decline a plan even if the plan is unreadable
-        from medsilo.check.approving import never_runs, plan_in_words
+        from medsilo.check.approval import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
         from medsilo.check.own_data_set import data_set_words
         from medsilo.check.plan_words import words_table
@@ -207,7 +207,7 @@ def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[s
     """Yield the changes of a plan since the last approved plan of the same study; yield nothing if no such plan was
     approved.
     """
-    from medsilo.check.approving import approved_before, changes_since
+    from medsilo.check.approval import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 
     if before := approved_before(home, asked, plan):
@@ -301,8 +301,8 @@ def disclosure(
     screen.note("reading the plan")
     import dataclasses
 
-    from medsilo.check.at_home import KitAtHome
     from medsilo.check.disclosure import describe, leaks
+    from medsilo.check.hospital_checks import KitAtHome
     from medsilo.check.script_report import most_that_leaves
     from medsilo.flare.job_source import job_or_run
     from medsilo.flare.jobs import app_at, has_code, plan_of, scope_of
